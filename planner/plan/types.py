@@ -1,0 +1,118 @@
+"""The plan: all that the script, the reports and the exports need, as pure data."""
+
+from dataclasses import dataclass
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.sharding import UnitSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRef:
+    """Where the script finds the user's model."""
+
+    file: str | None
+    """Path of the model file as the user gave it, None for a model passed as an object."""
+    module: str | None
+    """Importable module name where the model was given as ``package.module:factory``."""
+    factory: str
+    """Function that builds the model: "build_model"."""
+    seq_len: int | None
+    """``seq_len`` passed to ``example_batch``, None where the user gave none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One pipeline stage (a virtual stage where a rank holds several)."""
+
+    index: int
+    """Position in model order."""
+    pp_rank: int
+    """Pipeline rank that holds it."""
+    first_unit: int
+    """First unit, a position in ``Plan.units``."""
+    end_unit: int
+    """One past the last unit."""
+    activation_checkpointing: tuple[str, ...]
+    """"none", "selective" or "full" for each of its units; prologue and epilogue are "none"."""
+    forward_s: float
+    """Forward of one microbatch, its exposed collectives included."""
+    backward_s: float
+    """Backward of one microbatch, recomputation and exposed collectives included."""
+    memory: MemoryBreakdown
+    """Peak memory of a rank that held this stage alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A complete training layout with its predicted cost."""
+
+    model: ModelRef
+    """What is trained."""
+    degrees: ParallelDegrees
+    """Size of each mesh axis."""
+    mesh_order: tuple[str, ...]
+    """Axes from outermost to innermost; the innermost varies fastest over ranks."""
+    schedule: str
+    """Name as ``torch.distributed.pipelining.schedules.get_schedule_class`` takes it
+    ("1F1B", "GPipe", "Interleaved1F1B"), "none" where pp is 1."""
+    virtual_stages: int
+    """Stages per pipeline rank."""
+    microbatch_size: int
+    """Samples per microbatch and data-parallel rank."""
+    num_microbatches: int
+    """Microbatches per step and data-parallel rank (gradient accumulation where pp is 1)."""
+    global_batch_size: int
+    """Samples per step: microbatch_size * num_microbatches * dp."""
+    dtype: str
+    """Compute dtype; parameters, gradients and optimiser states are float32 (float64 where the
+    compute dtype is float64)."""
+    reshard_after_forward: bool
+    """FSDP2 frees gathered parameters after forward (ZeRO-3) or keeps them (ZeRO-2)."""
+    sequence_parallel: bool
+    """The stream between sharded regions of blocks is split over the sequence dim on tp."""
+    sequence_dim: int
+    """Tensor dim of the stream that holds the sequence (used when sequence_parallel)."""
+    units: tuple[str, ...]
+    """Names: "prologue", block paths, "epilogue" (["model"] where there is no block list)."""
+    block_list: str | None
+    """Module path of the list of blocks ("" = the root), None where there is none."""
+    tied_parameters: tuple[tuple[str, ...], ...]
+    """Names that share one parameter."""
+    shardings: tuple[UnitSharding, ...]
+    """Tensor-parallel instructions; empty when tp is 1."""
+    stages: tuple[StagePlan, ...]
+    """Stages in model order."""
+    memory_by_rank: tuple[MemoryBreakdown, ...]
+    """Peak memory of each pipeline rank."""
+    costs: CostBreakdown
+    """Predicted step time by part."""
+    simulated_step_time_s: float
+    """Step time by simulating the schedule's action list with the stages' times."""
+    tokens_per_step: int
+    """Tokens (samples where the model has no sequence) per optimiser step."""
+    flop_per_step: int
+    """Model FLOPs of one step, recomputation not counted."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest rank."""
+        return max(memory.total_bytes for memory in self.memory_by_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A layout that was refused, and why."""
+
+    degrees: ParallelDegrees
+    """What was refused."""
+    rule: str
+    """Short name of the rule: "memory", "kv_heads % tp"."""
+    detail: str
+    """The rule with the numbers and what would work."""
+    schedule: str = ""
+    """Schedule, where the rule is about one."""
+    microbatch_size: int | None = None
+    """Microbatch size, where the rule is about one."""
+    peak_memory_bytes: int | None = None
+    """Least memory it would need, for the memory rule."""

@@ -1,0 +1,30 @@
+"""What the user asked for. "auto" is allowed here and nowhere below."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A request to plan, as given; ``None`` means that the planner decides."""
+
+    model: str
+    """The MODEL argument as given, or a description of the object that was passed."""
+    gpus: int
+    """Devices in all."""
+    cluster: str = "h100-sxm"
+    """Name of a cluster profile or path of a TOML file."""
+    gpus_per_node: int | None = None
+    """Devices per node, None for the profile's."""
+    global_batch_size: int | None = None
+    """Samples per optimiser step, None for 8 * gpus."""
+    seq_len: int | None = None
+    """Sequence length, None for the model file's own."""
+    dtype: str | None = None
+    """Compute dtype, None for the best that the device has of bfloat16 and float32."""
+    fixed: tuple[tuple[str, str], ...] = ()
+    """``--fix`` settings by name: mesh axes, schedule, microbatch_size,
+    activation_checkpointing, reshard_after_forward, sequence_parallel, virtual_stages."""
+    top: int = 5
+    """Layouts to show."""
+    time_limit_s: float = 60.0
+    """Limit for the solver."""

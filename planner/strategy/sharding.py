@@ -1,0 +1,42 @@
+"""How modules run under tensor parallelism: the vocabulary that search and script share."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSharding:
+    """Tensor-parallel instructions for one module that owns parameters.
+
+    Layouts are spelled as torch spells placements: "Replicate", "Shard(1)" (tensor dim 1,
+    negative dims count from the end). The *stream* is what flows between modules outside
+    sharded regions: plain local tensors in the unit's boundary layout.
+    """
+
+    module: str
+    """Module path relative to the unit: "attn.c_attn", "mlp.c_fc"; for prologue and epilogue
+    relative to the model: "transformer.wte"."""
+    style: str
+    """"column" (weight split over output features), "row" (over input features),
+    "vocab_embedding" (embedding rows split), "replicate" (parameters whole on each rank, input
+    and output layouts changed as stated), or "sequence" (parameters whole, runs on the
+    sequence shard of the stream, so that its gradients are summed over tp after backward)."""
+    fused: int
+    """Equal projections held in one weight along the output features (3 for fused qkv), 1 when
+    not fused. Only for style "column"."""
+    input_layout: str
+    """Layout that the module's first input must have."""
+    output_layout: str
+    """Layout that its output leaves with (after the collective, where one is needed)."""
+    output_is_local: bool
+    """True where the output goes on as a plain local tensor (the stream, or a region of
+    pointwise ops only), False where it stays a DTensor so that views see global shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSharding:
+    """Tensor-parallel instructions for all units of one structure."""
+
+    units: tuple[int, ...]
+    """Units that run so."""
+    modules: tuple[ModuleSharding, ...]
+    """Modules that do not simply run replicated on the replicated stream."""
