@@ -116,3 +116,44 @@ class Rejection:
     """Microbatch size, where the rule is about one."""
     peak_memory_bytes: int | None = None
     """Least memory it would need, for the memory rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverReport:
+    """What the solver proved about the best plan."""
+
+    status: str
+    """"optimal", or "time limit" where the gap is not closed."""
+    objective_s: float
+    """Step time of the best plan in the ILP."""
+    bound_s: float
+    """No layout of the searched set can be faster than this."""
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of objective and bound."""
+        return max(0.0, (self.objective_s - self.bound_s) / self.objective_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOutcome:
+    """What a search found."""
+
+    best: Plan
+    """The recommended plan."""
+    candidates: tuple[Plan, ...]
+    """Priced layouts, fastest first, the best among them."""
+    rule_of_thumb: Plan | None
+    """tp as small as fits inside a node, then pp, the rest dp, largest microbatch; None where
+    nothing of that form fits."""
+    rejections: tuple[Rejection, ...]
+    """Refused layouts."""
+    solver: SolverReport
+    """What is proven."""
+
+    @property
+    def runner_up(self) -> Plan | None:
+        """Fastest candidate with other degrees or another schedule than the best."""
+        key = (self.best.degrees, self.best.schedule)
+        others = (plan for plan in self.candidates if (plan.degrees, plan.schedule) != key)
+        return next(others, None)
