@@ -27,7 +27,7 @@ def rotary_tables(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Te
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs of features of x, (batch, sequence, heads, head_dim)."""
-    even, odd = x.float()[..., ::2], x.float()[..., 1::2]
+    even, odd = x[..., ::2], x[..., 1::2]
     cos, sin = cos[None, :, None, :], sin[None, :, None, :]
     rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
     return rotated.flatten(-2).type_as(x)

@@ -1,5 +1,7 @@
 """A classifier with layers of uneven widths, as an nn.Sequential."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,7 +12,7 @@ NUM_CLASSES = 10
 
 def build_model() -> nn.Module:
     layers: list[nn.Module] = []
-    for width_in, width_out in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
+    for width_in, width_out in pairwise(WIDTHS):
         layers += [nn.Linear(width_in, width_out), nn.GELU()]
     layers.append(nn.Linear(WIDTHS[-1], NUM_CLASSES))
     return nn.Sequential(*layers)
