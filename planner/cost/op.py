@@ -1,0 +1,150 @@
+"""Seconds of one op on one device: a roofline whose efficiency depends on size.
+
+    t = launch + max(compute, memory)            memory = bytes / (bandwidth * fraction of kind)
+
+A matmul of batch x (m, k) @ (k, n) runs in waves of output tiles (tm, tn), one per SM:
+
+    waves   = ceil(batch * ceil(m / tm) * ceil(n / tn) / num_sms)
+    compute = waves * 2 tm tn (k + k_overhead) * (1 + overhead (tm + tn) / (tm tn))
+              / (peak / num_sms * fraction * sustained)
+
+with the best of the device's tiles; compute and memory of a matmul overlap imperfectly and are
+joined as (compute^4 + memory^4)^(1/4). Everything rises with m, n, k, bytes and FLOPs, and falls
+with peak and bandwidth. The parameters are fitted by ``planner.cost.calibrate``.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from planner.errors import RequestError
+from planner.hardware.spec import DeviceSpec, EfficiencySpec
+
+OpKind = Literal["matmul", "attention", "memory", "reduction", "embedding"]
+"""matmul (and convolution), fused attention, pointwise and copies ("memory"), norms and softmax
+("reduction"), row gathers and scatters ("embedding")."""
+
+_OVERLAP_POWER = 4
+"""Sharpness of the corner between a compute-bound and a memory-bound matmul."""
+
+_ATTENTION_TILE = 128
+"""Rows of queries that one SM works on in fused attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpWork:
+    """The work of one kernel on one rank."""
+
+    kind: OpKind
+    """What limits it."""
+    flop: float
+    """Floating-point operations; fused attention in full, causal or not."""
+    read_bytes: float
+    """Bytes read from memory."""
+    write_bytes: float
+    """Bytes written to memory."""
+    batch: int = 1
+    """Matmul: independent products. Attention: batch times heads."""
+    m: int = 0
+    """Matmul: rows of the result. Attention: queries. 0 where unknown."""
+    n: int = 0
+    """Matmul: columns of the result. Attention: keys."""
+    k: int = 0
+    """Matmul: length of the sums. Attention: head dim."""
+    backward: bool = False
+    """Attention: the backward kernel."""
+
+
+def op_s(work: OpWork, device: DeviceSpec, dtype: str, *, causal: bool = False) -> float:
+    """Time of one op under a training load.
+
+    Args:
+        work: What it computes and moves.
+        device: Where it runs.
+        dtype: Compute dtype, "bfloat16".
+        causal: Fused attention skips the masked half of its work.
+
+    Returns:
+        Seconds on the device, launch included.
+
+    Raises:
+        RequestError: The device does not support the dtype.
+    """
+    efficiency = device.efficiency
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    num_bytes = work.read_bytes + work.write_bytes
+    launch_s = device.kernel_launch_s
+    if work.kind == "memory":
+        return launch_s + num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
+    if work.kind == "reduction":
+        return launch_s + num_bytes / (bandwidth * efficiency.reduction_bandwidth_fraction)
+    if work.kind == "embedding":
+        return launch_s + num_bytes / (bandwidth * efficiency.embedding_bandwidth_fraction)
+    if work.kind == "attention":
+        compute_s = _attention_s(work, device, dtype) * (0.5 if causal else 1.0)
+        memory_s = num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
+        return launch_s + max(compute_s, memory_s)
+    compute_s = _matmul_s(work, device, dtype)
+    memory_s = num_bytes / (bandwidth * efficiency.matmul_bandwidth_fraction)
+    return launch_s + _joined_s(compute_s, memory_s)
+
+
+def _joined_s(compute_s: float, memory_s: float) -> float:
+    """Join two times that overlap, scaled by the larger so that nothing underflows."""
+    larger_s = max(compute_s, memory_s)
+    if larger_s == 0:
+        return 0.0
+    ratio = min(compute_s, memory_s) / larger_s
+    return float(larger_s * (1 + ratio**_OVERLAP_POWER) ** (1 / _OVERLAP_POWER))
+
+
+def _peak(device: DeviceSpec, dtype: str) -> float:
+    """Peak FLOP/s under a training load."""
+    peak = device.peak_flop_per_s.get(dtype)
+    if peak is None:
+        raise RequestError(
+            f"device {device.name!r} has no {dtype} matmul",
+            hint=f"it supports {', '.join(device.peak_flop_per_s)}",
+        )
+    return peak * device.efficiency.sustained_fraction
+
+
+def _matmul_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
+    """Compute time of a matmul, by waves of tiles where its shape is known."""
+    peak = _peak(device, dtype) * device.efficiency.matmul_fraction
+    if not (work.m and work.n and work.k):
+        return work.flop / peak
+    exact_flop = 2 * work.batch * work.m * work.n * work.k
+    per_flop = _padded_flop(work.batch, work.m, work.n, work.k, device.num_sms, device.efficiency)
+    # An op whose FLOPs differ from 2 m n k (a grouped convolution) keeps its own count.
+    return per_flop * (work.flop / exact_flop) / peak
+
+
+@lru_cache(maxsize=65536)
+def _padded_flop(  # the six numbers that the tiling depends on
+    batch: int, m: int, n: int, k: int, num_sms: int, efficiency: EfficiencySpec
+) -> float:
+    """Work of a matmul with idle SMs, padded tiles and tile overheads counted in, FLOPs."""
+    least = float("inf")
+    overhead = efficiency.matmul_tile_overhead
+    for tile_m, tile_n in efficiency.matmul_tiles:
+        area = tile_m * tile_n
+        tiles = batch * -(-m // tile_m) * -(-n // tile_n)
+        waves = -(-tiles // num_sms)
+        least = min(least, waves * (area + overhead * (tile_m + tile_n)))
+    return 2 * least * num_sms * (k + efficiency.matmul_k_overhead)
+
+
+def _attention_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
+    """Compute time of fused attention; few heads and short sequences leave SMs idle."""
+    efficiency = device.efficiency
+    fraction = (
+        efficiency.attention_backward_fraction
+        if work.backward
+        else efficiency.attention_forward_fraction
+    )
+    seconds = work.flop / (_peak(device, dtype) * fraction)
+    if not work.m:
+        return seconds
+    tiles = work.batch * -(-work.m // _ATTENTION_TILE)
+    return seconds * max(1.0, device.num_sms / tiles)

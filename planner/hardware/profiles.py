@@ -1,0 +1,257 @@
+"""Reading device and cluster profiles: TOML files in human units become SI specs.
+
+Profiles ship in the folder ``profiles``; a path reads a user's own file. The units stand in
+the key names, and every number has its provenance and source beside it:
+``hbm_gib = { value = 79.1, provenance = "measured", source = "..." }``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from planner.errors import ProfileError, RequestError
+from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.hardware.spec import ClusterSpec, DeviceSpec, EfficiencySpec, LinkSpec
+from planner.units import (
+    MIB,
+    gb_per_s_to_bytes_per_s,
+    gib_to_bytes,
+    tflop_per_s_to_flop_per_s,
+    us_to_s,
+)
+
+PROFILES_FOLDER = Path(__file__).resolve().parents[2] / "profiles"
+"""Shipped profiles; they lie beside the package in a checkout and in an installed wheel."""
+
+PEAK_KEYS = {
+    "peak_bf16_dense_tflop_per_s": "bfloat16",
+    "peak_fp16_dense_tflop_per_s": "float16",
+    "peak_fp32_tflop_per_s": "float32",
+    "peak_fp64_tflop_per_s": "float64",
+}
+"""Keys of matmul peaks by dtype; a device leaves out what it does not support."""
+
+BITS_PER_BYTE = 8
+
+_LINK_RATE_KEYS = (
+    "peak_gb_per_s_per_gpu_unidirectional",
+    "peak_gbit_per_s_per_gpu_unidirectional",
+)
+
+
+def list_clusters() -> tuple[str, ...]:
+    """Name the clusters that ship with the planner."""
+    return _shipped_names("clusters")
+
+
+def list_devices() -> tuple[str, ...]:
+    """Name the devices that ship with the planner."""
+    return _shipped_names("devices")
+
+
+def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
+    """Read a device profile.
+
+    Args:
+        name_or_path: Name of a shipped profile, or path of a TOML file.
+        base: Folder that a relative path starts from.
+
+    Raises:
+        ProfileError: There is no such profile, or a field of it is wrong.
+    """
+    path = _find("devices", name_or_path, base=base)
+    reader = FieldReader(path=path, table=read_toml(path))
+    reader.taken |= {"format", "description"}
+    peaks = {
+        dtype: tflop_per_s_to_flop_per_s(reader.positive(key))
+        for key, dtype in PEAK_KEYS.items()
+        if reader.has(key)
+    }
+    if not peaks:
+        raise reader.error("peak_bf16_dense_tflop_per_s", "is missing, and so is any other peak")
+    memory_bytes = gib_to_bytes(reader.positive("memory_gib"))
+    device = DeviceSpec(
+        name=reader.text("name"),
+        backend=reader.text("backend", choices=("nccl", "gloo")),
+        memory_bytes=memory_bytes,
+        reserve_bytes=gib_to_bytes(reader.number("reserve_gib")),
+        peak_flop_per_s=peaks,
+        memory_bandwidth_bytes_per_s=gb_per_s_to_bytes_per_s(
+            reader.positive("memory_bandwidth_gb_per_s")
+        ),
+        num_sms=reader.count("num_sms"),
+        kernel_launch_s=us_to_s(reader.number("kernel_launch_us")),
+        host_dispatch_s=us_to_s(reader.number("host_dispatch_us")),
+        efficiency=_read_efficiency(reader),
+        numbers=reader.numbers,
+    )
+    reader.finish(optional=PEAK_KEYS)
+    if device.usable_bytes <= 0:
+        raise reader.error("reserve_gib", "leaves nothing of memory_gib")
+    return device
+
+
+def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = None) -> ClusterSpec:
+    """Read a cluster profile and lay ``gpus`` ranks out on its nodes.
+
+    Args:
+        name_or_path: Name of a shipped profile, or path of a TOML file (its ``device`` is a
+            shipped name or a path relative to it).
+        gpus: Ranks in all.
+        gpus_per_node: Ranks per node, None for the profile's.
+
+    Raises:
+        ProfileError: There is no such profile, or a field of it is wrong.
+        RequestError: The ranks do not fill whole nodes.
+    """
+    path = _find("clusters", name_or_path, base=None)
+    reader = FieldReader(path=path, table=read_toml(path))
+    reader.taken |= {"format", "description"}
+    name = reader.text("name")
+    device = load_device(reader.text("device"), base=path.parent)
+    profile_gpus_per_node = reader.count("gpus_per_node")
+    full_speed = (
+        reader.count("full_speed_ranks_per_node")
+        if reader.has("full_speed_ranks_per_node")
+        else None
+    )
+    links = tuple(
+        _read_link(path, index, table) for index, table in enumerate(reader.tables("links"))
+    )
+    numbers = reader.finish(optional=("full_speed_ranks_per_node",))
+    _check_links(path, links)
+    per_node = _resolve_node(gpus, gpus_per_node or profile_gpus_per_node, name)
+    if gpus_per_node is not None:
+        links = tuple(
+            replace(link, ranks=gpus_per_node) if link.ranks == profile_gpus_per_node else link
+            for link in links
+        )
+    cluster = ClusterSpec(
+        name=name,
+        device=device,
+        gpus_per_node=per_node,
+        links=links,
+        num_gpus=gpus,
+        numbers=numbers,
+    )
+    return cluster if full_speed is None else _share_node(cluster, full_speed)
+
+
+def _shipped_names(kind: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (PROFILES_FOLDER / kind).glob("*.toml")))
+
+
+def _find(kind: str, name_or_path: str, *, base: Path | None) -> Path:
+    """Turn the name of a shipped profile or a path into a path."""
+    if name_or_path in _shipped_names(kind):
+        return PROFILES_FOLDER / kind / f"{name_or_path}.toml"
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        path = path if base is None or path.is_absolute() else base / path
+        if not path.is_file():
+            raise ProfileError(
+                f"{kind.removesuffix('s')} profile {name_or_path!r}: there is no file {path}",
+                hint=near_names(path.stem, _shipped_names(kind)),
+            )
+        return path
+    raise ProfileError(
+        f"{kind.removesuffix('s')} profile {name_or_path!r}: no profile of that name is shipped",
+        hint=f"{near_names(name_or_path, _shipped_names(kind))} (or give the path of a TOML file)",
+    )
+
+
+def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
+    return EfficiencySpec(
+        matmul_fraction=reader.positive("matmul_fraction_of_peak", most=1.0),
+        matmul_tiles=reader.tiles("matmul_tiles_m_n"),
+        matmul_tile_overhead=reader.number("matmul_tile_overhead_elements"),
+        matmul_k_overhead=reader.number("matmul_k_overhead_elements"),
+        matmul_bandwidth_fraction=reader.positive("matmul_fraction_of_bandwidth", most=1.0),
+        pointwise_bandwidth_fraction=reader.positive("pointwise_fraction_of_bandwidth", most=1.0),
+        reduction_bandwidth_fraction=reader.positive("reduction_fraction_of_bandwidth", most=1.0),
+        embedding_bandwidth_fraction=reader.positive("embedding_fraction_of_bandwidth", most=1.0),
+        attention_forward_fraction=reader.positive("attention_forward_fraction_of_peak", most=1.0),
+        attention_backward_fraction=reader.positive(
+            "attention_backward_fraction_of_peak", most=1.0
+        ),
+        sustained_fraction=reader.positive("sustained_fraction_of_idle_matmul_rate", most=1.0),
+    )
+
+
+def _read_link(path: Path, index: int, table: Mapping[str, object]) -> LinkSpec:
+    """Read one link class."""
+    reader = FieldReader(path=path, table=table, prefix=f"links[{index}].")
+    bits = reader.has(_LINK_RATE_KEYS[1])
+    rate = reader.positive(_LINK_RATE_KEYS[bits])
+    peak_bytes_per_s = gb_per_s_to_bytes_per_s(rate / BITS_PER_BYTE if bits else rate)
+    link = LinkSpec(
+        name=reader.text("name"),
+        ranks=reader.count("ranks") if reader.has("ranks") else None,
+        bandwidth_bytes_per_s=peak_bytes_per_s * reader.positive("achieved_fraction", most=1.0),
+        latency_s=us_to_s(reader.number("latency_us_per_hop")),
+        base_latency_s=us_to_s(reader.number("latency_us_per_collective")),
+        ramp_bytes=reader.number("ramp_mib_per_rank") * MIB,
+        switch_all_reduce_fraction=reader.number("switch_all_reduce_fraction", most=1.0),
+        numbers=reader.numbers,
+    )
+    reader.finish(optional=("ranks", *_LINK_RATE_KEYS))
+    return link
+
+
+def _check_links(path: Path, links: tuple[LinkSpec, ...]) -> None:
+    """Check that links go from the innermost outwards and that the last joins everything."""
+    sizes = [link.ranks for link in links[:-1]]
+    bounded = [size for size in sizes if size is not None]
+    if links[-1].ranks is not None or len(bounded) != len(sizes):
+        raise ProfileError(
+            f"{path}: field 'links': every link but the last has 'ranks', the last has none",
+            hint="order the links from the innermost outwards; the last joins any number of ranks",
+        )
+    for smaller, larger in pairwise(bounded):
+        if larger % smaller or larger == smaller:
+            raise ProfileError(
+                f"{path}: field 'links': {larger} ranks around {smaller} ranks",
+                hint="each link joins a multiple of the ranks of the link before it",
+            )
+
+
+def _resolve_node(gpus: int, gpus_per_node: int, name: str) -> int:
+    """Ranks per node in use."""
+    if gpus < 1 or gpus_per_node < 1:
+        raise RequestError(
+            f"{gpus} GPUs with {gpus_per_node} per node: both must be at least 1",
+        )
+    if gpus <= gpus_per_node:
+        return gpus
+    if gpus % gpus_per_node:
+        below = gpus - gpus % gpus_per_node
+        raise RequestError(
+            f"{gpus} GPUs do not fill nodes of {gpus_per_node} (cluster {name!r})",
+            hint=f"ask for {below} or {below + gpus_per_node} GPUs, or set --gpus-per-node",
+        )
+    return gpus_per_node
+
+
+def _share_node(cluster: ClusterSpec, full_speed_ranks: int) -> ClusterSpec:
+    """Slow ranks and links down where more processes run on a node than it has cores for."""
+    share = min(1.0, full_speed_ranks / cluster.gpus_per_node)
+    device = cluster.device
+    slowed = replace(
+        device,
+        memory_bytes=round(device.memory_bytes / cluster.gpus_per_node),
+        peak_flop_per_s={dtype: peak * share for dtype, peak in device.peak_flop_per_s.items()},
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * share,
+        kernel_launch_s=device.kernel_launch_s / share,
+        host_dispatch_s=device.host_dispatch_s / share,
+    )
+    links = tuple(
+        replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share,
+            latency_s=link.latency_s / share,
+            base_latency_s=link.base_latency_s / share,
+        )
+        for link in cluster.links
+    )
+    return replace(cluster, device=slowed, links=links)

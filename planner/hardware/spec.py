@@ -1,0 +1,158 @@
+"""What the planner knows of the hardware: devices, links and the cluster they form.
+
+All numbers are SI. They come from the TOML files in ``profiles/``, where each stands with its
+provenance and source (``planner.hardware.profiles`` reads them).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+
+class Provenance(StrEnum):
+    """How a number of a profile came to be."""
+
+    MEASURED = "measured"
+    FITTED = "fitted"
+    DATASHEET = "datasheet"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberSource:
+    """Where one number of a profile comes from."""
+
+    provenance: Provenance
+    """Measured, fitted, datasheet or assumed."""
+    source: str
+    """The table, document or page that it was taken from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencySpec:
+    """Shares of a device's peak rates that kernels reach; ``planner.cost.op`` has the model."""
+
+    matmul_fraction: float
+    """Share of peak FLOP/s of an endless matmul with endless tiles."""
+    matmul_tiles: tuple[tuple[int, int], ...]
+    """Output tiles (m, n) that the matmul library chooses from, in elements."""
+    matmul_tile_overhead: float
+    """Elements of tile edge that cost as much as computing them: small tiles are less efficient."""
+    matmul_k_overhead: float
+    """Elements of the k dim that filling and draining one tile costs."""
+    matmul_bandwidth_fraction: float
+    """Share of memory bandwidth that a matmul reaches when it is limited by its operands."""
+    pointwise_bandwidth_fraction: float
+    """Share of memory bandwidth of pointwise kernels and copies."""
+    reduction_bandwidth_fraction: float
+    """Share of memory bandwidth of norms, softmax and other reductions."""
+    embedding_bandwidth_fraction: float
+    """Share of memory bandwidth of row gathers and scatters."""
+    attention_forward_fraction: float
+    """Share of peak FLOP/s of fused attention, forward."""
+    attention_backward_fraction: float
+    """Share of peak FLOP/s of fused attention, backward."""
+    sustained_fraction: float
+    """Matmul rate under a training load over the rate on an otherwise idle card (clocks fall
+    with power and heat)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator (or one CPU process), as a rank of the job sees it."""
+
+    name: str
+    """Name of the profile: "h100-sxm"."""
+    backend: str
+    """Communication backend of torch: "nccl" or "gloo"."""
+    memory_bytes: int
+    """Memory that torch can allocate from, before ``reserve_bytes``."""
+    reserve_bytes: int
+    """Device context, communicator buffers, library workspaces and allocator slack."""
+    peak_flop_per_s: Mapping[str, float] = field(hash=False)
+    """Dense matmul peak by dtype ("bfloat16"); a dtype that is missing is not supported."""
+    memory_bandwidth_bytes_per_s: float
+    """Peak of the device memory."""
+    num_sms: int
+    """Units that work on one tile each: streaming multiprocessors, compute units, cores."""
+    kernel_launch_s: float
+    """Time that a kernel takes on the device beyond its work."""
+    host_dispatch_s: float
+    """Time that the host takes to issue one op in eager mode; a queue of shorter ops is bound by
+    it."""
+    efficiency: EfficiencySpec
+    """Shares of peak that kernels reach."""
+    numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
+    """Provenance and source of every number, by its key in the profile file."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory left for the training state."""
+        return self.memory_bytes - self.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """A class of links, as one rank sees it (``planner.cost.collective`` has the model)."""
+
+    name: str
+    """"NVLink 4", "EFA"."""
+    ranks: int | None
+    """Neighbouring ranks that it joins (8 in an HGX node), None for any number."""
+    bandwidth_bytes_per_s: float
+    """Unidirectional, per rank, as a large collective reaches it while all ranks send."""
+    latency_s: float
+    """Time of one hop of a small message."""
+    base_latency_s: float
+    """Fixed time of one collective or transfer."""
+    ramp_bytes: float
+    """Chunk (payload over ranks) at which a collective reaches 71% of the bandwidth."""
+    switch_all_reduce_fraction: float
+    """Payload per second of an all-reduce inside the switch over ``bandwidth_bytes_per_s``; 0
+    where the switch cannot reduce."""
+    numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
+    """Provenance and source of every number, by its key in the profile file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """The machines of one job: one kind of device, links from the innermost outwards."""
+
+    name: str
+    """Name of the profile: "h100-sxm"."""
+    device: DeviceSpec
+    """What each rank runs on."""
+    gpus_per_node: int
+    """Ranks per node, at most ``num_gpus``."""
+    links: tuple[LinkSpec, ...]
+    """Link classes, innermost first; the last joins any number of ranks."""
+    num_gpus: int
+    """Ranks in all."""
+    numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
+    """Provenance and source of the cluster's own numbers."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in all."""
+        return self.num_gpus // self.gpus_per_node
+
+    @property
+    def profile_hash(self) -> str:
+        """Hash of every number that a plan depends on; names and sources do not count."""
+        content = json.dumps(_without_words(asdict(self)), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _without_words(value: object) -> object:
+    """Drop names and sources from nested dicts and tuples."""
+    if isinstance(value, dict):
+        return {
+            key: _without_words(part)
+            for key, part in value.items()
+            if key not in ("name", "numbers")
+        }
+    if isinstance(value, list | tuple):
+        return [_without_words(part) for part in value]
+    return value
