@@ -1,0 +1,154 @@
+"""Seconds of a node's strategies and of layout changes: the coefficients of the sharding ILP."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
+from planner.cost.op import op_s
+from planner.cost.work import Shares, backward_work, forward_work, is_causal, shares_of
+from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
+from planner.hardware.spec import DeviceSpec
+from planner.hardware.topology import CommGroup
+from planner.strategy.conversion import Collective, Conversion, conversion
+from planner.strategy.layout import Layout
+from planner.strategy.nodes import Node, NodeStrategy
+from planner.strategy.problem import ShardingProblem
+from planner.units import DTYPE_BYTES
+
+_SOFTMAX_REDUCTIONS = 3
+"""All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
+
+_COLLECTIVE_S = {
+    "all_gather": all_gather_s,
+    "all_reduce": all_reduce_s,
+    "reduce_scatter": reduce_scatter_s,
+    "all_to_all": all_to_all_s,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """What the price of a unit depends on besides its layouts."""
+
+    device: DeviceSpec
+    """Device of each rank."""
+    dtype: str
+    """Compute dtype."""
+    tp_group: CommGroup
+    """Ranks and links of the tp axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePrice:
+    """Seconds of one microbatch through one node in one strategy."""
+
+    forward_s: float
+    """Forward kernels."""
+    backward_s: float
+    """Backward kernels."""
+    forward_comm_s: float
+    """Collectives of the forward pass at the node's exits and inside its loss."""
+    backward_comm_s: float
+    """Collectives of the backward pass there."""
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.forward_s + self.backward_s + self.forward_comm_s + self.backward_comm_s
+
+
+def backward_ops_by_forward(problem: ShardingProblem) -> Mapping[int, list[OpNode]]:
+    """Backward ops of the unit under the forward op that each differentiates (-1: none)."""
+    graph = problem.context.graph
+    found: dict[int, list[OpNode]] = defaultdict(list)
+    for op_id in problem.unit.backward_ops:
+        op = graph.ops[op_id]
+        found[-1 if op.forward_op is None else op.forward_op].append(op)
+    return found
+
+
+def price_node(
+    problem: ShardingProblem,
+    node: Node,
+    strategy: NodeStrategy,
+    pricing: Pricing,
+    backward_ops: Mapping[int, list[OpNode]],
+) -> NodePrice:
+    """Price one strategy of one node.
+
+    Kernels of a pass take at least the time in which the host can issue them.
+
+    Args:
+        problem: The unit.
+        node: One of its nodes.
+        strategy: One of the node's strategies.
+        pricing: Device and tp group.
+        backward_ops: From ``backward_ops_by_forward``.
+    """
+    graph = problem.context.graph
+    share = shares_of(strategy.layouts, problem.context.tp)
+    forward_s = backward_s = 0.0
+    num_forward = num_backward = 0
+    for op_id in node.ops:
+        op = graph.ops[op_id]
+        if not op.is_view:
+            forward_s += forward_op_s(graph, op, share, pricing)
+            num_forward += 1
+        for behind in backward_ops.get(op_id, ()):
+            if not behind.is_view:
+                backward_s += _backward_op_s(graph, behind, op, share, pricing)
+                num_backward += 1
+    host_s = pricing.device.host_dispatch_s
+    exits = [
+        conversion_s(graph, value, strategy.layouts[value], layout, pricing)
+        for value, layout in strategy.outputs.items()
+        if value in strategy.layouts
+    ]
+    loss_s = _SOFTMAX_REDUCTIONS * all_reduce_s(
+        strategy.loss_rows * DTYPE_BYTES["float32"], pricing.tp_group
+    )
+    return NodePrice(
+        forward_s=max(forward_s, num_forward * host_s),
+        backward_s=max(backward_s, num_backward * host_s),
+        forward_comm_s=sum(forward for forward, _ in exits)
+        + (loss_s if strategy.loss_rows else 0.0),
+        backward_comm_s=sum(backward for _, backward in exits),
+    )
+
+
+def forward_op_s(graph: OperatorGraph, op: OpNode, share: Shares, pricing: Pricing) -> float:
+    """Seconds of one forward op on one rank."""
+    work = forward_work(graph, op, share)
+    return op_s(work, pricing.device, pricing.dtype, causal=is_causal(graph, op))
+
+
+def _backward_op_s(
+    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares, pricing: Pricing
+) -> float:
+    assert op.phase is Phase.BACKWARD
+    work = backward_work(graph, op, forward, share)
+    return op_s(work, pricing.device, pricing.dtype, causal=is_causal(graph, op))
+
+
+def value_bytes(graph: OperatorGraph, value: int) -> int:
+    """Bytes of a whole tensor."""
+    tensor = graph.values[value]
+    return prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+
+
+def conversion_s(
+    graph: OperatorGraph, value: int, source: Layout, target: Layout, pricing: Pricing
+) -> tuple[float, float]:
+    """Forward and backward seconds of a change of layout of one value."""
+    change: Conversion = conversion(source, target)
+    num_bytes = value_bytes(graph, value)
+    return (
+        _collective_s(change.forward, num_bytes, pricing),
+        _collective_s(change.backward, num_bytes, pricing),
+    )
+
+
+def _collective_s(kind: Collective | None, num_bytes: int, pricing: Pricing) -> float:
+    return 0.0 if kind is None else _COLLECTIVE_S[kind](num_bytes, pricing.tp_group)

@@ -1,0 +1,168 @@
+"""The work of one op on one rank, given the layouts of its operands."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+from planner.cost.op import OpKind, OpWork
+from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
+from planner.strategy.layout import Layout
+from planner.strategy.op_rules import ATTENTIONS, MATMULS
+
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_grouped_mm"})
+_REDUCTIONS = frozenset(
+    {
+        "native_layer_norm", "native_layer_norm_backward", "rms_norm", "rms_norm_backward",
+        "_fused_rms_norm", "_fused_rms_norm_backward", "_softmax", "_softmax_backward_data",
+        "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward",
+        "mean", "sum", "var", "native_group_norm", "native_group_norm_backward",
+        "native_batch_norm", "native_batch_norm_backward",
+    }
+)  # fmt: skip
+_EMBEDDINGS = frozenset(
+    {"embedding", "embedding_dense_backward", "index", "gather", "index_select", "scatter_add"}
+)
+Shares = Callable[[int], float]
+"""Share of a value's bytes that one rank holds: 1, or 1 / tp where it is split."""
+
+
+def shares_of(layouts: Mapping[int, Layout], tp: int) -> Shares:
+    """Shares from layouts; values without a layout are whole."""
+
+    def share(value: int) -> float:
+        layout = layouts.get(value)
+        return 1 / tp if layout is not None and layout.is_shard else 1.0
+
+    return share
+
+
+def op_kind(name: str) -> OpKind:
+    """What limits an op, by its name."""
+    if name in MATMULS or name in _CONVOLUTIONS:
+        return "matmul"
+    if name in ATTENTIONS or name.removesuffix("_backward") in ATTENTIONS:
+        return "attention"
+    if name in _REDUCTIONS:
+        return "reduction"
+    return "embedding" if name in _EMBEDDINGS else "memory"
+
+
+def is_causal(graph: OperatorGraph, op: OpNode) -> bool:
+    """Whether a fused attention kernel (or the forward of its backward) masks the future."""
+    if op.phase is Phase.BACKWARD:
+        if op.forward_op is None:
+            return False
+        op = graph.ops[op.forward_op]
+    named = dict(op.keyword_arguments).get("is_causal")
+    if named is not None:
+        return bool(named)
+    flags = [argument for argument in op.arguments if isinstance(argument, bool)]
+    # (…, dropout_p, is_causal, return_debug_mask) or (…, compute_log_sumexp, dropout_p, is_causal)
+    position = -1 if "efficient" in op.name else 0
+    return bool(flags and flags[position])
+
+
+def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
+    """Work of a forward op on one rank.
+
+    Args:
+        graph: The op's graph.
+        op: The op.
+        share: Share of each value that the rank holds.
+    """
+    return _work(graph, op, [share(v) for v in op.inputs], [share(v) for v in op.outputs])
+
+
+def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
+    """Work of a backward op on one rank, from the layouts of its forward op.
+
+    Values that the forward pass knows have their forward share. Of the others, what the op
+    reads is a gradient of the forward op's output, and what it writes one of its inputs.
+
+    Args:
+        graph: The op's graph.
+        op: The backward op.
+        forward: The forward op that it differentiates.
+        share: Share of each forward value that the rank holds.
+    """
+    known = {*forward.inputs, *forward.outputs}
+    gradient = share(forward.outputs[0]) if forward.outputs else 1.0
+    reads = [share(value) if value in known else gradient for value in op.inputs]
+    return _work(
+        graph, op, reads, [_written_share(graph, value, forward, share) for value in op.outputs]
+    )
+
+
+def _written_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
+    """Share of a gradient: that of the forward input with as many elements."""
+    count = prod(graph.values[value].shape)
+    for source in forward.inputs:
+        if prod(graph.values[source].shape) == count:
+            return share(source)
+    return share(forward.outputs[0]) if forward.outputs else 1.0
+
+
+def _work(
+    graph: OperatorGraph, op: OpNode, input_shares: list[float], output_shares: list[float]
+) -> OpWork:
+    """Scale an op's FLOPs, bytes and matmul sizes by the shares of its operands."""
+    kind = op_kind(op.name)
+    part = min((*input_shares, *output_shares), default=1.0)
+    read = _scaled(graph, op.inputs, input_shares)
+    written = _scaled(graph, op.outputs, output_shares)
+    batch, m, n, k = 1, 0, 0, 0
+    if op.name in MATMULS and len(op.inputs) >= 2:
+        batch, m, n, k = _matmul_sizes(graph, op, input_shares)
+    elif kind == "attention":
+        batch, m, n, k = _attention_sizes(graph, op, part)
+    return OpWork(
+        kind=kind,
+        flop=op.flop * part,
+        read_bytes=op.read_bytes * read,
+        write_bytes=op.write_bytes * written,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        backward=op.phase is Phase.BACKWARD,
+    )
+
+
+def _scaled(graph: OperatorGraph, values: tuple[int, ...], shares: list[float]) -> float:
+    """Mean share of some values, weighted by their sizes."""
+    sizes = [prod(graph.values[value].shape) for value in values]
+    total = sum(sizes)
+    return sum(s * x for s, x in zip(sizes, shares, strict=True)) / total if total else 1.0
+
+
+def _matmul_sizes(
+    graph: OperatorGraph, op: OpNode, shares: list[float]
+) -> tuple[int, int, int, int]:
+    """Batch, m, n, k of a product on one rank.
+
+    Split operands tell which size is divided: both of them k, only the left one m, only the
+    right one n; a batch of products is divided as a whole.
+    """
+    left, right = (graph.values[value].shape for value in op.inputs[-2:])
+    sizes = [left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1]]
+    left_share, right_share = shares[-2:]
+    ranks = round(1 / min(left_share, right_share))
+    if ranks > 1:
+        if sizes[0] > 1:
+            divided = 0
+        elif left_share == right_share:
+            divided = 3
+        else:
+            divided = 1 if left_share < 1 else 2
+        sizes[divided] = max(1, sizes[divided] // ranks)
+    batch, m, n, k = sizes
+    return batch, m, n, k
+
+
+def _attention_sizes(graph: OperatorGraph, op: OpNode, part: float) -> tuple[int, int, int, int]:
+    """Batch times heads, queries, keys, head dim; heads are what is split."""
+    first = 0 if op.phase is Phase.FORWARD else 1
+    query, key = (graph.values[value].shape for value in op.inputs[first : first + 2])
+    if len(query) != 4:
+        return 1, 0, 0, 0
+    heads = max(1, round(query[0] * query[1] * part))
+    return heads, query[2], key[2], query[3]

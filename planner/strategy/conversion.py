@@ -1,0 +1,45 @@
+"""Which collectives change a layout, forward and backward."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.strategy.layout import Layout
+
+Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """Collectives of one change of layout; each moves the whole tensor's bytes once per rank."""
+
+    forward: Collective | None = None
+    """On the tensor."""
+    backward: Collective | None = None
+    """On its gradient."""
+
+
+_CONVERSIONS: dict[tuple[str, str], Conversion] = {
+    ("replicate", "replicate"): Conversion(),
+    ("replicate", "replicate_partial_grad"): Conversion(backward="all_reduce"),
+    ("replicate", "shard"): Conversion(backward="all_gather"),
+    ("shard", "replicate"): Conversion(forward="all_gather"),
+    ("shard", "replicate_partial_grad"): Conversion(
+        forward="all_gather", backward="reduce_scatter"
+    ),
+    ("shard", "shard"): Conversion(forward="all_to_all", backward="all_to_all"),
+    ("partial", "replicate"): Conversion(forward="all_reduce"),
+    ("partial", "replicate_partial_grad"): Conversion(forward="all_reduce", backward="all_reduce"),
+    ("partial", "shard"): Conversion(forward="reduce_scatter", backward="all_gather"),
+}
+
+
+def conversion(source: Layout, target: Layout) -> Conversion:
+    """Collectives that bring a tensor from one layout to another, and its gradient back.
+
+    The gradient of a whole tensor is whole, of a shard the same shard, and of a sum over ranks
+    whole; "replicate_partial_grad" is what a column-parallel projection asks for: its input
+    whole, while each rank contributes only its columns' part of the gradient.
+    """
+    if source == target:
+        return Conversion()
+    return _CONVERSIONS[source.kind, target.kind]

@@ -1,0 +1,270 @@
+"""The ways in which a module that owns parameters can run over the tp axis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.strategy.layout import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_PARTIAL_GRAD,
+    Layout,
+    can_shard,
+    shard,
+)
+from planner.strategy.nodes import Node, NodeStrategy
+from planner.strategy.op_rules import output_layouts
+
+FUSED_PROJECTIONS = (1, 2, 3)
+"""Equal projections that one weight may hold: plain, gate and up, query key and value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitContext:
+    """What the strategies of a unit's nodes depend on."""
+
+    graph: OperatorGraph
+    """The model."""
+    constants: frozenset[int]
+    """Values that depend on no parameter."""
+    tp: int
+    """Ranks of the axis, at least 2."""
+    stream: Layout
+    """Layout of values between modules outside sharded regions: REPLICATE, or the sequence
+    shard under sequence parallelism."""
+
+    def is_parameter(self, value: int) -> bool:
+        """Whether the value is a parameter or a view of one."""
+        graph = self.graph
+        return graph.storages[graph.values[value].storage].kind is StorageKind.PARAMETER
+
+
+def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
+    """Enumerate the strategies of a module node.
+
+    Always "replicate"; "sequence" where the stream is a shard that the module keeps; for a
+    linear module "column" and "row"; for an embedding "vocab_embedding".
+    """
+    found = _replicated(node, context)
+    if context.stream.is_shard:
+        found += _kept(node, context, "sequence", context.stream)
+    linear = _linear_op(node, context)
+    if linear is not None:
+        found += _columns(node, context, linear)
+        found += _rows(node, context, linear)
+    embedding = _embedding_op(node, context)
+    if embedding is not None:
+        found += _vocabularies(node, context, embedding)
+    return tuple(found)
+
+
+def _exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
+    """Layouts in which a module may leave its output: as it is, whole, or as the stream."""
+    if layout.is_shard:
+        return tuple(dict.fromkeys((layout, REPLICATE)))
+    return tuple(dict.fromkeys((REPLICATE, context.stream)))
+
+
+def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
+    """Everything whole on every rank; a single output may leave as the stream's shard."""
+    graph = context.graph
+    values = {value for op in node.ops for value in (*graph.ops[op].inputs, *graph.ops[op].outputs)}
+    layouts = dict.fromkeys(values, REPLICATE)
+    inputs = dict.fromkeys(node.inputs, REPLICATE)
+    exits = _exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
+    return [
+        _strategy(
+            node, "replicate", layouts, inputs,
+            outputs=dict.fromkeys(node.outputs, leaving),
+        )
+        for leaving in exits
+        if all(_fits(output, leaving, context) for output in node.outputs)
+    ]  # fmt: skip
+
+
+def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[NodeStrategy]:
+    """Whole parameters on a split input: legal where each op keeps the shard by itself."""
+    graph = context.graph
+    layouts: dict[int, Layout] = {}
+    for value in node.inputs:
+        if len(graph.values[value].shape) <= layout.dim:
+            return []
+        if not can_shard(graph.values[value].shape, layout, context.tp):
+            return []
+        layouts[value] = layout
+    for op_id in node.ops:
+        op = graph.ops[op_id]
+        known = [layouts.get(value) for value in op.inputs]
+        if _linear_weight(op, context) is not None:
+            activation = known[_activation_index(op, context)]
+            outputs: tuple[Layout | None, ...] | None = (activation,)
+        else:
+            outputs = output_layouts(graph, op, known, context.tp)
+        if outputs is None:
+            return []
+        for value, found in zip(op.outputs, outputs, strict=True):
+            layouts[value] = found or REPLICATE
+        for value in op.inputs:
+            layouts.setdefault(value, REPLICATE)
+    if any(layouts[value] != layout for value in node.outputs):
+        return []
+    return [_strategy(node, style, layouts, dict.fromkeys(node.inputs, layout))]
+
+
+def _strategy(
+    node: Node,
+    style: str,
+    layouts: dict[int, Layout],
+    inputs: dict[int, Layout],
+    *,
+    outputs: dict[int, Layout] | None = None,
+    fused: int = 1,
+) -> NodeStrategy:
+    return NodeStrategy(
+        style=style,
+        fused=fused,
+        inputs=inputs,
+        outputs=outputs or {value: layouts[value] for value in node.outputs},
+        layouts=layouts,
+        loss_rows=0,
+        needs_dtensor=False,
+    )
+
+
+def _linear_weight(op: OpNode, context: UnitContext) -> int | None:
+    """The weight value (in, out) of a matmul x @ w with w a transposed parameter."""
+    if op.name not in ("mm", "addmm"):
+        return None
+    weight = op.inputs[-1]
+    return weight if context.is_parameter(weight) else None
+
+
+def _activation_index(op: OpNode, context: UnitContext) -> int:
+    return 0 if op.name == "mm" else 1
+
+
+def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
+    """The matmul of an nn.Linear-like module, None where the module is something else.
+
+    The weight must be stored (out, in), as nn.Linear does, and the module must do nothing but
+    reshape, multiply and add a bias.
+    """
+    graph = context.graph
+    if len(node.inputs) != 1 or len(node.outputs) != 1:
+        return None
+    work = [graph.ops[op] for op in node.ops if not graph.ops[op].is_view]
+    matmuls = [op for op in work if _linear_weight(op, context) is not None]
+    others = [op for op in work if op not in matmuls and op.name != "_unsafe_view"]
+    if len(matmuls) != 1 or any(op.name not in ("add", "add_") for op in others):
+        return None
+    weight = graph.values[matmuls[0].inputs[-1]]
+    stored = {
+        parameter.shape for parameter in graph.parameters if parameter.storage == weight.storage
+    }
+    return matmuls[0] if (weight.shape[1], weight.shape[0]) in stored else None
+
+
+def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
+    """Weight split over output features: no communication forward, an all-reduce of the
+    input's gradient backward (Shoeybi et al. 2019, 1909.08053, section 3)."""
+    graph = context.graph
+    features = graph.values[linear.outputs[0]].shape[-1]
+    unsplit = _unsplit(node, context, linear)
+    found = []
+    for fused in FUSED_PROJECTIONS:
+        if features % fused or (features // fused) % context.tp:
+            continue
+        layouts: dict[int, Layout] = {}
+        for op_id in node.ops:
+            op = graph.ops[op_id]
+            for value in op.inputs:
+                layouts.setdefault(value, REPLICATE)
+            for value in op.outputs:
+                rank = len(graph.values[value].shape)
+                split = value not in unsplit
+                layouts[value] = shard(rank - 1, fused) if split else REPLICATE
+        for value in filter(context.is_parameter, linear.inputs):
+            layouts[value] = shard(len(graph.values[value].shape) - 1, fused)
+        inputs = {node.inputs[0]: REPLICATE_PARTIAL_GRAD}
+        (output,) = node.outputs
+        for leaving in _exits(layouts[output], context):
+            if fused > 1 and leaving == REPLICATE:
+                continue
+            found.append(
+                _strategy(node, "column", layouts, inputs, outputs={output: leaving}, fused=fused)
+            )
+    return found
+
+
+def _unsplit(node: Node, context: UnitContext, linear: OpNode) -> set[int]:
+    """Values of a linear module that lie before its matmul (views of its input)."""
+    graph = context.graph
+    before: set[int] = set(node.inputs)
+    for op_id in node.ops:
+        op = graph.ops[op_id]
+        if op.id < linear.id and any(value in before for value in op.inputs):
+            before.update(op.outputs)
+    return before
+
+
+def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
+    """Weight split over input features: the input comes split, the output is a sum over ranks."""
+    graph = context.graph
+    features = graph.values[linear.inputs[-1]].shape[0]
+    if features % context.tp:
+        return []
+    before = _unsplit(node, context, linear)
+    layouts: dict[int, Layout] = {}
+    for op_id in node.ops:
+        op = graph.ops[op_id]
+        for value in (*op.inputs, *op.outputs):
+            rank = len(graph.values[value].shape)
+            if value in before:
+                layouts[value] = shard(rank - 1)
+            elif not context.is_parameter(value):
+                layouts[value] = PARTIAL
+            else:
+                layouts[value] = REPLICATE
+    layouts[linear.inputs[-1]] = shard(0)
+    inputs = {node.inputs[0]: layouts[node.inputs[0]]}
+    (output,) = node.outputs
+    return [
+        _strategy(node, "row", layouts, inputs, outputs={output: leaving})
+        for leaving in _exits(PARTIAL, context)
+        if _fits(output, leaving, context)
+    ]
+
+
+def _embedding_op(node: Node, context: UnitContext) -> OpNode | None:
+    """The gather of an nn.Embedding-like module."""
+    graph = context.graph
+    work = [graph.ops[op] for op in node.ops if not graph.ops[op].is_view]
+    if len(work) != 1 or work[0].name != "embedding" or len(node.outputs) != 1:
+        return None
+    return work[0] if context.is_parameter(work[0].inputs[0]) else None
+
+
+def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[NodeStrategy]:
+    """Rows of the table split: each rank looks up the tokens it has, the rest are zero."""
+    graph = context.graph
+    if graph.values[embedding.inputs[0]].shape[0] % context.tp:
+        return []
+    layouts: dict[int, Layout] = {}
+    for op_id in node.ops:
+        op = graph.ops[op_id]
+        for value in op.inputs:
+            layouts.setdefault(value, REPLICATE)
+        layouts.update(dict.fromkeys(op.outputs, PARTIAL))
+    layouts[embedding.inputs[0]] = shard(0)
+    (output,) = node.outputs
+    return [
+        _strategy(node, "vocab_embedding", layouts, {}, outputs={output: leaving})
+        for leaving in _exits(PARTIAL, context)
+        if _fits(output, leaving, context)
+    ]
+
+
+def _fits(value: int, layout: Layout, context: UnitContext) -> bool:
+    """Whether the value has the dim that the layout splits, and it splits evenly."""
+    shape = context.graph.values[value].shape
+    return not layout.is_shard or (layout.dim < len(shape) and can_shard(shape, layout, context.tp))

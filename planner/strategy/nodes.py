@@ -1,0 +1,250 @@
+"""A unit's ops folded into the nodes whose layouts are decided together.
+
+Layouts can change only where the script can change them: where a value enters or leaves a
+module that owns parameters, and at the unit's boundary. So the ops of such a module are one
+node, and the ops between modules ("glue": views, attention, activations, residual adds) fall
+into connected regions, each of which is one node too. What is left to decide per node is one of
+a few strategies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
+from planner.strategy.layout import Layout
+
+
+class NodeKind(StrEnum):
+    """What a node is made of."""
+
+    MODULE = "module"
+    REGION = "region"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStrategy:
+    """One way to run a node over the tp axis."""
+
+    style: str
+    """``ModuleSharding.style`` for a module, "region" for glue."""
+    fused: int
+    """Projections held in one weight (columns only), else 1."""
+    inputs: Mapping[int, Layout]
+    """Layout in which each value from outside is read."""
+    outputs: Mapping[int, Layout]
+    """Layout in which each value that others read leaves, collectives done."""
+    layouts: Mapping[int, Layout]
+    """Layout of every value inside, parameters included, before collectives."""
+    loss_rows: int
+    """Rows of a vocabulary-parallel loss, whose softmax needs three small all-reduces; else 0."""
+    needs_dtensor: bool
+    """True where views or constants inside must see global shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Ops whose layouts are decided together."""
+
+    index: int
+    """Position in ``ShardingProblem.nodes``."""
+    kind: NodeKind
+    """Module, region, or constants of the step."""
+    module: str
+    """Module path (kind MODULE), else ""."""
+    ops: tuple[int, ...]
+    """Its forward ops."""
+    inputs: tuple[int, ...]
+    """Values read from other nodes or the unit's boundary (no constants, no parameters)."""
+    outputs: tuple[int, ...]
+    """Values that other nodes or the unit's boundary read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedUnit:
+    """A unit as nodes, before any layout is chosen."""
+
+    nodes: tuple[Node, ...]
+    """Nodes in the order of their first op."""
+    boundary_inputs: tuple[int, ...]
+    """Differentiable values that enter the unit."""
+    boundary_outputs: tuple[int, ...]
+    """Differentiable values that leave it."""
+    constants: frozenset[int]
+    """Values that depend on no parameter: available whole on every rank."""
+
+
+def parameter_modules(graph: OperatorGraph) -> frozenset[str]:
+    """Paths of the modules that own parameters and contain no other such module."""
+    owners = {name.rpartition(".")[0] for parameter in graph.parameters for name in parameter.names}
+    prefixes = {owner[:i] for owner in owners for i, letter in enumerate(owner) if letter == "."}
+    return frozenset(owner for owner in owners if owner and owner not in prefixes)
+
+
+def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
+    """Fold the forward ops of a unit into nodes.
+
+    Args:
+        graph: The model.
+        unit: One of its units.
+
+    Returns:
+        Modules, regions and (at most one) node of constants, with the values between them.
+    """
+    leaves = parameter_modules(graph)
+    entering, leaving = _boundary(graph, unit)
+    constants = _constants(graph, unit, entering)
+    groups = _group(graph, unit, leaves, constants, entering)
+    producer = {
+        value: index
+        for index, (_, _, ops) in enumerate(groups)
+        for op in ops
+        for value in graph.ops[op].outputs
+    }
+    readers: dict[int, set[int]] = {}
+    for index, (_, _, ops) in enumerate(groups):
+        for op in ops:
+            for value in graph.ops[op].inputs:
+                readers.setdefault(value, set()).add(index)
+    nodes = []
+    for index, (kind, module, ops) in enumerate(groups):
+        read = dict.fromkeys(
+            value
+            for op in ops
+            for value in graph.ops[op].inputs
+            if producer.get(value) != index
+            and value not in constants
+            and (value in producer or value in entering)
+        )
+        made = dict.fromkeys(value for op in ops for value in graph.ops[op].outputs)
+        outputs = tuple(
+            value
+            for value in made
+            if value not in constants and (value in leaving or readers.get(value, set()) - {index})
+        )
+        nodes.append(
+            Node(
+                index=index, kind=kind, module=module, ops=tuple(ops), inputs=tuple(read),
+                outputs=outputs,
+            )
+        )  # fmt: skip
+    return FoldedUnit(
+        nodes=tuple(nodes),
+        boundary_inputs=tuple(entering),
+        boundary_outputs=tuple(leaving),
+        constants=frozenset(constants),
+    )
+
+
+def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[int, None]]:
+    """Differentiable values that cross the unit's two cuts, as far as the unit touches them."""
+    made = {value for op in unit.forward_ops for value in graph.ops[op].outputs}
+    entering: dict[int, None] = {}
+    for op in unit.forward_ops:
+        for value in graph.ops[op].inputs:
+            tensor = graph.values[value]
+            kind = graph.storages[tensor.storage].kind
+            if value not in made and tensor.requires_grad and kind is StorageKind.ACTIVATION:
+                entering[value] = None
+    own = set(unit.forward_ops)
+    last = unit.forward_ops[-1] if unit.forward_ops else -1
+    leaving = dict.fromkeys(
+        value
+        for op in graph.ops
+        if op.id > last and op.id not in own and op.phase == "forward"
+        for value in op.inputs
+        if value in made and graph.values[value].requires_grad
+    )
+    return entering, leaving
+
+
+def _constants(graph: OperatorGraph, unit: Unit, entering: Mapping[int, None]) -> set[int]:
+    """Values read or made in the unit that descend from no parameter and no entering value."""
+    varying = set(entering)
+    constants: set[int] = set()
+    for op_id in unit.forward_ops:
+        op = graph.ops[op_id]
+        depends = False
+        for value in op.inputs:
+            kind = graph.storages[graph.values[value].storage].kind
+            if value in varying or kind is StorageKind.PARAMETER:
+                depends = True
+            else:
+                constants.add(value)
+        (varying if depends else constants).update(op.outputs)
+    return constants - varying
+
+
+def _group(
+    graph: OperatorGraph,
+    unit: Unit,
+    leaves: frozenset[str],
+    constants: set[int],
+    entering: Mapping[int, None],
+) -> list[tuple[NodeKind, str, list[int]]]:
+    """Split the ops into module calls, connected regions of glue, and constants."""
+    modules: list[tuple[NodeKind, str, list[int]]] = []
+    glue: list[OpNode] = []
+    constant_ops: list[int] = []
+    previous = ""
+    for op_id in unit.forward_ops:
+        op = graph.ops[op_id]
+        leaf = _leaf(op.module, leaves)
+        if leaf:
+            if leaf != previous:
+                modules.append((NodeKind.MODULE, leaf, []))
+            modules[-1][2].append(op_id)
+        elif all(value in constants for value in op.outputs):
+            constant_ops.append(op_id)
+        else:
+            glue.append(op)
+        previous = leaf
+    groups = modules + [
+        (NodeKind.REGION, "", ops) for ops in _components(glue, constants, set(entering), graph)
+    ]
+    if constant_ops:
+        groups.append((NodeKind.CONSTANT, "", constant_ops))
+    return sorted(groups, key=lambda group: group[2][0])
+
+
+def _leaf(module: str, leaves: frozenset[str]) -> str:
+    """The parameter-owning module that holds ``module``, "" where there is none."""
+    while module and module not in leaves:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def _components(
+    glue: list[OpNode], constants: set[int], entering: set[int], graph: OperatorGraph
+) -> list[list[int]]:
+    """Connected sets of glue ops: joined where one reads what another makes.
+
+    Ops that read the same entering value are joined too, because the unit's input has one
+    layout. Parameters read by glue do not join.
+    """
+    parent = {op.id: op.id for op in glue}
+
+    def root(op_id: int) -> int:
+        while parent[op_id] != op_id:
+            parent[op_id] = parent[parent[op_id]]
+            op_id = parent[op_id]
+        return op_id
+
+    owner: dict[int, int] = {}
+    for op in glue:
+        for value in op.inputs:
+            kind = graph.storages[graph.values[value].storage].kind
+            if value in constants or kind is StorageKind.PARAMETER:
+                continue
+            if value in owner:
+                parent[root(op.id)] = root(owner[value])
+            elif value in entering:
+                owner[value] = op.id
+        for value in op.outputs:
+            if value not in constants:
+                owner[value] = op.id
+    components: dict[int, list[int]] = {}
+    for op in glue:
+        components.setdefault(root(op.id), []).append(op.id)
+    return list(components.values())

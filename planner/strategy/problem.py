@@ -1,0 +1,113 @@
+"""The sharding problem of one unit: its nodes and their strategies."""
+
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
+from planner.strategy.module_strategies import UnitContext, module_strategies
+from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
+from planner.strategy.region_strategies import region_strategies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingProblem:
+    """What the sharding ILP decides for one unit, tp degree and stream layout."""
+
+    context: UnitContext
+    """Graph, tp and stream layout."""
+    unit: Unit
+    """The unit."""
+    folded: FoldedUnit
+    """Nodes and the values between them."""
+    strategies: tuple[tuple[NodeStrategy, ...], ...]
+    """Strategies of each node; an empty tuple makes the problem infeasible."""
+
+    @property
+    def boundary(self) -> Layout:
+        """Layout in which values enter and leave the unit."""
+        return self.context.stream
+
+
+def sharding_problem(
+    graph: OperatorGraph, unit: Unit, *, tp: int, sequence_dim: int | None
+) -> ShardingProblem:
+    """Set up the choice of layouts for a unit.
+
+    Args:
+        graph: The model.
+        unit: One of its units.
+        tp: Ranks of the tp axis; 1 leaves nothing to choose.
+        sequence_dim: Tensor dim that sequence parallelism splits between the sharded regions
+            of a block, None without sequence parallelism. Prologue and epilogue always run on
+            the whole stream.
+
+    Returns:
+        Nodes with all their legal strategies.
+    """
+    folded = fold_unit(graph, unit)
+    in_block = unit.kind is UnitKind.BLOCK
+    stream = REPLICATE if sequence_dim is None or not in_block else shard(sequence_dim)
+    context = UnitContext(graph=graph, constants=folded.constants, tp=tp, stream=stream)
+    if not _stream_fits(folded, context):
+        return ShardingProblem(
+            context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
+        )
+    modules = {
+        node.index: module_strategies(node, context) if tp > 1 else _only(node, context)
+        for node in folded.nodes
+        if node.kind is NodeKind.MODULE
+    }
+    candidates: dict[int, list[Layout]] = {value: [stream] for value in folded.boundary_inputs}
+    for node in folded.nodes:
+        for strategy in modules.get(node.index, ()):
+            for value, layout in strategy.outputs.items():
+                candidates.setdefault(value, [])
+                if layout not in candidates[value]:
+                    candidates[value].append(layout)
+    strategies = []
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE:
+            found = modules[node.index]
+        elif node.kind is NodeKind.REGION:
+            found = region_strategies(node, context, candidates)
+        else:
+            found = (_constant(node),)
+        strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
+    return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def _only(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
+    """The single way to run a module on one rank."""
+    return module_strategies(node, context)[:1]
+
+
+def _constant(node: Node) -> NodeStrategy:
+    return NodeStrategy(
+        style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0,
+        needs_dtensor=False,
+    )  # fmt: skip
+
+
+def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
+    """Whether every value at the unit's boundary can lie in the stream layout."""
+    stream = context.stream
+    if not stream.is_shard:
+        return True
+    shapes = [
+        context.graph.values[value].shape
+        for value in (*folded.boundary_inputs, *folded.boundary_outputs)
+    ]
+    return all(
+        len(shape) > stream.dim + 1 and can_shard(shape, stream, context.tp) for shape in shapes
+    )
+
+
+def _allowed(strategy: NodeStrategy, folded: FoldedUnit, context: UnitContext) -> bool:
+    """Boundary values keep the stream layout, and the stream is made of plain local tensors."""
+    outputs = strategy.outputs
+    if any(outputs[v] != context.stream for v in folded.boundary_outputs if v in outputs):
+        return False
+    if not context.stream.is_shard or not strategy.needs_dtensor:
+        return True
+    touched = (*strategy.inputs.values(), *strategy.outputs.values())
+    return context.stream not in touched
