@@ -188,6 +188,8 @@ class OperatorGraph:
     """Prologue, blocks, epilogue; a single unit where the model has no block list."""
     cuts: tuple[CutPoint, ...]
     """Legal pipeline cuts, in order."""
+    no_cut_reason: str = ""
+    """Why ``cuts`` is empty, as a sentence; "" where it is not."""
 
     @property
     def num_parameters(self) -> int:

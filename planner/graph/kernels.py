@@ -1,0 +1,229 @@
+"""GPU kernels on the meta device.
+
+Without a GPU torch splits attention, dropout, RMSNorm and recurrent layers into the ops of a slow
+fallback, whose memory and FLOPs are not those of a training run. ``fused_kernels`` routes them to
+the op that a CUDA run dispatches, or to an op of the same arguments and results where torch has
+no meta kernel for it.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLASH_HEAD_DIM_LIMIT = 256
+"""Largest head dim of the flash attention kernel."""
+
+_ops = torch.library.Library("planner", "DEF")
+_ops.define(
+    "_fused_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps)"
+    " -> (Tensor, Tensor)"
+)
+_ops.define(
+    "_fused_rms_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape,"
+    " Tensor rstd, Tensor? weight) -> (Tensor, Tensor)"
+)
+_ops.define(
+    "_fused_rnn(Tensor input, Tensor hx, Tensor cx, Tensor[] params, int gates, int layers,"
+    " bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_ops.define(
+    "_fused_rnn_backward(Tensor grad_out, Tensor input, Tensor output, Tensor reserve, Tensor hx,"
+    " Tensor[] params, int gates) -> Tensor[]"
+)
+
+
+def _rms_norm_meta(
+    source: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, _: float | None
+) -> tuple[Tensor, Tensor]:
+    dtype = source.dtype if weight is None else torch.promote_types(source.dtype, weight.dtype)
+    lead = source.shape[: source.dim() - len(normalized_shape)]
+    # The statistics are at least float32 in the CUDA kernel.
+    stats = torch.promote_types(source.dtype, torch.float32)
+    rstd = source.new_empty([*lead, *[1] * len(normalized_shape)], dtype=stats)
+    return source.new_empty(source.shape, dtype=dtype), rstd
+
+
+def _rms_norm_backward_meta(
+    _: Tensor, source: Tensor, __: Sequence[int], ___: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    grad_weight = source.new_empty(0) if weight is None else torch.empty_like(weight)
+    return source.new_empty(source.shape), grad_weight
+
+
+def _rnn_meta(
+    source: Tensor, hx: Tensor, cx: Tensor, params: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gates, layers, bidirectional, _ = options
+    directions = 2 if bidirectional else 1
+    output = source.new_empty([*source.shape[:2], directions * hx.shape[-1]])
+    # The least that backward needs of each layer and step: the gates and the cell state.
+    steps = source.shape[0] * source.shape[1]
+    reserve = source.new_empty(layers * directions * steps * hx.shape[-1] * (gates + 1))
+    return output, torch.empty_like(hx), torch.empty_like(cx), reserve
+
+
+def _rnn_backward_meta(
+    _: Tensor, source: Tensor, __: Tensor, ___: Tensor, ____: Tensor, params: Sequence[Tensor],
+    _____: int,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(source), *[torch.empty_like(param) for param in params]]
+
+
+_ops.impl("_fused_rms_norm", _rms_norm_meta, "Meta")
+_ops.impl("_fused_rms_norm_backward", _rms_norm_backward_meta, "Meta")
+_ops.impl("_fused_rnn", _rnn_meta, "Meta")
+_ops.impl("_fused_rnn_backward", _rnn_backward_meta, "Meta")
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, source: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+    ) -> Tensor:
+        output, rstd = torch.ops.planner._fused_rms_norm(source, shape, weight, eps)
+        ctx.save_for_backward(source, rstd, weight)
+        ctx.shape = shape
+        result: Tensor = output
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:  # type: ignore[override]
+        source, rstd, weight = ctx.saved_tensors
+        grads = torch.ops.planner._fused_rms_norm_backward(grad, source, ctx.shape, rstd, weight)
+        return grads[0], None, None if weight is None else grads[1], None
+
+
+class _Rnn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, source: Tensor, hx: Tensor, cx: Tensor, options: tuple[Any, ...], *params: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        output, hy, cy, reserve = torch.ops.planner._fused_rnn(
+            source, hx, cx, list(params), *options
+        )
+        ctx.save_for_backward(source, hx, output, reserve, *params)
+        ctx.gates = options[0]
+        ctx.set_materialize_grads(False)
+        return output, hy, cy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        source, hx, output, reserve, *params = ctx.saved_tensors
+        if grad is None:
+            grad = torch.empty_like(output)
+        grads = torch.ops.planner._fused_rnn_backward(
+            grad, source, output, reserve, hx, params, ctx.gates
+        )
+        return (grads[0] if source.requires_grad else None, None, None, None, *grads[1:])
+
+
+def _rms_norm(
+    source: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    return _RmsNorm.apply(source, shape, weight, eps)
+
+
+def _lstm(
+    source: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
+) -> Any:
+    _, layers, _, _, bidirectional, batch_first = options
+    return _Rnn.apply(source, hx[0], hx[1], (4, layers, bidirectional, batch_first), *params)
+
+
+def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> Any:
+    _, layers, _, _, bidirectional, batch_first = options
+    output, hy, _ = _Rnn.apply(source, hx, hx, (3, layers, bidirectional, batch_first), *params)
+    return output, hy
+
+
+def _dropout(source: Tensor, *options: Any) -> Tensor:
+    p, train = options
+    if not train or p == 0:
+        return source
+    result: Tensor = torch.ops.aten.native_dropout(source, p, True)[0]
+    return result
+
+
+def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
+    return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
+
+
+def _additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        zeros = torch.zeros_like(mask, dtype=query.dtype)
+        mask = zeros.masked_fill(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:-1], key.shape[-2])
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *options: Any,
+    **keywords: Any,
+) -> Tensor:
+    """Dispatch scaled dot product attention as CUDA does.
+
+    Without a mask to the flash kernel (grouped keys and values stay grouped), else to the
+    memory-efficient one. Both keep query, key, value, output and the log of the score sums. In
+    float32 and float64 a CPU run has a fused kernel with the same saved tensors.
+    """
+    dropout_p, is_causal = (*options, *(0.0, False)[len(options) :])
+    scale = keywords.get("scale")
+    if query.dim() != 4:
+        flat = [tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (query, key, value)]
+        if attn_mask is not None:
+            attn_mask = _additive_mask(attn_mask, query, key).reshape(
+                -1, *query.shape[-3:-1], key.shape[-2]
+            )
+        output = _attention(*flat, attn_mask, dropout_p, is_causal, scale=scale)
+        return output.reshape(*query.shape[:-1], value.shape[-1])
+    same_width = query.shape[-1] == value.shape[-1]
+    if attn_mask is None and same_width and query.shape[-1] <= FLASH_HEAD_DIM_LIMIT:
+        flash: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
+        return flash
+    if key.shape[-3] != query.shape[-3]:
+        key = _repeat_heads(key, query.shape[-3])
+        value = _repeat_heads(value, query.shape[-3])
+    if attn_mask is not None:
+        attn_mask = _additive_mask(attn_mask, query, key)
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    efficient: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale
+    )[0]
+    return efficient
+
+
+_OVERRIDES: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": _attention,
+    "dropout": _dropout,
+    "rms_norm": _rms_norm,
+    "lstm.input": _lstm,
+    "gru.input": _gru,
+}
+
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Give meta tensors the fused kernels of CUDA, in the whole process."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            # torch says on every override that it was overridden.
+            warnings.simplefilter("ignore", UserWarning)
+            for name, kernel in _OVERRIDES.items():
+                # The Meta key is refused for composite ops; autograd on meta comes before it.
+                library.impl(name, kernel, "AutogradMeta", allow_override=True)
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,376 @@
+"""Loading the user's model: the one place that runs user code outside of a trace.
+
+A model file offers::
+
+    def build_model() -> nn.Module: ...
+    def example_batch(microbatch_size, seq_len=1024): return inputs, targets   # seq_len optional
+    def loss_fn(output, targets): ...        # optional where the model returns its loss
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from planner.errors import ModelError, PlannerError, RequestError
+from planner.graph.source import line_of_traceback
+from planner.graph.user_module import UserModule, import_user_module
+
+DEFAULT_FACTORY = "build_model"
+BATCH_SEED = 0
+"""Seed under which ``example_batch`` is called."""
+
+_BATCH_LINES = """Add to the model file:
+    def example_batch(microbatch_size):
+        tokens = torch.randint(0, VOCAB_SIZE, (microbatch_size, SEQ_LEN + 1))
+        return tokens[:, :-1], tokens[:, 1:]"""
+
+_FACTORY_LINES = """Add to the model file:
+    def build_model():
+        return MyModel()"""
+
+_LOSS_LINES = """Add to the model file:
+    def loss_fn(output, targets):
+        return torch.nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One microbatch as the model takes it."""
+
+    args: tuple[Any, ...]
+    """Positional arguments."""
+    kwargs: dict[str, Any]
+    """Keyword arguments."""
+    targets: Any
+    """Second argument of the loss function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that can be built without weights, with its data and loss."""
+
+    description: str
+    """What the user named, for messages."""
+    file: str | None
+    """Path of the model file as the user gave it."""
+    module: str | None
+    """Module name where the user gave ``package.module:factory``."""
+    factory: str
+    """Name of the function that builds the model, "" for a module passed as an object."""
+    seq_len: int | None
+    """``seq_len`` that the user asked for and ``example_batch`` takes."""
+    make_model: Callable[[], nn.Module]
+    """Builds the model; user code."""
+    make_batch: Callable[[int], Any]
+    """Makes (inputs, targets) of a microbatch size; user code."""
+    loss_fn: Callable[[Any, Any], Any] | None
+    """Loss of (output, targets); None where the model returns its loss."""
+    import_scope: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes the model file's own imports work while its code runs."""
+
+    @contextmanager
+    def running(self, action: str) -> Iterator[None]:
+        """Run the model's code: its imports work, what it raises becomes a ``ModelError``."""
+        with user_code(action), self.import_scope():
+            yield
+
+    def build_meta(self, dtype: str) -> nn.Module:
+        """Build the model in train mode on the meta device; no weights are allocated.
+
+        As in the training script, modules are built in float32 (float64 where the compute dtype
+        is float64) and parameters are then cast to the compute dtype; buffers keep theirs.
+
+        Args:
+            dtype: Compute dtype, as torch spells it: "bfloat16".
+
+        Raises:
+            ModelError: The factory raises, returns no module, or a module without a parameter
+                that needs a gradient.
+        """
+        compute = _floating_dtype(dtype)
+        with self.running(f"building {self.description}"), default_dtype(compute):
+            with torch.device("meta"), _NoInitialisation():
+                model = self.make_model()
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"{self.description} must return an nn.Module, but it returned"
+                f" {type(model).__name__}.",
+                hint=_FACTORY_LINES,
+            )
+        if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            model = meta_copy(model)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(
+                f"{self.description} has no parameter that requires a gradient: there is nothing"
+                " to train.",
+                hint="Return the model with requires_grad=True on the parameters to train.",
+            )
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(compute)
+        return model.train()
+
+    def example_batch(self, microbatch_size: int) -> Batch:
+        """Make a microbatch, with real data, under a fixed seed.
+
+        Raises:
+            ModelError: ``example_batch`` raises or returns no pair.
+        """
+        with self.running(f"example_batch({microbatch_size})"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(BATCH_SEED)
+            made = self.make_batch(microbatch_size)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise ModelError(
+                f"example_batch must return (inputs, targets), but it returned"
+                f" {_describe(made)}.",
+                hint="inputs is a tensor, a tuple of positional or a dict of keyword arguments;"
+                " return None as targets where the model computes its loss from its inputs.\n"
+                + _BATCH_LINES,
+            )
+        inputs, targets = made
+        if isinstance(inputs, dict):
+            return Batch(args=(), kwargs=dict(inputs), targets=targets)
+        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        return Batch(args=args, kwargs={}, targets=targets)
+
+    def loss(self, output: Any, targets: Any) -> Tensor:
+        """Turn the model's output into the scalar to differentiate.
+
+        Without a ``loss_fn`` the model returns its loss: a scalar, an object or dict with a
+        ``loss``, or a tuple with exactly one scalar floating-point tensor.
+
+        Raises:
+            ModelError: The loss function raises, or there is no scalar with a gradient.
+        """
+        if self.loss_fn is not None:
+            with self.running("loss_fn(output, targets)"):
+                loss = self.loss_fn(output, targets)
+            asked = "loss_fn must return a scalar tensor with a gradient, but it returned"
+        else:
+            loss = _returned_loss(output)
+            asked = "There is no loss_fn, so the model must return its loss, but it returned"
+        is_scalar = isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad
+        if not is_scalar:
+            shown = loss if self.loss_fn is not None else output
+            raise ModelError(f"{asked} {_describe(shown)}.", hint=_LOSS_LINES)
+        scalar: Tensor = loss
+        return scalar
+
+
+def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
+    """Load ``model.py``, ``model.py:factory`` or ``package.module:factory``.
+
+    Args:
+        source: The MODEL argument.
+        seq_len: Sequence length to pass to ``example_batch``, None for its own.
+
+    Raises:
+        ModelError: The file is missing, cannot be imported, or offers too little.
+        RequestError: ``seq_len`` is given and ``example_batch`` does not take it.
+    """
+    target, separator, factory = source.rpartition(":")
+    if not separator:
+        target, factory = source, DEFAULT_FACTORY
+    with user_code(f"importing {target}"):
+        user_module = import_user_module(target)
+    make_model = _required(user_module, factory)
+    make_batch = user_module.namespace.get("example_batch")
+    if not callable(make_batch):
+        raise ModelError(
+            f"{target} has no example_batch(microbatch_size), which says what data the model"
+            " takes.",
+            hint=_BATCH_LINES,
+        )
+    loss_fn = user_module.namespace.get("loss_fn")
+    return LoadedModel(
+        description=f"{target}:{factory}",
+        file=user_module.file,
+        module=user_module.module,
+        factory=factory,
+        seq_len=seq_len,
+        make_model=make_model,
+        make_batch=_with_seq_len(make_batch, seq_len),
+        loss_fn=loss_fn if callable(loss_fn) else None,
+        import_scope=user_module.scope.active,
+    )
+
+
+def wrap_module(
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    example_batch: Callable[..., Any] | None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    seq_len: int | None = None,
+) -> LoadedModel:
+    """Take a model passed as an object: a module (meta or real) or a factory.
+
+    Args:
+        model: A module, which is copied without its weights, or a callable that builds one.
+        example_batch: As in a model file.
+        loss_fn: As in a model file.
+        seq_len: Sequence length to pass to ``example_batch``, None for its own.
+
+    Raises:
+        ModelError: ``example_batch`` is missing.
+        RequestError: ``seq_len`` is given and ``example_batch`` does not take it.
+    """
+    if isinstance(model, nn.Module):
+        description, factory = type(model).__name__, ""
+        module: nn.Module = model
+
+        def make_model() -> nn.Module:
+            return meta_copy(module)
+    else:
+        factory = getattr(model, "__name__", type(model).__name__)
+        description, make_model = factory, model
+    if example_batch is None:
+        raise ModelError(
+            f"{description} was passed without example_batch, which says what data it takes.",
+            hint="Pass example_batch=lambda microbatch_size: (inputs, targets).",
+        )
+    return LoadedModel(
+        description=description,
+        file=None,
+        module=None,
+        factory=factory,
+        seq_len=seq_len,
+        make_model=make_model,
+        make_batch=_with_seq_len(example_batch, seq_len),
+        loss_fn=loss_fn,
+    )
+
+
+def meta_copy(module: nn.Module) -> nn.Module:
+    """Copy a module onto the meta device: tied parameters stay tied, no data is read."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        twin = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, memo)
+
+
+@contextmanager
+def user_code(action: str) -> Iterator[None]:
+    """Turn what user code raises into a ``ModelError`` with its type, message and line.
+
+    Args:
+        action: What was being done, for the message: "building model.py:build_model".
+    """
+    try:
+        yield
+    except PlannerError:
+        raise
+    except Exception as error:
+        line = line_of_traceback(error.__traceback__)
+        where = f" at {line}" if line else ""
+        raise ModelError(
+            f"{action} raised {type(error).__name__}: {error}{where}",
+            hint="The model must build, run and differentiate without data on the meta device:"
+            ' try it under torch.device("meta").',
+        ) from error
+
+
+@contextmanager
+def default_dtype(compute: torch.dtype) -> Iterator[None]:
+    """Create tensors as the training script does: float64 for float64, else float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if compute == torch.float64 else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Skips random initialisation of meta tensors.
+
+    There is nothing to fill, and the first such call imports torch's compiler (0.7 s).
+    """
+
+    _SKIPPED = frozenset(
+        {Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_, Tensor.erfinv_}
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Return the tensor untouched where it has no data to fill."""
+        if func in self._SKIPPED and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _floating_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise RequestError(
+            f"dtype {name!r} is no floating-point type of torch.",
+            hint='Use "bfloat16", "float32" or "float64".',
+        )
+    return dtype
+
+
+def _required(user_module: UserModule, factory: str) -> Callable[[], nn.Module]:
+    found = user_module.namespace.get(factory)
+    if callable(found):
+        make: Callable[[], nn.Module] = found
+        return make
+    offered = user_module.own_callables()
+    listing = ", ".join(offered) if offered else "no functions"
+    hint = _FACTORY_LINES
+    if offered:
+        hint += f"\nor name one of its callables: {user_module.target}:{offered[0]}"
+    raise ModelError(
+        f"{user_module.target} has no {factory}(); it offers {listing}.",
+        hint=hint,
+    )
+
+
+def _with_seq_len(make_batch: Callable[..., Any], seq_len: int | None) -> Callable[[int], Any]:
+    if seq_len is None:
+        return make_batch
+    parameters = inspect.signature(make_batch).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    if "seq_len" not in parameters and not takes_any:
+        raise RequestError(
+            f"--seq-len {seq_len} was asked for, but example_batch takes no seq_len: its"
+            f" parameters are ({', '.join(parameters)}).",
+            hint="Drop --seq-len, or add the parameter:"
+            " def example_batch(microbatch_size, seq_len=1024).",
+        )
+    return lambda microbatch_size: make_batch(microbatch_size, seq_len=seq_len)
+
+
+def _returned_loss(output: Any) -> Any:
+    if isinstance(output, dict) and "loss" in output:
+        return output["loss"]
+    if isinstance(output, Tensor):
+        return output
+    if (loss := getattr(output, "loss", None)) is not None:
+        return loss
+    if isinstance(output, (tuple, list)):
+        scalars = [
+            item
+            for item in output
+            if isinstance(item, Tensor) and item.dim() == 0 and item.is_floating_point()
+        ]
+        return scalars[0] if len(scalars) == 1 else output
+    return output
+
+
+def _describe(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        grad = "" if thing.requires_grad else " without a gradient"
+        return f"a tensor of shape {tuple(thing.shape)}{grad}"
+    if isinstance(thing, (tuple, list)):
+        return f"a {type(thing).__name__} of {len(thing)}"
+    return f"{type(thing).__name__}"

@@ -1,0 +1,333 @@
+"""Recording one training step: every op of forward and backward, on tensors without data.
+
+A dispatch mode sees each ATen op below autograd, so that the graph is what a training run
+executes: composite ops are split, backward is autograd's own. Tensors live on the meta device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import torch_private, work
+from planner.graph.operator_graph import Phase, StorageKind
+from planner.graph.recording import ModuleCall
+from planner.graph.table import ValueTable
+from planner.graph.values import ConstantValues, data_dependent_error, run_for_real
+
+_ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
+"""Ops whose schema does not say that they share their input's memory."""
+
+_META = torch.device("meta")
+
+
+@dataclass(slots=True)
+class RawOp:
+    """An op while it is being recorded; the fields are those of ``OpNode``."""
+
+    name: str
+    module: str
+    phase: Phase
+    is_view: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arguments: tuple[object, ...]
+    keyword_arguments: tuple[tuple[str, object], ...]
+    flop: int
+    read_bytes: int
+    write_bytes: int
+    forward_op: int | None
+    accumulates: int | None = None
+    """Storage of the parameter whose gradient it accumulates, where it does."""
+    saved_inputs: list[int] = field(default_factory=list)
+    saved_outputs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpKind:
+    name: str
+    is_view: bool
+    written: tuple[tuple[int, str, bool], ...]
+    dynamic: bool
+    random: bool
+
+
+def _plain(argument: object) -> object:
+    """Spell an argument without torch: tensors as None, lists as tuples, dtypes as strings."""
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    if isinstance(argument, Tensor):
+        return None
+    if isinstance(argument, (list, tuple)):
+        if any(isinstance(item, Tensor) for item in argument):
+            return None
+        return tuple([_plain(item) for item in argument])
+    return str(argument).removeprefix("torch.")
+
+
+def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
+    """Collect tensors in argument order, those inside lists too."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            _tensors(argument, found)
+    return found
+
+
+class Recorder(torch_private.TorchDispatchMode):
+    """Records the ops that run inside of it; see ``recording`` for the set-up around it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.ops: list[RawOp] = []
+        self.calls: list[ModuleCall | None] = []
+        """In order of entry, None while a call is open."""
+        self.table = ValueTable()
+        self.constants = ConstantValues()
+        self.phase = Phase.FORWARD
+        self._kinds: dict[Any, _OpKind] = {}
+        self.paths: dict[int, str] = {}
+        self._stack: list[str] = [""]
+        self._open_calls: list[tuple[int, str, int, int | None] | None] = []
+        self._listed: set[int] = set()
+        self._op_of_sequence: dict[int, int] = {}
+        self._last_sequence = -1
+        self._pending_saves: list[int] = []
+        self._unpacked: int | None = None
+        self._name_modules(model)
+
+    def _name_modules(self, model: nn.Module) -> None:
+        for path, module in model.named_modules():
+            self.paths[id(module)] = path
+            if isinstance(module, (nn.ModuleList, nn.Sequential)):
+                self._listed.update(id(child) for child in module.children())
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.table.register(parameter, StorageKind.PARAMETER, name)
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            self.table.register(buffer, StorageKind.BUFFER, name)
+
+    # Modules -----------------------------------------------------------------------------------
+
+    def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note that a module's forward begins."""
+        path = self.paths.get(id(module))
+        self._stack.append(self._stack[-1] if path is None else path)
+        call = None
+        if id(module) in self._listed and self.phase is Phase.FORWARD and path is not None:
+            first = args[0] if args and isinstance(args[0], Tensor) else None
+            value = None if first is None else self.table.read(first, keep=True)
+            call = (len(self.calls), path, len(self.ops), value)
+            self.calls.append(None)
+        self._open_calls.append(call)
+
+    def leave_module(self, _: nn.Module, output: Any) -> None:
+        """Note that a module's forward ends."""
+        if len(self._stack) > 1:
+            self._stack.pop()
+            call = self._open_calls.pop()
+            if call is not None:
+                position, path, first_op, first_argument = call
+                if isinstance(output, (tuple, list)) and output:
+                    output = output[0]
+                made = self.table.read(output, keep=True) if isinstance(output, Tensor) else None
+                self.calls[position] = ModuleCall(
+                    path, first_op, len(self.ops), first_argument, made
+                )
+
+    # Saved tensors -----------------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Note which op autograd keeps a tensor for.
+
+        Inputs are packed after the op's autograd node is made and before the op is dispatched;
+        outputs after the dispatch, before the next node is made. A custom autograd function
+        packs after all of its ops.
+        """
+        if self.phase is Phase.FORWARD:
+            value = self.table.read(tensor, keep=True)
+            if torch_private.next_sequence_number() == self._last_sequence:
+                self._attribute_late(value)
+            else:
+                self._pending_saves.append(value)
+        return tensor
+
+    def unpack(self, tensor: Tensor) -> Tensor:
+        """Note which value comes back; torch detaches the result, which is no op of the step."""
+        self._unpacked = id(tensor)
+        self.table.recall(tensor)
+        return tensor
+
+    def _attribute_late(self, value: int) -> None:
+        for op in reversed(self.ops):
+            if value in op.outputs:
+                op.saved_outputs.append(value)
+                return
+            if value in op.inputs:
+                op.saved_inputs.append(value)
+                return
+
+    def _attribute_pending(self, op: RawOp) -> None:
+        pending, self._pending_saves = self._pending_saves, []
+        for value in pending:
+            if value in op.inputs:
+                op.saved_inputs.append(value)
+            else:
+                self._attribute_late(value)
+
+    def start_backward(self) -> None:
+        """Note that forward, the loss included, has ended."""
+        for value in self._pending_saves:
+            self._attribute_late(value)
+        self._pending_saves = []
+        self.phase = Phase.BACKWARD
+
+    # Ops ---------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one op on meta tensors and record it."""
+        kwargs = kwargs or {}
+        kind = self._kinds.get(func) or self._classify(func)
+        keep = self.phase is Phase.FORWARD
+        tensors = _tensors(args, [])
+        if kwargs:
+            _tensors(tuple(kwargs.values()), tensors)
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": _META}
+        if self._unpacked is not None:
+            unpacked, self._unpacked = self._unpacked, None
+            if kind.name == "detach" and id(args[0]) == unpacked:
+                return func(*args, **kwargs)
+        inputs = tuple([self.table.read(tensor, keep=keep) for tensor in tensors])
+        sequence = torch_private.next_sequence_number()
+        self._last_sequence = sequence
+        if kind.name == "lift_fresh" and not tensors[0].is_meta:
+            return self._lift(tensors[0])
+        out = self._dynamic(func, args, kwargs, inputs) if kind.dynamic else func(*args, **kwargs)
+        if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
+            return out
+        op = self._record(kind, (args, kwargs), (inputs, tensors), _tensors((out,), []))
+        op.forward_op = self._link(sequence, op)
+        self._attribute_pending(op)
+        if keep and not kind.written and not kind.random and op.outputs:
+            made = [(value, self.table.tensor(value)) for value in op.outputs]
+            self.constants.observe(func, (args, kwargs), inputs, made)
+        return out
+
+    def _classify(self, func: Any) -> _OpKind:
+        name = torch_private.packet_name(func)
+        is_view, written = torch_private.schema_aliases(func)
+        kind = _OpKind(
+            name=name,
+            is_view=is_view or name in _ALIASING_OPS,
+            written=written,
+            dynamic=torch_private.has_dynamic_output(func),
+            random=torch_private.is_random(func),
+        )
+        self._kinds[func] = kind
+        return kind
+
+    def _record(
+        self,
+        kind: _OpKind,
+        arguments: tuple[Sequence[Any], dict[str, Any]],
+        read: tuple[tuple[int, ...], list[Tensor]],
+        made: list[Tensor],
+    ) -> RawOp:
+        args, kwargs = arguments
+        inputs, tensors = read
+        keep = self.phase is Phase.FORWARD
+        if kind.written:
+            outputs = self._written(kind, args, kwargs, made)
+        else:
+            outputs = tuple([self.table.write(tensor, keep=keep) for tensor in made])
+        flop = read_bytes = write_bytes = 0
+        if not kind.is_view:
+            flop = work.flop(kind.name, args, made)
+            size = self.table.size_bytes
+            read_bytes, write_bytes = work.traffic_bytes(
+                kind.name,
+                [size(value, tensor) for value, tensor in zip(inputs, tensors, strict=True)],
+                [size(value, tensor) for value, tensor in zip(outputs, made, strict=False)],
+                in_place=bool(kind.written),
+            )
+        op = RawOp(
+            name=kind.name,
+            module=self._stack[-1],
+            phase=self.phase,
+            is_view=kind.is_view,
+            inputs=inputs,
+            outputs=outputs,
+            arguments=tuple([_plain(argument) for argument in args]),
+            keyword_arguments=tuple(sorted((name, _plain(kwargs[name])) for name in kwargs)),
+            flop=flop,
+            read_bytes=read_bytes,
+            write_bytes=write_bytes,
+            forward_op=None,
+        )
+        self.ops.append(op)
+        return op
+
+    def _written(
+        self, kind: _OpKind, args: Sequence[Any], kwargs: dict[str, Any], made: list[Tensor]
+    ) -> tuple[int, ...]:
+        """Make new values for what an op wrote to, and for all other views of that memory."""
+        keep = self.phase is Phase.FORWARD
+        targets: list[Tensor] = []
+        for position, name, keyword_only in kind.written:
+            by_name = keyword_only or position >= len(args)
+            _tensors((kwargs.get(name) if by_name else args[position],), targets)
+        outputs: list[int] = []
+        for target in targets:
+            outputs.extend(self.table.overwrite(target, keep=keep))
+        written = {id(target) for target in targets}
+        outputs.extend(
+            self.table.write(tensor, keep=keep) for tensor in made if id(tensor) not in written
+        )
+        return tuple(outputs)
+
+    def _link(self, sequence: int, op: RawOp) -> int | None:
+        """Connect an op to autograd's nodes: forward ops are named, backward ops look them up."""
+        position = len(self.ops) - 1
+        node = torch_private.current_node() if self.phase is Phase.BACKWARD else None
+        if node is None or len(self._stack) > 1:
+            # The op made the newest node; inside a module in backward it is a recomputation.
+            self._op_of_sequence.setdefault(sequence - 1, position)
+            return None
+        forward_op = self._op_of_sequence.get(torch_private.node_sequence_number(node))
+        if forward_op is not None:
+            op.module = self.ops[forward_op].module
+        elif (variable := getattr(node, "variable", None)) is not None:
+            value = self.table.read(variable, keep=False)
+            op.module = self.table.name_of(value).rpartition(".")[0]
+            op.accumulates = self.table.keys[value][0]
+        return forward_op
+
+    # Data --------------------------------------------------------------------------------------
+
+    def _lift(self, real: Tensor) -> Tensor:
+        """Turn a tensor literal of the model into a meta tensor whose data is known."""
+        meta = torch.empty_like(real, device=_META)
+        self.constants.seed(self.table.read(meta, keep=True), real)
+        return meta
+
+    def _dynamic(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[int]
+    ) -> Any:
+        """Run an op whose result depends on data, which must be known."""
+        known = [self.constants.compute(value) for value in inputs]
+        if any(data is None for data in known):
+            raise data_dependent_error(torch_private.packet_name(func))
+        results = run_for_real(func, args, kwargs, known)
+        if func.namespace == "aten" and torch_private.packet_name(func) in _SCALAR_RESULTS:
+            return results[0].item()
+        metas = [self._lift(result) for result in results]
+        return metas[0] if len(metas) == 1 else tuple(metas)
+
+
+_SCALAR_RESULTS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item"})
+"""Ops that return a number of Python."""

@@ -1,0 +1,120 @@
+"""Every private torch name that tracing needs, in one place.
+
+``tests/graph/test_torch_private.py`` calls each of them, so that a torch that moves one fails
+there and says which.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.autograd.graph import Node
+
+__all__ = [
+    "TorchDispatchMode",
+    "current_node",
+    "has_dynamic_output",
+    "is_random",
+    "module_hooks",
+    "modes_disabled",
+    "next_sequence_number",
+    "node_sequence_number",
+    "packet_name",
+    "schema_aliases",
+    "storage_key",
+    "tree_map_only",
+]
+
+
+def current_node() -> "Node | None":
+    """Return the autograd node that runs on this thread, None outside of backward."""
+    return cast("Node | None", torch._C._current_autograd_node())
+
+
+def next_sequence_number() -> int:
+    """Return the number that the next autograd node made on this thread will get."""
+    return cast(int, torch.autograd._get_sequence_nr())
+
+
+def node_sequence_number(node: "Node") -> int:
+    """Return the number that a node got when forward made it (2**64 - 1 for accumulation)."""
+    return cast(int, node._sequence_nr())  # type: ignore[attr-defined]
+
+
+def storage_key(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
+    """Return a tensor's storage and the address of its C++ object.
+
+    The address is an identity only as long as the returned storage is kept alive.
+    """
+    storage = tensor.untyped_storage()
+    return storage, storage._cdata
+
+
+def packet_name(func: "OpOverload[..., Any]") -> str:
+    """Return the op's name without namespace and overload: "mm" for aten.mm.default."""
+    return cast(str, func._overloadpacket.__name__)
+
+
+def schema_aliases(func: "OpOverload[..., Any]") -> tuple[bool, tuple[tuple[int, str, bool], ...]]:
+    """Read from the op's schema what its outputs share with its inputs.
+
+    Returns:
+        Whether an output aliases an input that is not written to, and the arguments written to
+        as (position, name, keyword only).
+    """
+    views = False
+    written: list[tuple[int, str, bool]] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None:
+            continue
+        if argument.alias_info.is_write:
+            written.append((position, argument.name, argument.kwarg_only))
+        else:
+            views = True
+    return views and not written, tuple(written)
+
+
+def has_dynamic_output(func: "OpOverload[..., Any]") -> bool:
+    """Tell whether the sizes or the value of the result depend on the data of the inputs."""
+    tags = func.tags
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+def is_random(func: "OpOverload[..., Any]") -> bool:
+    """Tell whether the op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def modes_disabled() -> AbstractContextManager[object]:
+    """Switch all dispatch modes off, to run an op for real inside of a mode."""
+    return cast(AbstractContextManager[object], _disable_current_modes())
+
+
+@contextmanager
+def module_hooks(
+    before: Callable[[torch.nn.Module, tuple[Any, ...]], None],
+    after: Callable[[torch.nn.Module, Any], None],
+) -> Iterator[None]:
+    """Call ``before`` and ``after`` around every module's forward, in the whole process.
+
+    ``after`` is called even where the module raised.
+    """
+    pre = register_module_forward_pre_hook(before)
+    post = register_module_forward_hook(
+        lambda module, _, output: after(module, output), always_call=True
+    )
+    try:
+        yield
+    finally:
+        pre.remove()
+        post.remove()

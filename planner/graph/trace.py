@@ -1,0 +1,208 @@
+"""One traced training step as immutable data, and the operator graph made from it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import torch_private
+from planner.graph.block_list import heaviest_list
+from planner.graph.kernels import fused_kernels
+from planner.graph.load import Batch, LoadedModel, default_dtype
+from planner.graph.operator_graph import (
+    OperatorGraph,
+    OpNode,
+    Parameter,
+    Phase,
+    Storage,
+    StorageKind,
+    TensorValue,
+)
+from planner.graph.record import RawOp, Recorder
+from planner.graph.recording import ModuleListing, Recording
+from planner.graph.units import assemble, find_layout
+
+_REDUCED_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def trace_model(model: LoadedModel, *, microbatch_size: int, dtype: str) -> OperatorGraph:
+    """Trace one training step of a model without allocating weights.
+
+    Args:
+        model: The model with its data and loss.
+        microbatch_size: Samples in the microbatch.
+        dtype: Compute dtype: "bfloat16", "float32" or "float64".
+
+    Raises:
+        ModelError: The model cannot be built, run or differentiated without data.
+    """
+    recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype)
+    return assemble(recording, find_layout(recording))
+
+
+def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Recording:
+    """Run forward and backward on the meta device and record every op; see ``trace_model``."""
+    compute = getattr(torch, dtype)
+    module = model.build_meta(dtype)
+    batch = model.example_batch(microbatch_size)
+    recorder = Recorder(module)
+    inputs = _place_batch(recorder, batch, compute)
+    with default_dtype(compute), fused_kernels(), _block_input_casts(module, compute):
+        _run_step(model, module, inputs, recorder)
+    return _freeze(recorder, module, batch, microbatch_size)
+
+
+def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Recorder) -> None:
+    hooks = torch_private.module_hooks(recorder.enter_module, recorder.leave_module)
+    saved = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+    with hooks, saved, recorder:
+        with model.running(f"the forward pass of {model.description}"):
+            output = module(*batch.args, **batch.kwargs)
+        loss = model.loss(output, batch.targets)
+        recorder.start_backward()
+        with model.running(f"the backward pass of {model.description}"):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:
+    """Move a batch to the meta device as the script would cast it; integer data stays known."""
+    counter = iter(range(1 << 30))
+
+    def place(tensor: Tensor, *, cast: bool) -> Tensor:
+        meta = torch.empty_like(tensor, device="meta")
+        if cast and tensor.is_floating_point():
+            meta = meta.to(compute)
+        value = recorder.table.register(meta, StorageKind.INPUT, f"input{next(counter)}")
+        if not tensor.is_floating_point() and not tensor.is_meta:
+            recorder.constants.seed(value, tensor)
+        return meta
+
+    args, kwargs = torch_private.tree_map_only(
+        Tensor, lambda tensor: place(tensor, cast=True), (batch.args, batch.kwargs)
+    )
+    targets = torch_private.tree_map_only(
+        Tensor, lambda tensor: place(tensor, cast=False), batch.targets
+    )
+    return Batch(args=args, kwargs=kwargs, targets=targets)
+
+
+@contextmanager
+def _block_input_casts(module: nn.Module, compute: torch.dtype) -> Iterator[None]:
+    """Cast what enters a block to the compute dtype, as FSDP2's mixed precision does."""
+    blocks = heaviest_list(module)
+    if compute not in _REDUCED_PRECISION or blocks is None:
+        yield
+        return
+
+    def cast(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return torch_private.tree_map_only(
+            Tensor,
+            lambda tensor: tensor.to(compute) if tensor.is_floating_point() else tensor,
+            (args, kwargs),
+        )
+
+    handles = [
+        block.register_forward_pre_hook(cast, with_kwargs=True) for block in blocks.children()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _freeze(
+    recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int
+) -> Recording:
+    table = recorder.table
+    dtype_names: dict[torch.dtype, str] = {}
+    values = []
+    for position, (storage, _, shape, _, dtype) in enumerate(table.keys):
+        if (name := dtype_names.get(dtype)) is None:
+            name = dtype_names[dtype] = str(dtype).removeprefix("torch.")
+        values.append(
+            TensorValue(
+                id=position,
+                storage=storage,
+                shape=tuple(shape),
+                dtype=name,
+                requires_grad=table.requires_grad(position),
+            )
+        )
+    storages = [
+        Storage(id=position, size_bytes=entry.size_bytes, kind=entry.kind, name=entry.name)
+        for position, entry in enumerate(table.storages)
+    ]
+    return Recording(
+        microbatch_size=microbatch_size,
+        tokens_per_sample=_tokens_per_sample(batch, microbatch_size),
+        storages=tuple(storages),
+        values=tuple(values),
+        ops=tuple([_freeze_op(position, op) for position, op in enumerate(recorder.ops)]),
+        parameters=_parameters(recorder, module),
+        calls=tuple(call for call in recorder.calls if call is not None),
+        lists=_module_lists(recorder, module),
+        accumulations={
+            position: op.accumulates
+            for position, op in enumerate(recorder.ops)
+            if op.accumulates is not None
+        },
+    )
+
+
+def _freeze_op(position: int, op: RawOp) -> OpNode:
+    return OpNode(
+        id=position,
+        name=op.name,
+        module=op.module,
+        phase=op.phase,
+        is_view=op.is_view,
+        inputs=op.inputs,
+        outputs=op.outputs,
+        arguments=op.arguments,
+        keyword_arguments=op.keyword_arguments,
+        flop=op.flop,
+        read_bytes=op.read_bytes,
+        write_bytes=op.write_bytes,
+        forward_op=op.forward_op,
+        saved_inputs=tuple(dict.fromkeys(op.saved_inputs)),
+        saved_outputs=tuple(dict.fromkeys(op.saved_outputs)),
+    )
+
+
+def _parameters(recorder: Recorder, module: nn.Module) -> tuple[Parameter, ...]:
+    table = recorder.table
+    return tuple(
+        Parameter(
+            names=tuple(table.parameter_names[storage]),
+            storage=storage,
+            shape=tuple(parameter.shape),
+            requires_grad=parameter.requires_grad,
+        )
+        for parameter in module.parameters()
+        for storage in [table.keys[table.read(parameter, keep=True)][0]]
+    )
+
+
+def _module_lists(recorder: Recorder, module: nn.Module) -> tuple[ModuleListing, ...]:
+    return tuple(
+        ModuleListing(
+            path=path,
+            children=tuple(
+                (f"{path}.{name}" if path else name, recorder.paths[id(item)])
+                for name, item in child._modules.items()
+                if item is not None
+            ),
+        )
+        for path, child in module.named_modules()
+        if isinstance(child, (nn.ModuleList, nn.Sequential))
+    )
+
+
+def _tokens_per_sample(batch: Batch, microbatch_size: int) -> int:
+    for item in (*batch.args, *batch.kwargs.values()):
+        if isinstance(item, Tensor) and not item.is_floating_point() and item.dim() == 2:
+            return item.shape[1] if item.shape[0] == microbatch_size else 1
+    return 1
