@@ -1,0 +1,1 @@
+"""Tracing a PyTorch model into an operator graph."""

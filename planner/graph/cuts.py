@@ -54,9 +54,7 @@ def find_cuts(
             if value in unmakeable or recording.values[value].requires_grad
         ]
         if sent is None:
-            reasons.append(
-                f"{place}, the output of the one is not the first argument of the other"
-            )
+            reasons.append(f"{place}, the output of the one is not the first argument of the other")
         elif extra:
             shapes = ", ".join(str(recording.values[value].shape) for value in extra[:3])
             reasons.append(
@@ -82,9 +80,7 @@ def _sent_value(calls: Sequence[ModuleCall], unit: int) -> int | None:
     return before if before == after else None
 
 
-def _crossing(
-    recording: Recording, unit_of_op: Sequence[int], num_units: int
-) -> list[list[int]]:
+def _crossing(recording: Recording, unit_of_op: Sequence[int], num_units: int) -> list[list[int]]:
     """List for each unit the values made in it or before and used in forward after it."""
     made_in: dict[int, int] = {}
     last_use: dict[int, int] = {}

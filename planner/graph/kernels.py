@@ -9,15 +9,23 @@ no meta kernel for it.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+_Context: TypeAlias = Any
+"""Context of an autograd function."""
+
+_Option: TypeAlias = Any
+"""Argument or result of an op, as its schema says."""
+
 FLASH_HEAD_DIM_LIMIT = 256
 """Largest head dim of the flash attention kernel."""
 
-_ops = torch.library.Library("planner", "DEF")
+_open_library: Callable[[str, str], _Option] = torch.library.Library
+
+_ops = _open_library("planner", "DEF")
 _ops.define(
     "_fused_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps)"
     " -> (Tensor, Tensor)"
@@ -55,7 +63,7 @@ def _rms_norm_backward_meta(
 
 
 def _rnn_meta(
-    source: Tensor, hx: Tensor, cx: Tensor, params: Sequence[Tensor], *options: Any
+    source: Tensor, hx: Tensor, cx: Tensor, params: Sequence[Tensor], *options: _Option
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gates, layers, bidirectional, _ = options
     directions = 2 if bidirectional else 1
@@ -82,7 +90,11 @@ _ops.impl("_fused_rnn_backward", _rnn_backward_meta, "Meta")
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, source: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+        ctx: _Context,
+        source: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None,
+        eps: float | None,
     ) -> Tensor:
         output, rstd = torch.ops.planner._fused_rms_norm(source, shape, weight, eps)
         ctx.save_for_backward(source, rstd, weight)
@@ -91,7 +103,7 @@ class _RmsNorm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
         source, rstd, weight = ctx.saved_tensors
         grads = torch.ops.planner._fused_rms_norm_backward(grad, source, ctx.shape, rstd, weight)
         return grads[0], None, None if weight is None else grads[1], None
@@ -100,7 +112,12 @@ class _RmsNorm(torch.autograd.Function):
 class _Rnn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, source: Tensor, hx: Tensor, cx: Tensor, options: tuple[Any, ...], *params: Tensor
+        ctx: _Context,
+        source: Tensor,
+        hx: Tensor,
+        cx: Tensor,
+        options: tuple[Any, ...],
+        *params: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         output, hy, cy, reserve = torch.ops.planner._fused_rnn(
             source, hx, cx, list(params), *options
@@ -111,7 +128,7 @@ class _Rnn(torch.autograd.Function):
         return output, hy, cy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
         source, hx, output, reserve, *params = ctx.saved_tensors
         if grad is None:
             grad = torch.empty_like(output)
@@ -121,33 +138,37 @@ class _Rnn(torch.autograd.Function):
         return (grads[0] if source.requires_grad else None, None, None, None, *grads[1:])
 
 
+_apply_rms_norm: Callable[..., _Option] = _RmsNorm.apply
+_apply_rnn: Callable[..., _Option] = _Rnn.apply
+
+
 def _rms_norm(
     source: Tensor,
     shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
-) -> Any:
-    return _RmsNorm.apply(source, shape, weight, eps)
+) -> _Option:
+    return _apply_rms_norm(source, shape, weight, eps)
 
 
 def _lstm(
-    source: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
-) -> Any:
+    source: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: _Option
+) -> _Option:
     _, layers, _, _, bidirectional, batch_first = options
-    return _Rnn.apply(source, hx[0], hx[1], (4, layers, bidirectional, batch_first), *params)
+    return _apply_rnn(source, hx[0], hx[1], (4, layers, bidirectional, batch_first), *params)
 
 
-def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> Any:
+def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: _Option) -> _Option:
     _, layers, _, _, bidirectional, batch_first = options
-    output, hy, _ = _Rnn.apply(source, hx, hx, (3, layers, bidirectional, batch_first), *params)
+    output, hy, _ = _apply_rnn(source, hx, hx, (3, layers, bidirectional, batch_first), *params)
     return output, hy
 
 
-def _dropout(source: Tensor, *options: Any) -> Tensor:
+def _dropout(source: Tensor, *options: _Option) -> Tensor:
     p, train = options
     if not train or p == 0:
         return source
-    result: Tensor = torch.ops.aten.native_dropout(source, p, True)[0]
+    result: Tensor = torch.ops.aten.native_dropout(source, p, train)[0]
     return result
 
 
@@ -167,8 +188,8 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *options: Any,
-    **keywords: Any,
+    *options: _Option,
+    **keywords: _Option,
 ) -> Tensor:
     """Dispatch scaled dot product attention as CUDA does.
 
@@ -176,7 +197,8 @@ def _attention(
     memory-efficient one. Both keep query, key, value, output and the log of the score sums. In
     float32 and float64 a CPU run has a fused kernel with the same saved tensors.
     """
-    dropout_p, is_causal = (*options, *(0.0, False)[len(options) :])
+    dropout_p = options[0] if options else 0.0
+    is_causal = options[1] if len(options) > 1 else False
     scale = keywords.get("scale")
     if query.dim() != 4:
         flat = [tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (query, key, value)]
@@ -189,7 +211,7 @@ def _attention(
     same_width = query.shape[-1] == value.shape[-1]
     if attn_mask is None and same_width and query.shape[-1] <= FLASH_HEAD_DIM_LIMIT:
         flash: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
+            query, key, value, dropout_p, is_causal, scale=scale
         )[0]
         return flash
     if key.shape[-3] != query.shape[-3]:
@@ -216,7 +238,7 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
 @contextmanager
 def fused_kernels() -> Iterator[None]:
     """Give meta tensors the fused kernels of CUDA, in the whole process."""
-    library = torch.library.Library("aten", "IMPL")
+    library = _open_library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             # torch says on every override that it was overridden.

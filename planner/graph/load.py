@@ -9,10 +9,10 @@ A model file offers::
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,12 @@ from planner.graph.user_module import UserModule, import_user_module
 DEFAULT_FACTORY = "build_model"
 BATCH_SEED = 0
 """Seed under which ``example_batch`` is called."""
+
+UserObject: TypeAlias = Any
+"""Whatever user code takes or returns."""
+
+TorchFunction: TypeAlias = Any
+"""A function of torch's Python API."""
 
 _BATCH_LINES = """Add to the model file:
     def example_batch(microbatch_size):
@@ -95,9 +101,13 @@ class LoadedModel:
                 that needs a gradient.
         """
         compute = _floating_dtype(dtype)
-        with self.running(f"building {self.description}"), default_dtype(compute):
-            with torch.device("meta"), _NoInitialisation():
-                model = self.make_model()
+        with (
+            self.running(f"building {self.description}"),
+            default_dtype(compute),
+            torch.device("meta"),
+            _NoInitialisation(),
+        ):
+            model = self.make_model()
         if not isinstance(model, nn.Module):
             raise ModelError(
                 f"{self.description} must return an nn.Module, but it returned"
@@ -128,8 +138,7 @@ class LoadedModel:
             made = self.make_batch(microbatch_size)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise ModelError(
-                f"example_batch must return (inputs, targets), but it returned"
-                f" {_describe(made)}.",
+                f"example_batch must return (inputs, targets), but it returned {_describe(made)}.",
                 hint="inputs is a tensor, a tuple of positional or a dict of keyword arguments;"
                 " return None as targets where the model computes its loss from its inputs.\n"
                 + _BATCH_LINES,
@@ -140,7 +149,7 @@ class LoadedModel:
         args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
         return Batch(args=args, kwargs={}, targets=targets)
 
-    def loss(self, output: Any, targets: Any) -> Tensor:
+    def loss(self, output: UserObject, targets: UserObject) -> Tensor:
         """Turn the model's output into the scalar to differentiate.
 
         Without a ``loss_fn`` the model returns its loss: a scalar, an object or dict with a
@@ -296,16 +305,22 @@ class _NoInitialisation(TorchFunctionMode):
     There is nothing to fill, and the first such call imports torch's compiler (0.7 s).
     """
 
-    _SKIPPED = frozenset(
+    _RANDOM_FILLS = frozenset(
         {Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_, Tensor.erfinv_}
     )
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: TorchFunction,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> UserObject:
         """Return the tensor untouched where it has no data to fill."""
-        if func in self._SKIPPED and args[0].is_meta:
-            return args[0]
+        if func in self._RANDOM_FILLS or getattr(func, "__module__", "") == nn.init.__name__:
+            tensor = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
         return func(*args, **(kwargs or {}))
 
 
@@ -350,7 +365,7 @@ def _with_seq_len(make_batch: Callable[..., Any], seq_len: int | None) -> Callab
     return lambda microbatch_size: make_batch(microbatch_size, seq_len=seq_len)
 
 
-def _returned_loss(output: Any) -> Any:
+def _returned_loss(output: UserObject) -> UserObject:
     if isinstance(output, dict) and "loss" in output:
         return output["loss"]
     if isinstance(output, Tensor):
@@ -367,7 +382,7 @@ def _returned_loss(output: Any) -> Any:
     return output
 
 
-def _describe(thing: Any) -> str:
+def _describe(thing: object) -> str:
     if isinstance(thing, Tensor):
         grad = "" if thing.requires_grad else " without a gradient"
         return f"a tensor of shape {tuple(thing.shape)}{grad}"

@@ -15,6 +15,7 @@ from planner.graph import torch_private, work
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.recording import ModuleCall
 from planner.graph.table import ValueTable
+from planner.graph.torch_private import TorchOp, TorchResult
 from planner.graph.values import ConstantValues, data_dependent_error, run_for_real
 
 _ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
@@ -77,18 +78,18 @@ def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
     return found
 
 
-class Recorder(torch_private.TorchDispatchMode):
+class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops that run inside of it; see ``recording`` for the set-up around it."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RawOp] = []
         self.calls: list[ModuleCall | None] = []
         """In order of entry, None while a call is open."""
         self.table = ValueTable()
         self.constants = ConstantValues()
         self.phase = Phase.FORWARD
-        self._kinds: dict[Any, _OpKind] = {}
+        self._kinds: dict[TorchOp, _OpKind] = {}
         self.paths: dict[int, str] = {}
         self._stack: list[str] = [""]
         self._open_calls: list[tuple[int, str, int, int | None] | None] = []
@@ -123,7 +124,7 @@ class Recorder(torch_private.TorchDispatchMode):
             self.calls.append(None)
         self._open_calls.append(call)
 
-    def leave_module(self, _: nn.Module, output: Any) -> None:
+    def leave_module(self, _: nn.Module, output: TorchResult) -> None:
         """Note that a module's forward ends."""
         if len(self._stack) > 1:
             self._stack.pop()
@@ -187,8 +188,12 @@ class Recorder(torch_private.TorchDispatchMode):
     # Ops ---------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: TorchOp,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> TorchResult:
         """Run one op on meta tensors and record it."""
         kwargs = kwargs or {}
         kind = self._kinds.get(func) or self._classify(func)
@@ -218,7 +223,7 @@ class Recorder(torch_private.TorchDispatchMode):
             self.constants.observe(func, (args, kwargs), inputs, made)
         return out
 
-    def _classify(self, func: Any) -> _OpKind:
+    def _classify(self, func: TorchOp) -> _OpKind:
         name = torch_private.packet_name(func)
         is_view, written = torch_private.schema_aliases(func)
         kind = _OpKind(
@@ -316,8 +321,8 @@ class Recorder(torch_private.TorchDispatchMode):
         return meta
 
     def _dynamic(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[int]
-    ) -> Any:
+        self, func: TorchOp, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[int]
+    ) -> TorchResult:
         """Run an op whose result depends on data, which must be known."""
         known = [self.constants.compute(value) for value in inputs]
         if any(data is None for data in known):

@@ -49,5 +49,3 @@ class Recording:
     """Module lists of the model."""
     accumulations: Mapping[int, int]
     """Storage of the parameter by backward op that accumulates its gradient."""
-
-

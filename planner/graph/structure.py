@@ -31,9 +31,7 @@ class UnitLike(Protocol):
         """Its backward ops."""
 
 
-def structure_hashes(
-    recording: Recording, units: Mapping[Key, UnitLike]
-) -> dict[Key, str]:
+def structure_hashes(recording: Recording, units: Mapping[Key, UnitLike]) -> dict[Key, str]:
     """Hash the ops of units with everything that depends on their place made relative.
 
     Two units get the same hash if and only if they run the same ops on the same shapes with the

@@ -172,4 +172,4 @@ class ValueTable:
                 size_bytes=handle.nbytes(), kind=kind, name="", handle=handle, objects=[], views=[]
             )
             self.storages.append(entry)
-        return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        return storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype

@@ -6,9 +6,10 @@ there and says which.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -20,13 +21,21 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.autograd.graph import Node
 
+TorchOp: TypeAlias = "OpOverload[..., Any]"
+"""One overload of an ATen op, or of an op of the same form."""
+
+TorchResult: TypeAlias = Any
+"""What an op takes or returns."""
+
 __all__ = [
     "TorchDispatchMode",
+    "TorchOp",
+    "TorchResult",
     "current_node",
     "has_dynamic_output",
     "is_random",
-    "module_hooks",
     "modes_disabled",
+    "module_hooks",
     "next_sequence_number",
     "node_sequence_number",
     "packet_name",
@@ -43,12 +52,12 @@ def current_node() -> "Node | None":
 
 def next_sequence_number() -> int:
     """Return the number that the next autograd node made on this thread will get."""
-    return cast(int, torch.autograd._get_sequence_nr())
+    return _get_sequence_nr()
 
 
 def node_sequence_number(node: "Node") -> int:
     """Return the number that a node got when forward made it (2**64 - 1 for accumulation)."""
-    return cast(int, node._sequence_nr())  # type: ignore[attr-defined]
+    return node._sequence_nr()
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
@@ -60,12 +69,12 @@ def storage_key(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
     return storage, storage._cdata
 
 
-def packet_name(func: "OpOverload[..., Any]") -> str:
+def packet_name(func: TorchOp) -> str:
     """Return the op's name without namespace and overload: "mm" for aten.mm.default."""
-    return cast(str, func._overloadpacket.__name__)
+    return func._overloadpacket.__name__
 
 
-def schema_aliases(func: "OpOverload[..., Any]") -> tuple[bool, tuple[tuple[int, str, bool], ...]]:
+def schema_aliases(func: TorchOp) -> tuple[bool, tuple[tuple[int, str, bool], ...]]:
     """Read from the op's schema what its outputs share with its inputs.
 
     Returns:
@@ -84,13 +93,13 @@ def schema_aliases(func: "OpOverload[..., Any]") -> tuple[bool, tuple[tuple[int,
     return views and not written, tuple(written)
 
 
-def has_dynamic_output(func: "OpOverload[..., Any]") -> bool:
+def has_dynamic_output(func: TorchOp) -> bool:
     """Tell whether the sizes or the value of the result depend on the data of the inputs."""
     tags = func.tags
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
-def is_random(func: "OpOverload[..., Any]") -> bool:
+def is_random(func: TorchOp) -> bool:
     """Tell whether the op draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
 

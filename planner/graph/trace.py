@@ -15,13 +15,13 @@ from planner.graph.operator_graph import (
     OperatorGraph,
     OpNode,
     Parameter,
-    Phase,
     Storage,
     StorageKind,
     TensorValue,
 )
 from planner.graph.record import RawOp, Recorder
 from planner.graph.recording import ModuleListing, Recording
+from planner.graph.torch_private import TorchResult
 from planner.graph.units import assemble, find_layout
 
 _REDUCED_PRECISION = (torch.bfloat16, torch.float16)
@@ -96,7 +96,7 @@ def _block_input_casts(module: nn.Module, compute: torch.dtype) -> Iterator[None
         yield
         return
 
-    def cast(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    def cast(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchResult:
         return torch_private.tree_map_only(
             Tensor,
             lambda tensor: tensor.to(compute) if tensor.is_floating_point() else tensor,
@@ -113,9 +113,7 @@ def _block_input_casts(module: nn.Module, compute: torch.dtype) -> Iterator[None
             handle.remove()
 
 
-def _freeze(
-    recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int
-) -> Recording:
+def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int) -> Recording:
     table = recorder.table
     dtype_names: dict[torch.dtype, str] = {}
     values = []

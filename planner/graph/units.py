@@ -181,9 +181,7 @@ def _sequential_calls(
     return tuple(calls)
 
 
-def _assign_ops(
-    recording: Recording, bounds: Sequence[int], blocks: Sequence[str]
-) -> list[int]:
+def _assign_ops(recording: Recording, bounds: Sequence[int], blocks: Sequence[str]) -> list[int]:
     """Return the unit of every op.
 
     A backward op belongs to the unit of its forward op, gradient accumulation to the first unit

@@ -9,6 +9,7 @@ from torch import Tensor
 from planner.errors import ModelError
 from planner.graph import torch_private
 from planner.graph.source import line_of_stack
+from planner.graph.torch_private import TorchOp
 
 MAX_CONSTANT_ELEMENTS = 1 << 20
 """Larger tensors are never computed for their values."""
@@ -25,9 +26,7 @@ class ConstantValues:
 
     def __init__(self) -> None:
         self._real: dict[int, Tensor] = {}
-        self._recipes: dict[
-            int, tuple[Any, Sequence[Any], dict[str, Any], Sequence[int], int]
-        ] = {}
+        self._recipes: dict[int, tuple[Any, Sequence[Any], dict[str, Any], Sequence[int], int]] = {}
 
     def seed(self, value: int, real: Tensor) -> None:
         """Remember the data of a value."""
@@ -40,7 +39,7 @@ class ConstantValues:
 
     def observe(
         self,
-        func: Any,
+        func: TorchOp,
         arguments: tuple[Sequence[Any], dict[str, Any]],
         inputs: Sequence[int],
         outputs: Sequence[tuple[int, Tensor]],
@@ -69,7 +68,7 @@ class ConstantValues:
 
 
 def run_for_real(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor | None]
+    func: TorchOp, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor | None]
 ) -> list[Tensor]:
     """Run an op on the CPU with its tensors replaced, in argument order, by ``inputs``."""
     remaining = iter(inputs)

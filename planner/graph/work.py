@@ -59,11 +59,13 @@ def _convolution_backward(args: Sequence[Any], _: Sequence[Tensor]) -> int:
     # torch.utils.flop_counter counts the weight gradient of a grouped convolution as if it had
     # one group; each gradient asked for costs as much as the forward.
     grad, source, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
-    return convolution_flop(source, grad, weight, transposed=transposed) * sum(mask[:2])
+    wanted = int(mask[0]) + int(mask[1])
+    return wanted * convolution_flop(source, grad, weight, transposed=transposed)
 
 
 def _grouped_matmul(args: Sequence[Any], _: Sequence[Tensor]) -> int:
-    left, right = args[0], args[1]
+    left: Tensor = args[0]
+    right: Tensor = args[1]
     if left.dim() == 3 and right.dim() == 2:
         return 2 * right.numel() * left.shape[-2]
     return 2 * left.numel() * right.shape[-1]
