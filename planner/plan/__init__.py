@@ -1,0 +1,1 @@
+"""The plan as pure data, and its JSON form."""

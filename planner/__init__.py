@@ -1,0 +1,77 @@
+"""Plans how to train a PyTorch model on many GPUs, proves the plan best, and writes the script.
+
+    import planner
+    result = planner.plan("model.py", gpus=8)
+    result                      # a table in a notebook
+    result.candidates           # a DataFrame, one row per layout
+    result.save("plans/run1")
+
+What is named in ``__all__`` is the public library. It is imported on first use: torch and pandas
+are heavy, and ``plan --help`` needs neither.
+"""
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.api import estimate as estimate
+    from planner.api import plan as plan
+    from planner.errors import CodegenError as CodegenError
+    from planner.errors import InfeasiblePlanError as InfeasiblePlanError
+    from planner.errors import ModelError as ModelError
+    from planner.errors import PlannerError as PlannerError
+    from planner.errors import ProfileError as ProfileError
+    from planner.errors import RequestError as RequestError
+    from planner.errors import SolverError as SolverError
+    from planner.plan.serialize import load_plan as load_plan
+    from planner.plan.types import Plan as Plan
+    from planner.result import PlanResult as PlanResult
+
+_MODULES = {
+    "CodegenError": "planner.errors",
+    "InfeasiblePlanError": "planner.errors",
+    "ModelError": "planner.errors",
+    "Plan": "planner.plan.types",
+    "PlanResult": "planner.result",
+    "PlannerError": "planner.errors",
+    "ProfileError": "planner.errors",
+    "RequestError": "planner.errors",
+    "SolverError": "planner.errors",
+    "estimate": "planner.api",
+    "load_plan": "planner.plan.serialize",
+    "plan": "planner.api",
+}
+"""Where each public name lives."""
+
+__all__ = [
+    "CodegenError",
+    "InfeasiblePlanError",
+    "ModelError",
+    "Plan",
+    "PlanResult",
+    "PlannerError",
+    "ProfileError",
+    "RequestError",
+    "SolverError",
+    "estimate",
+    "load_plan",
+    "plan",
+]
+
+# Importing the package ``planner.plan`` binds its name here, once. It is unbound so that
+# ``planner.plan`` is the function; ``from planner.plan.types import ...`` is not touched by this.
+import_module("planner.plan")
+del globals()["plan"]
+
+logging.getLogger("planner").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

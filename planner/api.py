@@ -1,0 +1,232 @@
+"""The library: ``planner.plan`` and ``planner.estimate``."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import RequestError
+from planner.plan.record import PlanRecord
+from planner.progress import ProgressCallback, timed_phase
+from planner.request import PlanRequest
+from planner.request_rules import check_request, fix_warnings
+from planner.result import PlanResult
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelObject:
+    """A model that is passed as an object instead of a file."""
+
+    model: "nn.Module | Callable[[], nn.Module]"
+    """Module (meta or real), or a function that builds one."""
+    example_batch: Callable[..., Any]
+    """As a model file's ``example_batch``."""
+    loss_fn: "Callable[[Any, Any], Tensor] | None"
+    """As a model file's ``loss_fn``."""
+
+
+def plan(
+    model: "str | nn.Module | Callable[[], nn.Module]",
+    *,
+    gpus: int,
+    cluster: str = "h100-sxm",
+    gpus_per_node: int | None = None,
+    global_batch_size: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    fix: Mapping[str, object] | None = None,
+    top: int = 5,
+    time_limit_s: float = 60.0,
+    example_batch: Callable[..., Any] | None = None,
+    loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    progress: ProgressCallback | None = None,
+) -> PlanResult:
+    """Find the fastest way to train a model that fits, and prove it.
+
+    Args:
+        model: MODEL as on the command line ("model.py", "model.py:build_model",
+            "package.module:factory"), a module (meta or real), or a function that builds one.
+        gpus: Devices in all.
+        cluster: Name of a cluster profile or path of a TOML file.
+        gpus_per_node: Devices per node, None for the profile's.
+        global_batch_size: Samples per optimiser step, None for 8 * gpus.
+        seq_len: Tokens per sample, None for the model's own.
+        dtype: Compute dtype "bfloat16", "float32" or "float64"; None for the best of the first
+            two that the device has.
+        fix: Values to keep, by name: degrees (dp_replicate, dp_shard, tp, pp), schedule,
+            virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
+            sequence_parallel.
+        top: Layouts to show.
+        time_limit_s: Limit for the solver, seconds.
+        example_batch: For a module or a factory: ``example_batch(microbatch_size)`` returns
+            (inputs, targets), as in a model file.
+        loss_fn: For a module or a factory: ``loss_fn(output, targets)`` returns a scalar; None
+            where the model returns its loss.
+        progress: Called when a phase begins and ends, None for silence.
+
+    Returns:
+        The plan and all that it was compared with.
+
+    Raises:
+        RequestError: The request is impossible or contradicts itself.
+        ProfileError: There is no such cluster, or its profile is wrong.
+        ModelError: The model cannot be loaded or traced.
+        InfeasiblePlanError: Nothing fits into the memory.
+        SolverError: The solver found nothing within the limit.
+    """
+    request = PlanRequest(
+        model=_model_words(model),
+        gpus=gpus,
+        cluster=cluster,
+        gpus_per_node=gpus_per_node,
+        global_batch_size=global_batch_size,
+        seq_len=seq_len,
+        dtype=dtype,
+        fixed=_fixed_settings(fix),
+        top=top,
+        time_limit_s=time_limit_s,
+    )
+    model_object = _model_object(model, example_batch, loss_fn)
+    return run_request(request, model_object=model_object, progress=progress)
+
+
+def estimate(
+    model: "str | nn.Module | Callable[[], nn.Module]",
+    *,
+    gpus: int,
+    cluster: str = "h100-sxm",
+    gpus_per_node: int | None = None,
+    global_batch_size: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    fix: Mapping[str, object] | None = None,
+    example_batch: Callable[..., Any] | None = None,
+    loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    progress: ProgressCallback | None = None,
+) -> PlanResult:
+    """Price one layout, without a search.
+
+    Degrees that are not fixed are 1, and dp_shard takes the devices that are left over.
+
+    Args:
+        model: As for ``plan``.
+        gpus: Devices in all.
+        cluster: Name of a cluster profile or path of a TOML file.
+        gpus_per_node: Devices per node, None for the profile's.
+        global_batch_size: Samples per optimiser step, None for 8 * gpus.
+        seq_len: Tokens per sample, None for the model's own.
+        dtype: Compute dtype, as for ``plan``.
+        fix: The layout, as for ``plan``.
+        example_batch: As for ``plan``.
+        loss_fn: As for ``plan``.
+        progress: Called when a phase begins and ends, None for silence.
+
+    Returns:
+        The priced layout as ``best``.
+
+    Raises:
+        RequestError: The request is impossible or contradicts itself.
+        ProfileError: There is no such cluster, or its profile is wrong.
+        ModelError: The model cannot be loaded or traced.
+        InfeasiblePlanError: The layout does not fit into the memory.
+    """
+    request = PlanRequest(
+        model=_model_words(model),
+        gpus=gpus,
+        cluster=cluster,
+        gpus_per_node=gpus_per_node,
+        global_batch_size=global_batch_size,
+        seq_len=seq_len,
+        dtype=dtype,
+        fixed=_fixed_settings(fix),
+    )
+    model_object = _model_object(model, example_batch, loss_fn)
+    return run_request(request, model_object=model_object, estimate_only=True, progress=progress)
+
+
+def run_request(
+    request: PlanRequest,
+    *,
+    model_object: ModelObject | None = None,
+    estimate_only: bool = False,
+    progress: ProgressCallback | None = None,
+) -> PlanResult:
+    """Check a request and carry it out.
+
+    Args:
+        request: What is asked.
+        model_object: The model, where ``request.model`` only describes it.
+        estimate_only: Price the one layout that the request fixes.
+        progress: Called when a phase begins and ends.
+
+    Raises:
+        PlannerError: As ``plan``.
+    """
+    request = check_request(request)
+    record = _search_outcome(request, model_object, estimate_only=estimate_only, progress=progress)
+    warnings = (*record.warnings, *fix_warnings(request, record.outcome.best))
+    return PlanResult(replace(record, warnings=warnings))
+
+
+def _search_outcome(
+    request: PlanRequest,
+    model_object: ModelObject | None,
+    *,
+    estimate_only: bool,
+    progress: ProgressCallback | None,
+) -> PlanRecord:
+    """Load, trace, search: the way from a checked request to the record of the run."""
+    from planner.hardware.profiles import load_cluster
+
+    with timed_phase(progress, "profile"):
+        cluster = load_cluster(
+            request.cluster, gpus=request.gpus, gpus_per_node=request.gpus_per_node
+        )
+    raise NotImplementedError(cluster, model_object, estimate_only)
+
+
+def _model_words(model: "str | nn.Module | Callable[[], nn.Module]") -> str:
+    """Name a model in the request: the MODEL argument, or what kind of object it is."""
+    if isinstance(model, str):
+        return model
+    name = getattr(model, "__qualname__", None)
+    return f"{name} (factory)" if name else f"{type(model).__name__} (nn.Module)"
+
+
+def _model_object(
+    model: "str | nn.Module | Callable[[], nn.Module]",
+    example_batch: Callable[..., Any] | None,
+    loss_fn: "Callable[[Any, Any], Tensor] | None",
+) -> ModelObject | None:
+    """Keep a model that is an object together with what a model file would offer.
+
+    Raises:
+        RequestError: An object without ``example_batch``, or a file with one.
+    """
+    if isinstance(model, str):
+        if example_batch is not None or loss_fn is not None:
+            raise RequestError(
+                f"model {model!r} is a file, and example_batch or loss_fn was passed too: a "
+                "model file offers its own",
+                hint="Define them in the model file, or pass the module itself.",
+            )
+        return None
+    if not callable(model):
+        raise RequestError(
+            f"model is a {type(model).__name__}: it is neither a path, a module nor a function",
+            hint='Pass "model.py", an nn.Module, or a function that returns one.',
+        )
+    if example_batch is None:
+        raise RequestError(
+            f"model {_model_words(model)} comes without example_batch, and the shapes of its "
+            "inputs cannot be known",
+            hint="Pass example_batch=lambda microbatch_size: (inputs, targets).",
+        )
+    return ModelObject(model=model, example_batch=example_batch, loss_fn=loss_fn)
+
+
+def _fixed_settings(fix: Mapping[str, object] | None) -> tuple[tuple[str, str], ...]:
+    """Spell fixed values as ``--fix`` does."""
+    return tuple((name, str(value)) for name, value in (fix or {}).items())

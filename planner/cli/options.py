@@ -1,0 +1,183 @@
+"""Options that the verbs share, and the help text that goes with them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NotRequired, TypedDict, TypeVar
+
+import click
+
+from planner.request import PlanRequest
+from planner.request_rules import check_request, parse_fix
+
+DEFAULT_TOP = 5
+DEFAULT_TIME_LIMIT_S = 60.0
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class PlanOptions(TypedDict):
+    """Parsed options of ``plan MODEL`` and ``plan estimate MODEL``."""
+
+    model: str
+    gpus: int
+    cluster: str
+    gpus_per_node: int | None
+    global_batch_size: int | None
+    seq_len: int | None
+    dtype: str | None
+    fix: tuple[str, ...]
+    top: NotRequired[int]
+    time_limit: NotRequired[float]
+    out: Path | None
+    force: bool
+    as_json: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
+class ExampleCommand(click.Command):
+    """A command whose help opens with examples."""
+
+    def __init__(
+        self, *args: object, examples: str = "", verbs: str = "", **kwargs: object
+    ) -> None:
+        """Keep the examples, and the list of verbs that stands at the end."""
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._examples = examples
+        self._verbs = verbs
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write examples, usage, what it does, options, verbs."""
+        if self._examples:
+            formatter.write(self._examples.strip("\n") + "\n\n")
+        super().format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs as they stand."""
+        if self._verbs:
+            formatter.write("\n" + self._verbs.strip("\n") + "\n")
+
+
+def request_options(command: Command) -> Command:
+    """Add MODEL and the options that say what is planned, and for what machine."""
+    return _apply(
+        command,
+        click.argument("model", metavar="MODEL"),
+        click.option("--gpus", type=int, required=True, metavar="N", help="Devices in all."),
+        click.option(
+            "--cluster",
+            default="h100-sxm",
+            show_default=True,
+            metavar="NAME",
+            help="Cluster profile, a name from `plan profiles` or the path of a TOML file.",
+        ),
+        click.option(
+            "--gpus-per-node", type=int, metavar="N", help="Devices per node.  [profile's]"
+        ),
+        click.option(
+            "--global-batch-size",
+            type=int,
+            metavar="N",
+            help="Samples per optimiser step.  [8 x GPUs]",
+        ),
+        click.option(
+            "--seq-len", type=int, metavar="N", help="Tokens per sample.  [the model file's]"
+        ),
+        click.option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Compute in bfloat16, float32 or float64.  [the best the device has]",
+        ),
+        click.option(
+            "--fix",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Fix a degree (dp_replicate, dp_shard, tp, pp) or schedule, virtual_stages, "
+            "microbatch_size, activation_checkpointing, reshard_after_forward, "
+            "sequence_parallel. Repeatable.",
+        ),
+    )
+
+
+def search_options(command: Command) -> Command:
+    """Add the options that steer the search."""
+    return _apply(
+        command,
+        click.option(
+            "--top",
+            type=int,
+            default=DEFAULT_TOP,
+            show_default=True,
+            metavar="K",
+            help="Layouts to show.",
+        ),
+        click.option(
+            "--time-limit",
+            type=float,
+            default=DEFAULT_TIME_LIMIT_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="Limit for the solver.",
+        ),
+    )
+
+
+def output_options(command: Command) -> Command:
+    """Add the options that say what is written, and how much is said."""
+    return _apply(
+        command,
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Folder for the script, the plan and the tables.",
+        ),
+        click.option("--force", is_flag=True, help="Replace files in a folder that is not empty."),
+        click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout."),
+        verbosity_options,
+    )
+
+
+def verbosity_options(command: Command) -> Command:
+    """Add the options that say how much is said, and in what colours."""
+    return _apply(
+        command,
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            help="Seconds of each phase, reasons of all refusals; -vv: tracebacks.",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+        click.option("--no-color", is_flag=True, help="No colour."),
+    )
+
+
+def request_from_options(options: PlanOptions) -> PlanRequest:
+    """Build the request and check all rules that need nothing else.
+
+    Raises:
+        RequestError: For the first rule that is broken.
+    """
+    return check_request(
+        PlanRequest(
+            model=options["model"],
+            gpus=options["gpus"],
+            cluster=options["cluster"],
+            gpus_per_node=options["gpus_per_node"],
+            global_batch_size=options["global_batch_size"],
+            seq_len=options["seq_len"],
+            dtype=options["dtype"],
+            fixed=tuple(parse_fix(options["fix"]).items()),
+            top=options.get("top", DEFAULT_TOP),
+            time_limit_s=options.get("time_limit", DEFAULT_TIME_LIMIT_S),
+        )
+    )
+
+
+def _apply(command: Command, *decorators: Callable[[Command], Command]) -> Command:
+    """Decorate from the last to the first, so that the help lists them in order."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command

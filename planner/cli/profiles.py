@@ -1,0 +1,117 @@
+"""``plan profiles``: the clusters that ship, and where the numbers of one come from."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planner.cli.terminal import answer_console
+from planner.units import GIB, TERA
+
+
+@click.group(invoke_without_command=True)
+@click.option("--no-color", is_flag=True, help="No colour.")
+@click.pass_context
+def profiles_command(context: click.Context, *, no_color: bool) -> None:
+    """List the clusters that ship, or show where the numbers of one come from."""
+    context.obj = answer_console(no_color=no_color)
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+@profiles_command.command("list")
+@click.pass_obj
+def list_command(console: Console) -> None:
+    """List the clusters that ship."""
+    from planner.hardware.profiles import list_clusters, load_cluster
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("TFLOP/s", justify="right", no_wrap=True)
+    table.add_column("what it is")
+    for name in list_clusters():
+        device = load_cluster(name, gpus=1).device
+        peak_flop_per_s = max(device.peak_flop_per_s.values())
+        table.add_row(
+            name,
+            f"{device.memory_bytes / GIB:.1f}",
+            f"{peak_flop_per_s / TERA:.4g}",
+            Text(str(_read(_cluster_file(name)).get("description", ""))),
+        )
+    console.print(table)
+    console.print(
+        Text(
+            "\nGiB of one device; its highest dense matmul peak. Own cluster: a TOML file, "
+            "--cluster PATH.",
+            "dim",
+        )
+    )
+
+
+@profiles_command.command("show")
+@click.argument("name", metavar="NAME")
+@click.pass_obj
+def show_command(console: Console, name: str) -> None:
+    """Show every number of a cluster, how it came to be and its source."""
+    from planner.hardware.profiles import load_cluster
+
+    load_cluster(name, gpus=1)
+    file = _cluster_file(name)
+    cluster = _read(file)
+    _print_numbers(console, f"Cluster {cluster['name']}", cluster)
+    links = cluster["links"]
+    assert isinstance(links, list)
+    for link in links:
+        _print_numbers(console, f"Link {link['name']}", link)
+    _print_numbers(
+        console, f"Device {cluster['device']}", _read(_device_file(str(cluster["device"]), file))
+    )
+
+
+def _print_numbers(console: Console, title: str, content: Mapping[str, object]) -> None:
+    console.print(Text(title, "bold"))
+    if "description" in content:
+        console.print(Text(str(content["description"])))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(ratio=5)
+    table.add_column(justify="right", ratio=2)
+    table.add_column(ratio=2)
+    table.add_column(ratio=6)
+    for key, value, provenance, source in _numbers(content):
+        table.add_row(Text(key), Text(value), Text(provenance), Text(source, "dim"))
+    console.print(table)
+    console.print()
+
+
+def _numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, value, provenance and source of each number."""
+    for key, entry in content.items():
+        if isinstance(entry, dict) and "value" in entry:
+            value = str(entry["value"])
+            yield key, value, str(entry.get("provenance", "")), str(entry.get("source", ""))
+
+
+def _cluster_file(name: str) -> Path:
+    """Find the file of a cluster that is known to be there."""
+    from planner.hardware.profiles import PROFILES_FOLDER, list_clusters
+
+    if name in list_clusters():
+        return PROFILES_FOLDER / "clusters" / f"{name}.toml"
+    return Path(name).expanduser()
+
+
+def _device_file(name: str, cluster_file: Path) -> Path:
+    from planner.hardware.profiles import PROFILES_FOLDER, list_devices
+
+    if name in list_devices():
+        return PROFILES_FOLDER / "devices" / f"{name}.toml"
+    return cluster_file.parent / name
+
+
+def _read(file: Path) -> dict[str, object]:
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,262 @@
+"""The answer as a person reads it in a terminal of 80 columns or more.
+
+No box drawing: the same text reads well in a terminal, a pipe and a log.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from planner.cli.launch import launch_command
+from planner.plan.record import PlanRecord
+from planner.plan.types import Plan
+from planner.report.view import (
+    cluster_words,
+    header_facts,
+    headline,
+    memory_table,
+    other_layouts,
+    refused_details,
+    refused_words,
+    step_parts,
+)
+from planner.report.words import (
+    NOT_MODELLED,
+    explanation,
+    layout_words,
+    policy_words,
+    solver_words,
+    unit_words,
+)
+from planner.units import format_s
+
+BAR_CELLS = 20
+"""Length of a full bar where there is room."""
+
+NARROW_BAR_CELLS = 12
+"""Length of a full memory bar on 80 columns."""
+
+WIDE_COLUMNS = 100
+"""Width from which there is room."""
+
+CROWDED_SHARE = 0.95
+"""Share of the memory from which the bar is red."""
+
+MEMORY_LEGEND = (
+    "optim: AdamW's two moments; activ: kept for backward; buffers: gathered parameters and "
+    "messages; temp: highest transient; reserve: context, communicators, allocator"
+)
+"""What the columns of the memory table mean."""
+
+MOST_STAGES = 16
+"""Stages that are listed without -v."""
+
+
+def print_result(
+    console: Console, record: PlanRecord, *, files: Sequence[Path], verbose: bool
+) -> None:
+    """Print one run.
+
+    Args:
+        console: Where to.
+        record: What to show.
+        files: Files that were written, in the order of the folder's listing.
+        verbose: Show every rank and every reason of a refusal.
+    """
+    best = record.outcome.best
+    sections: list[RenderableType] = [
+        _header(record),
+        _recommended(record),
+        _memory(console, record, verbose=verbose),
+    ]
+    if len(best.stages) > 1:
+        sections.append(_stages(best, verbose=verbose))
+    sections.append(_step(console, best))
+    if other_layouts(record):
+        sections.append(_others(record))
+    sections.append(_evidence(record, verbose=verbose))
+    if files:
+        sections.append(_written(files))
+    _print_sections(console, sections)
+    if files:
+        _print_launch(console, record, files[0].parent)
+
+
+def _print_sections(console: Console, sections: Sequence[RenderableType]) -> None:
+    """Print sections with an empty line between them, without blanks at line ends."""
+    with console.capture() as capture:
+        for number, section in enumerate(sections):
+            if number:
+                console.print()
+            console.print(section)
+    lines = capture.get().split("\n")
+    console.file.write("\n".join(line.rstrip(" ") for line in lines))
+
+
+def _print_launch(console: Console, record: PlanRecord, folder: Path) -> None:
+    """Print the launch command on one line, however long: it is there to be copied."""
+    command = launch_command(record.cluster, folder / "train.py")
+    console.print(Text("Run    ", "bold").append(command, "not bold"), soft_wrap=True)
+    if record.cluster.num_nodes > 1:
+        console.print(Text("       on every node; HOST is the first of them", "dim"))
+
+
+def _header(record: PlanRecord) -> RenderableType:
+    table = _grid()
+    table.add_row(Text("Model", "bold"), Text(record.model.name))
+    table.add_row("", Text(", ".join(header_facts(record))))
+    table.add_row(Text("Cluster", "bold"), Text(cluster_words(record.cluster)))
+    return table
+
+
+def _recommended(record: PlanRecord) -> RenderableType:
+    best = record.outcome.best
+    table = _grid()
+    table.add_row(Text("Plan", "bold"), Text(layout_words(best), "bold green"))
+    table.add_row("", Text("   ".join(headline(record)), "bold"))
+    for term, meaning in explanation(best):
+        table.add_row(Text(f"  {term}", "dim"), Text(meaning, "dim"))
+    return table
+
+
+def _memory(console: Console, record: PlanRecord, *, verbose: bool) -> RenderableType:
+    memory = memory_table(record.outcome.best, record.cluster, show_all=verbose)
+    where = " by pipeline rank" if len(memory.lines) > 1 else ""
+    title = f"Memory per device{where}, {memory.unit} of {memory.capacity}"
+    wide = console.width >= WIDE_COLUMNS
+    table = _titled(title, gap=2 if wide else 1)
+    for head in memory.head:
+        table.add_column(Text(head, "dim"), justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for line in memory.lines:
+        style = "red" if line.share > CROWDED_SHARE else "green"
+        bar = Text(_bar(line.share, BAR_CELLS if wide else NARROW_BAR_CELLS), style)
+        bar.append(f"{line.share:>5.0%}", "default")
+        table.add_row(*(Text(cell) for cell in line.cells), bar)
+    notes = [Text(f"{memory.hidden} (-v shows all)", "dim")] if memory.hidden else []
+    return _stack(table, *notes, Text(MEMORY_LEGEND, "dim"))
+
+
+def _stages(plan: Plan, *, verbose: bool) -> RenderableType:
+    table = _titled("Stages, times for one microbatch")
+    for head in ("stage", "rank"):
+        table.add_column(Text(head, "dim"), justify="right", no_wrap=True)
+    table.add_column(Text("units", "dim"))
+    table.add_column(Text("recompute", "dim"), no_wrap=True)
+    for head in ("forward", "backward"):
+        table.add_column(Text(head, "dim"), justify="right", no_wrap=True)
+    shown = plan.stages if verbose else plan.stages[:MOST_STAGES]
+    for stage in shown:
+        units = plan.units[stage.first_unit : stage.end_unit]
+        table.add_row(
+            str(stage.index),
+            str(stage.pp_rank),
+            Text(unit_words(units)),
+            policy_words(stage.activation_checkpointing, units),
+            format_s(stage.forward_s),
+            format_s(stage.backward_s),
+        )
+    hidden = len(plan.stages) - len(shown)
+    if not hidden:
+        return table
+    return _stack(table, Text(f"and {hidden} more stages (-v shows all)", "dim"))
+
+
+def _step(console: Console, plan: Plan) -> RenderableType:
+    step_time_s = plan.costs.step_time_s
+    table = _titled(f"Where the {format_s(step_time_s)} of a step go", heads=False)
+    table.add_column("")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for part in step_parts(plan.costs):
+        bar = Text(_bar(part.share, BAR_CELLS), "cyan")
+        bar.append(f"{part.percent:>5}", "default")
+        table.add_row(part.word, part.time, bar)
+    if plan.degrees.pp == 1:
+        return table
+    simulated_s = format_s(plan.simulated_step_time_s)
+    words = f"the schedule's own order of actions, played with these times: {simulated_s}"
+    return _stack(table, Text(words, "dim"))
+
+
+def _others(record: PlanRecord) -> RenderableType:
+    table = _titled("Other layouts, and what they lose", heads=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", ratio=2)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", ratio=2)
+    for other in other_layouts(record):
+        layout = Text(other.layout)
+        if other.details:
+            layout.append(f"\n{other.details}", "dim")
+        table.add_row(other.label, layout, other.step, other.percent, Text(other.why))
+    if record.outcome.rule_of_thumb is None:
+        return table
+    meaning = "Rule of thumb: tp as small as fits in a node, then pp, the rest data-parallel"
+    return _stack(table, Text(meaning, "dim"))
+
+
+def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
+    """What was refused, what is proven, what is left out."""
+    outcome = record.outcome
+    lines: list[RenderableType] = []
+    refused = refused_words(outcome)
+    if refused:
+        lines.append(Text(refused + ("" if verbose else "  (-v: reasons)")))
+    if refused and verbose:
+        lines.append(_refusals(record))
+    lines.append(Text(f"Solver: {solver_words(outcome.solver)}"))
+    lines.append(Text(f"Not modelled: {NOT_MODELLED}", "dim"))
+    return _stack(*lines)
+
+
+def _refusals(record: PlanRecord) -> RenderableType:
+    table = _grid()
+    for reasons in refused_details(record.outcome).values():
+        for reason, count in reasons:
+            table.add_row(Text(f"{count} x", "dim"), Text(reason, "dim"))
+    return table
+
+
+def _written(files: Sequence[Path]) -> RenderableType:
+    folder = files[0].parent
+    table = _grid()
+    names = "  ".join(file.name for file in files)
+    table.add_row(Text("Wrote", "bold"), Text(f"{folder}/: {names}"))
+    return table
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _titled(title: str, *, gap: int = 2, heads: bool = True) -> Table:
+    return Table(
+        title=Text(title, "bold"),
+        title_justify="left",
+        box=None,
+        padding=(0, gap, 0, 0),
+        pad_edge=False,
+        show_header=heads,
+    )
+
+
+def _stack(*parts: RenderableType) -> RenderableType:
+    stack = Table.grid()
+    stack.add_column()
+    for part in parts:
+        stack.add_row(Padding(part, 0))
+    return stack
+
+
+def _bar(share: float, cells: int) -> str:
+    filled = min(cells, round(share * cells))
+    return "#" * filled + "-" * (cells - filled)

@@ -1,0 +1,56 @@
+"""The two streams: the answer on stdout, everything else on stderr."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+from planner.progress import PhaseEvent
+from planner.units import format_s
+
+
+def answer_console(*, no_color: bool) -> Console:
+    """Open stdout for the answer; colour and width follow the terminal and the environment."""
+    return Console(no_color=True if no_color else None, highlight=False, soft_wrap=False)
+
+
+def message_console(*, no_color: bool) -> Console:
+    """Open stderr for progress and warnings."""
+    return Console(stderr=True, no_color=True if no_color else None, highlight=False)
+
+
+class ProgressLine:
+    """Shows the phase that runs: a spinner on a terminal, nothing elsewhere.
+
+    With ``verbose`` every finished phase leaves a line with its seconds.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool, quiet: bool) -> None:
+        """Keep the console; nothing is shown before the context is entered."""
+        self._console = console
+        self._verbose = verbose and not quiet
+        self._status: Status | None = None
+        if console.is_terminal and not quiet:
+            self._status = console.status("")
+
+    def __enter__(self) -> "ProgressLine":
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, event: PhaseEvent) -> None:
+        """Show one event."""
+        if event.elapsed_s is None:
+            if self._status:
+                self._status.update(f"{event.phase} ...")
+        elif self._verbose:
+            self._console.print(f"{event.phase:<16} {format_s(event.elapsed_s)}", markup=False)

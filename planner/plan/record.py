@@ -1,0 +1,64 @@
+"""One planning run as the faces show it: what was asked, of what machine, and what came out."""
+
+from dataclasses import dataclass
+
+from planner.hardware.spec import ClusterSpec
+from planner.plan.types import SearchOutcome
+from planner.request import PlanRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """The model in a few numbers."""
+
+    name: str
+    """What was planned: "examples/gpt.py" or "GPT (nn.Module)"."""
+    num_parameters: int
+    """Elements of all parameters, tied ones counted once."""
+    seq_len: int | None
+    """Tokens per sample, None where samples are not sequences of tokens."""
+
+    @property
+    def token_word(self) -> str:
+        """What ``Plan.tokens_per_step`` counts."""
+        return "samples" if self.seq_len is None else "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRow:
+    """One forward op of the recommended plan, priced on one rank: a row of ops.csv."""
+
+    op: str
+    """ATen name."""
+    unit: str
+    """Unit that it belongs to."""
+    module: str
+    """Module path."""
+    stage: int
+    """Pipeline stage."""
+    placement: str
+    """Layout of its output over the tensor-parallel ranks: "Replicate", "Shard(-1)"."""
+    compute_s: float
+    """Forward time of one microbatch."""
+    comm_s: float
+    """Collectives that it causes, one microbatch."""
+    bytes: int
+    """Memory traffic of one microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """All that a run leaves behind."""
+
+    request: PlanRequest
+    """As given."""
+    model: ModelSummary
+    """What was planned."""
+    cluster: ClusterSpec
+    """For what machine."""
+    outcome: SearchOutcome
+    """What was found."""
+    op_rows: tuple[OpRow, ...] = ()
+    """Ops of the recommended plan in execution order."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know: options without effect, idle devices."""

@@ -1,0 +1,106 @@
+"""Figures that follow from a plan: rates, shares, headroom, and what one plan loses to another."""
+
+from dataclasses import dataclass, fields
+
+from planner.cost.breakdown import CostBreakdown
+from planner.hardware.spec import ClusterSpec
+from planner.plan.types import Plan, Rejection, SearchOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures:
+    """What a plan achieves on a cluster."""
+
+    step_time_s: float
+    """One optimiser step, by the cost model."""
+    tokens_per_s_per_gpu: float
+    """Tokens (samples) per second and device."""
+    mfu: float | None
+    """Model FLOPs per second over the peak of all devices in the compute dtype; None where the
+    profile states no peak for the dtype."""
+    peak_memory_bytes: int
+    """Memory of the fullest rank."""
+    peak_rank: int
+    """Pipeline rank that needs it."""
+    capacity_bytes: int
+    """Memory of one device."""
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Memory that stays free on the fullest rank."""
+        return self.capacity_bytes - self.peak_memory_bytes
+
+
+def plan_figures(plan: Plan, cluster: ClusterSpec) -> PlanFigures:
+    """Derive what a plan achieves on a cluster."""
+    step_time_s = plan.costs.step_time_s
+    peak_flop_per_s = cluster.device.peak_flop_per_s.get(plan.dtype)
+    totals_bytes = [memory.total_bytes for memory in plan.memory_by_rank]
+    num_gpus = plan.degrees.world_size
+    return PlanFigures(
+        step_time_s=step_time_s,
+        tokens_per_s_per_gpu=plan.tokens_per_step / step_time_s / num_gpus,
+        mfu=plan.flop_per_step / (step_time_s * num_gpus * peak_flop_per_s)
+        if peak_flop_per_s
+        else None,
+        peak_memory_bytes=max(totals_bytes),
+        peak_rank=totals_bytes.index(max(totals_bytes)),
+        capacity_bytes=cluster.device.memory_bytes,
+    )
+
+
+def exposed_comm_s(costs: CostBreakdown) -> float:
+    """Communication of one step that nothing hides."""
+    return costs.tp_comm_s + costs.pp_comm_s + costs.dp_comm_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostDifference:
+    """How a component of the step time differs between two plans."""
+
+    component: str
+    """Field of ``CostBreakdown``."""
+    difference_s: float
+    """Seconds more than the plan that it is compared with."""
+
+
+def cost_differences(plan: Plan, reference: Plan) -> tuple[CostDifference, ...]:
+    """Compare the step times of two plans by component, the largest difference first."""
+    differences = [
+        CostDifference(
+            component=field.name,
+            difference_s=getattr(plan.costs, field.name) - getattr(reference.costs, field.name),
+        )
+        for field in fields(CostBreakdown)
+    ]
+    return tuple(sorted(differences, key=lambda item: -abs(item.difference_s)))
+
+
+def distinct_layouts(outcome: SearchOutcome, top: int) -> tuple[Plan, ...]:
+    """Choose the plans to show: the best, then the fastest of each other layout.
+
+    Plans with the same degrees and schedule differ in details only (microbatch, recomputation);
+    the fastest of them speaks for all.
+
+    Args:
+        outcome: What the search found.
+        top: Most plans to return.
+    """
+    chosen = {(outcome.best.degrees, outcome.best.schedule): outcome.best}
+    for plan in outcome.candidates:
+        chosen.setdefault((plan.degrees, plan.schedule), plan)
+    return tuple(chosen.values())[:top]
+
+
+def rejections_by_rule(outcome: SearchOutcome) -> dict[str, tuple[Rejection, ...]]:
+    """Group the refused layouts by rule, the rule that refused most first."""
+    groups: dict[str, list[Rejection]] = {}
+    for rejection in outcome.rejections:
+        groups.setdefault(rejection.rule, []).append(rejection)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {rule: tuple(group) for rule, group in ordered}
+
+
+def num_layouts(outcome: SearchOutcome) -> int:
+    """Layouts that were considered: priced and refused ones."""
+    return len(outcome.candidates) + len(outcome.rejections)

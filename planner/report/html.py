@@ -1,0 +1,44 @@
+"""The summary of a run as an HTML fragment for notebooks."""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from planner.plan.record import PlanRecord
+from planner.report.view import (
+    cluster_words,
+    header_facts,
+    headline,
+    memory_table,
+    other_layouts,
+    refused_words,
+    step_parts,
+)
+from planner.report.words import NOT_MODELLED, detail_words, layout_words, solver_words
+
+
+def summary_html(record: PlanRecord) -> str:
+    """Render a run as one fragment: inline CSS, every value escaped, nothing fetched."""
+    best = record.outcome.best
+    environment = Environment(
+        loader=PackageLoader("planner", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("summary.html.j2").render(
+        model=record.model,
+        facts=(*header_facts(record), cluster_words(record.cluster)),
+        layout=layout_words(best),
+        details=detail_words(best),
+        headline=headline(record),
+        memory=memory_table(best, record.cluster),
+        step=step_parts(best.costs),
+        others=[
+            (item.label, item.layout, item.details, item.step, item.percent, item.why)
+            for item in other_layouts(record)
+        ],
+        refused=refused_words(record.outcome),
+        solver=solver_words(record.outcome.solver),
+        warnings=record.warnings,
+        not_modelled=NOT_MODELLED,
+    )

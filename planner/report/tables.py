@@ -1,0 +1,187 @@
+"""The run as tidy tables: one row per layout, per memory component, per op.
+
+Columns carry their unit in the name. Adding a column is fine, renaming one breaks readers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+import pandas as pd
+
+from planner.cost.breakdown import MemoryBreakdown
+from planner.plan.record import OpRow, PlanRecord
+from planner.plan.serialize import checkpointing_word
+from planner.plan.types import Plan, Rejection
+from planner.report.figures import exposed_comm_s, plan_figures
+
+DEGREE_COLUMNS = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
+
+REPORT_COLUMNS = (
+    "rank",
+    "status",
+    "rule_of_thumb",
+    "reject_rule",
+    "reject_detail",
+    *DEGREE_COLUMNS,
+    "virtual_stages",
+    "schedule",
+    "num_microbatches",
+    "microbatch_size",
+    "activation_checkpointing",
+    "reshard_after_forward",
+    "sequence_parallel",
+    "step_time_s",
+    "simulated_step_time_s",
+    "compute_s",
+    "recompute_s",
+    "exposed_comm_s",
+    "tp_comm_s",
+    "pp_comm_s",
+    "dp_comm_s",
+    "bubble_s",
+    "optimizer_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "peak_memory_bytes",
+    "peak_stage",
+    "capacity_bytes",
+    "headroom_bytes",
+    "solver_status",
+    "solver_gap",
+)
+
+_INTEGER_COLUMNS = (
+    "rank",
+    *DEGREE_COLUMNS,
+    "virtual_stages",
+    "num_microbatches",
+    "microbatch_size",
+    "peak_memory_bytes",
+    "peak_stage",
+    "capacity_bytes",
+    "headroom_bytes",
+)
+
+
+def candidates_frame(record: PlanRecord) -> pd.DataFrame:
+    """Tabulate the priced layouts, fastest first; refused ones are in ``rejected_frame``."""
+    return _frame(_priced_rows(record), REPORT_COLUMNS, _INTEGER_COLUMNS)
+
+
+def rejected_frame(record: PlanRecord) -> pd.DataFrame:
+    """Tabulate the refused layouts with the rule and its numbers."""
+    return _frame(_refused_rows(record), REPORT_COLUMNS, _INTEGER_COLUMNS)
+
+
+def report_frame(record: PlanRecord) -> pd.DataFrame:
+    """Tabulate every layout, priced ones first: report.csv."""
+    rows = [*_priced_rows(record), *_refused_rows(record)]
+    return _frame(rows, REPORT_COLUMNS, _INTEGER_COLUMNS)
+
+
+def memory_frame(record: PlanRecord) -> pd.DataFrame:
+    """Tabulate peak memory by candidate, pipeline rank and component: memory.csv.
+
+    ``candidate`` is the rank of the layout in report.csv; the column ``stage`` is the pipeline
+    rank, which holds several stages under an interleaved schedule.
+    """
+    rows = [
+        {
+            "candidate": rank,
+            "stage": pp_rank,
+            "component": field.name.removesuffix("_bytes"),
+            "bytes": getattr(memory, field.name),
+        }
+        for rank, plan in enumerate(_priced_plans(record), start=1)
+        for pp_rank, memory in enumerate(plan.memory_by_rank)
+        for field in fields(MemoryBreakdown)
+    ]
+    return _frame(rows, ("candidate", "stage", "component", "bytes"), ())
+
+
+def ops_frame(record: PlanRecord) -> pd.DataFrame:
+    """Tabulate the ops of the recommended plan: ops.csv."""
+    columns = tuple(field.name for field in fields(OpRow))
+    return _frame([asdict(row) for row in record.op_rows], columns, ())
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Write a table as CSV: UTF-8, "." as the decimal point, exact floats, line feeds."""
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _priced_plans(record: PlanRecord) -> tuple[Plan, ...]:
+    """All priced plans; the rule of thumb comes last where the search did not price it."""
+    candidates = record.outcome.candidates
+    rule_of_thumb = record.outcome.rule_of_thumb
+    if rule_of_thumb is None or rule_of_thumb in candidates:
+        return candidates
+    return (*candidates, rule_of_thumb)
+
+
+def _priced_rows(record: PlanRecord) -> list[dict[str, object]]:
+    outcome = record.outcome
+    return [
+        {
+            **_plan_columns(plan, record),
+            "rank": rank,
+            "status": "best" if plan == outcome.best else "priced",
+            "rule_of_thumb": plan == outcome.rule_of_thumb,
+            "solver_status": outcome.solver.status if plan == outcome.best else None,
+            "solver_gap": outcome.solver.gap if plan == outcome.best else None,
+        }
+        for rank, plan in enumerate(_priced_plans(record), start=1)
+    ]
+
+
+def _plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
+    figures = plan_figures(plan, record.cluster)
+    return {
+        **{axis: getattr(plan.degrees, axis) for axis in DEGREE_COLUMNS},
+        "virtual_stages": plan.virtual_stages,
+        "schedule": plan.schedule,
+        "num_microbatches": plan.num_microbatches,
+        "microbatch_size": plan.microbatch_size,
+        "activation_checkpointing": checkpointing_word(plan),
+        "reshard_after_forward": plan.reshard_after_forward,
+        "sequence_parallel": plan.sequence_parallel,
+        "step_time_s": figures.step_time_s,
+        "simulated_step_time_s": plan.simulated_step_time_s,
+        **asdict(plan.costs),
+        "exposed_comm_s": exposed_comm_s(plan.costs),
+        "tokens_per_s_per_gpu": figures.tokens_per_s_per_gpu,
+        "mfu": figures.mfu,
+        "peak_memory_bytes": figures.peak_memory_bytes,
+        "peak_stage": figures.peak_rank,
+        "capacity_bytes": figures.capacity_bytes,
+        "headroom_bytes": figures.headroom_bytes,
+    }
+
+
+def _refused_rows(record: PlanRecord) -> list[dict[str, object]]:
+    capacity_bytes = record.cluster.device.memory_bytes
+    return [_refused_row(item, capacity_bytes) for item in record.outcome.rejections]
+
+
+def _refused_row(rejection: Rejection, capacity_bytes: int) -> dict[str, object]:
+    needed_bytes = rejection.peak_memory_bytes
+    return {
+        "status": "refused",
+        "rule_of_thumb": False,
+        "reject_rule": rejection.rule,
+        "reject_detail": rejection.detail,
+        **{axis: getattr(rejection.degrees, axis) for axis in DEGREE_COLUMNS},
+        "schedule": rejection.schedule or None,
+        "microbatch_size": rejection.microbatch_size,
+        "peak_memory_bytes": needed_bytes,
+        "capacity_bytes": capacity_bytes,
+        "headroom_bytes": None if needed_bytes is None else capacity_bytes - needed_bytes,
+    }
+
+
+def _frame(
+    rows: Sequence[dict[str, object]], columns: Sequence[str], integer_columns: Sequence[str]
+) -> pd.DataFrame:
+    """Build a table in which a missing integer stays missing instead of becoming a float."""
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    return frame.astype(dict.fromkeys(integer_columns, "Int64"))

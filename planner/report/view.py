@@ -1,0 +1,226 @@
+"""What the screen and the HTML summary show, as strings and shares: no layout, no colour."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.hardware.spec import ClusterSpec
+from planner.plan.record import PlanRecord
+from planner.plan.types import Plan, SearchOutcome
+from planner.report.figures import (
+    distinct_layouts,
+    num_layouts,
+    plan_figures,
+    rejections_by_rule,
+)
+from planner.report.words import (
+    COMPONENT_WORDS,
+    MEMORY_WORDS,
+    detail_words,
+    difference_words,
+    layout_words,
+    percent_words,
+)
+from planner.units import GIB, MIB, format_bytes, format_count, format_s
+
+MOST_RANKS = 12
+"""Pipeline ranks that the memory table shows one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """Memory of one pipeline rank."""
+
+    cells: tuple[str, ...]
+    """Rank, each component, total."""
+    share: float
+    """Total over the device's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTable:
+    """Memory by pipeline rank and component."""
+
+    unit: str
+    """Unit of all cells: "GiB"."""
+    capacity: str
+    """Memory of the device in that unit."""
+    head: tuple[str, ...]
+    """Column heads."""
+    lines: tuple[MemoryLine, ...]
+    """Ranks in order."""
+    hidden: str
+    """What is said of the ranks that are left out, "" where none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """A component of the step time."""
+
+    word: str
+    """What it is called."""
+    time: str
+    """Seconds, formatted."""
+    share: float
+    """Of the step."""
+
+    @property
+    def percent(self) -> str:
+        """The share as a whole percentage."""
+        return f"{self.share:.0%}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLayout:
+    """A layout that lost, and why."""
+
+    label: str
+    """"Runner-up", "No. 3", "Rule of thumb"."""
+    layout: str
+    """Its degrees."""
+    details: str
+    """Microbatch and recomputation."""
+    step: str
+    """Its step time."""
+    percent: str
+    """How much longer it takes."""
+    why: str
+    """Which components lose."""
+
+
+def header_facts(record: PlanRecord) -> tuple[str, ...]:
+    """Say what was planned for what, with "default" beside what the user left open."""
+    request, plan = record.request, record.outcome.best
+    facts = [f"{format_count(record.model.num_parameters)} parameters"]
+    if record.model.seq_len is not None:
+        facts.append(f"sequence {record.model.seq_len}{_default(request.seq_len)}")
+    facts.append(f"global batch {plan.global_batch_size}{_default(request.global_batch_size)}")
+    kept = "float64" if plan.dtype == "float64" else "float32"
+    facts.append(f"{plan.dtype} compute{_default(request.dtype)}, {kept} parameters and AdamW")
+    return tuple(facts)
+
+
+def cluster_words(cluster: ClusterSpec) -> str:
+    """Describe the machine: "16 x h100-sxm of 80.0 GiB, 2 nodes of 8"."""
+    device = cluster.device
+    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+    return (
+        f"{cluster.num_gpus} x {device.name} of {format_bytes(device.memory_bytes)}, "
+        f"{nodes} of {cluster.gpus_per_node} (cluster {cluster.name})"
+    )
+
+
+def headline(record: PlanRecord) -> tuple[str, ...]:
+    """Give the recommended plan's rates."""
+    plan = record.outcome.best
+    figures = plan_figures(plan, record.cluster)
+    facts = [
+        f"step {format_s(figures.step_time_s)}",
+        f"{format_count(figures.tokens_per_s_per_gpu)} {record.model.token_word}/s/GPU",
+    ]
+    if figures.mfu is not None:
+        facts.append(f"MFU {figures.mfu:.1%}")
+    return tuple(facts)
+
+
+def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:
+    """Tabulate memory by pipeline rank; of many ranks the first, the fullest and the last."""
+    capacity_bytes = cluster.device.memory_bytes
+    unit, scale = ("GiB", GIB) if plan.peak_memory_bytes >= GIB else ("MiB", MIB)
+    shown = _shown_ranks(plan, show_all=show_all)
+    lines = []
+    for rank in shown:
+        memory = plan.memory_by_rank[rank]
+        parts_bytes = [getattr(memory, field.name) for field in fields(MemoryBreakdown)]
+        numbers = [f"{value / scale:.1f}" for value in (*parts_bytes, memory.total_bytes)]
+        lines.append(
+            MemoryLine(
+                cells=("all" if plan.degrees.pp == 1 else str(rank), *numbers),
+                share=memory.total_bytes / capacity_bytes if capacity_bytes else 0.0,
+            )
+        )
+    num_hidden = len(plan.memory_by_rank) - len(shown)
+    return MemoryTable(
+        unit=unit,
+        capacity=f"{capacity_bytes / scale:.1f}",
+        head=("rank", *MEMORY_WORDS.values(), "peak"),
+        lines=tuple(lines),
+        hidden=f"{num_hidden} ranks that need no more are in memory.csv" if num_hidden else "",
+    )
+
+
+def step_parts(costs: CostBreakdown) -> tuple[StepPart, ...]:
+    """Split the step time into its components, leaving out those that take no time."""
+    step_time_s = costs.step_time_s
+    parts = [(field.name, getattr(costs, field.name)) for field in fields(CostBreakdown)]
+    return tuple(
+        StepPart(word=COMPONENT_WORDS[name], time=format_s(value), share=value / step_time_s)
+        for name, value in parts
+        if value > 0
+    )
+
+
+def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
+    """Compare the runner-ups and the rule of thumb with the best plan."""
+    outcome = record.outcome
+    best = outcome.best
+    shown = distinct_layouts(outcome, record.request.top)[1:]
+    labels = ["Runner-up", *(f"No. {place}" for place in range(3, len(shown) + 2))]
+    lines = [_other_layout(label, plan, best) for label, plan in zip(labels, shown, strict=False)]
+    thumb = outcome.rule_of_thumb
+    if thumb is not None and thumb == best:
+        lines.append(_statement("Rule of thumb", "gives the same plan"))
+    elif thumb is not None:
+        lines.append(_other_layout("Rule of thumb", thumb, best))
+    elif outcome.candidates[1:]:
+        lines.append(_statement("Rule of thumb", "gives no layout that fits"))
+    return tuple(lines)
+
+
+def refused_words(outcome: SearchOutcome) -> str:
+    """Count the refused layouts by rule, "" where none was refused."""
+    groups = rejections_by_rule(outcome)
+    if not groups:
+        return ""
+    counts = ", ".join(f"{len(group)} {rule}" for rule, group in groups.items())
+    return f"Refused {len(outcome.rejections)} of {num_layouts(outcome)} layouts: {counts}"
+
+
+def refused_details(outcome: SearchOutcome) -> Mapping[str, Sequence[tuple[str, int]]]:
+    """List, by rule, each distinct reason with the number of layouts that it refused."""
+    details: dict[str, list[tuple[str, int]]] = {}
+    for rule, group in rejections_by_rule(outcome).items():
+        counts: dict[str, int] = {}
+        for rejection in group:
+            counts[rejection.detail] = counts.get(rejection.detail, 0) + 1
+        details[rule] = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return details
+
+
+def _default(given: object) -> str:
+    return " (default)" if given is None else ""
+
+
+def _shown_ranks(plan: Plan, *, show_all: bool) -> list[int]:
+    totals_bytes = [memory.total_bytes for memory in plan.memory_by_rank]
+    num_ranks = len(totals_bytes)
+    if show_all or num_ranks <= MOST_RANKS:
+        return list(range(num_ranks))
+    fullest = totals_bytes.index(max(totals_bytes))
+    edge = MOST_RANKS // 3
+    return sorted({*range(edge), fullest, *range(num_ranks - edge, num_ranks)})
+
+
+def _other_layout(label: str, plan: Plan, best: Plan) -> OtherLayout:
+    return OtherLayout(
+        label=label,
+        layout=layout_words(plan),
+        details=detail_words(plan),
+        step=format_s(plan.costs.step_time_s),
+        percent=percent_words(plan, best),
+        why=difference_words(plan, best),
+    )
+
+
+def _statement(label: str, words: str) -> OtherLayout:
+    return OtherLayout(label=label, layout=words, details="", step="", percent="", why="")

@@ -1,0 +1,196 @@
+"""Plans in words: the same terms on screen, in HTML and in messages."""
+
+from planner.plan.serialize import checkpointing_counts
+from planner.plan.types import Plan, SolverReport
+from planner.report.figures import cost_differences
+from planner.units import format_s
+
+COMPONENT_WORDS = {
+    "compute_s": "forward and backward",
+    "recompute_s": "recomputation",
+    "tp_comm_s": "exposed tensor-parallel collectives",
+    "pp_comm_s": "exposed pipeline transfers",
+    "dp_comm_s": "exposed data-parallel traffic",
+    "bubble_s": "pipeline bubble",
+    "optimizer_s": "optimizer",
+}
+"""What each field of ``CostBreakdown`` is called."""
+
+MEMORY_WORDS = {
+    "params_bytes": "params",
+    "grads_bytes": "grads",
+    "optimizer_bytes": "optim",
+    "activations_bytes": "activ",
+    "buffers_bytes": "buffers",
+    "temporary_bytes": "temp",
+    "reserve_bytes": "reserve",
+}
+"""Column heads of the fields of ``MemoryBreakdown``."""
+
+NOT_MODELLED = (
+    "host RAM, data loading, checkpoint writing, contention with other jobs on the network"
+)
+
+SMALL_DIFFERENCE = 0.002
+"""Relative difference in step time below which two plans count as equally fast."""
+
+
+def layout_words(plan: Plan) -> str:
+    """Name a layout by its degrees above 1, in TorchTitan's words: "dp_shard 4, tp 2"."""
+    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+    degrees = [f"{axis} {getattr(plan.degrees, axis)}" for axis in axes]
+    parts = [part for part in degrees if not part.endswith(" 1")] or ["one device"]
+    if plan.degrees.pp > 1:
+        parts.append(plan.schedule)
+    return ", ".join(parts)
+
+
+def detail_words(plan: Plan) -> str:
+    """Name what a layout's degrees leave open: "microbatch 2 x 8, recompute full"."""
+    policies = checkpointing_counts(plan)
+    recompute = " + ".join(
+        policy if len(policies) == 1 else f"{count} {policy}" for policy, count in policies.items()
+    )
+    return (
+        f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
+        f"recompute {recompute or 'none'}"
+    )
+
+
+def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Explain a plan to someone who meets these terms for the first time.
+
+    Returns:
+        Pairs of a term and what it means for this plan.
+    """
+    lines = [("data", _data_words(plan))]
+    if plan.degrees.tp > 1:
+        lines.append(("tensor", _tensor_words(plan)))
+    if plan.degrees.pp > 1:
+        lines.append(("pipeline", _pipeline_words(plan)))
+    lines.append(("recompute", _recompute_words(plan)))
+    return tuple(lines)
+
+
+def difference_words(plan: Plan, reference: Plan, *, parts: int = 2) -> str:
+    """Say what a plan loses to another: "38 ms pipeline bubble, 12 ms optimizer".
+
+    Only components that speak for the overall result are named, the largest first; a component
+    is left out below a tenth of the total difference.
+
+    Args:
+        plan: The plan that lost (or won).
+        reference: The plan that it is compared with.
+        parts: Most components to name.
+    """
+    total_s = plan.costs.step_time_s - reference.costs.step_time_s
+    if abs(total_s) <= SMALL_DIFFERENCE * reference.costs.step_time_s:
+        return "as fast"
+    sign = 1.0 if total_s > 0 else -1.0
+    telling = [
+        item
+        for item in cost_differences(plan, reference)
+        if item.difference_s * sign >= abs(total_s) / 10
+    ]
+    word = "more" if total_s > 0 else "less"
+    named = [
+        f"{format_s(abs(item.difference_s))} {word} {COMPONENT_WORDS[item.component]}"
+        for item in telling[:parts]
+    ]
+    return ", ".join(named)
+
+
+def percent_words(plan: Plan, reference: Plan) -> str:
+    """Say by how much a plan's step is longer: "+8.3%"."""
+    ratio = plan.costs.step_time_s / reference.costs.step_time_s - 1
+    return f"{ratio:+.1%}"
+
+
+def solver_words(solver: SolverReport) -> str:
+    """Say what the solver proved."""
+    if solver.status == "optimal":
+        return (
+            f"optimal, no layout of the searched set is faster than {format_s(solver.bound_s)} "
+            f"(gap {solver.gap:.2%})"
+        )
+    return (
+        f"{solver.status}: found {format_s(solver.objective_s)}, proved that nothing is faster "
+        f"than {format_s(solver.bound_s)} (gap {solver.gap:.2%}); a longer --time-limit may "
+        "find better"
+    )
+
+
+def unit_words(units: tuple[str, ...]) -> str:
+    """Name neighbouring units briefly: "prologue, layers.0 - layers.15"."""
+    blocks = [name for name in units if name not in ("prologue", "epilogue")]
+    words = [name for name in units if name == "prologue"]
+    if len(blocks) > 2:
+        words.append(f"{blocks[0]} - {blocks[-1]}")
+    else:
+        words.extend(blocks)
+    words.extend(name for name in units if name == "epilogue")
+    return ", ".join(words)
+
+
+def policy_words(policies: tuple[str, ...], units: tuple[str, ...]) -> str:
+    """Name the activation checkpointing of a stage's blocks: "full x 12, none x 4"."""
+    counts: dict[str, int] = {}
+    for name, policy in zip(units, policies, strict=True):
+        if name not in ("prologue", "epilogue"):
+            counts[policy] = counts.get(policy, 0) + 1
+    if len(counts) <= 1:
+        return next(iter(counts), "none")
+    return ", ".join(f"{policy} x {count}" for policy, count in counts.items())
+
+
+def _data_words(plan: Plan) -> str:
+    degrees = plan.degrees
+    batch = (
+        f"each of {degrees.dp} data-parallel ranks takes {plan.num_microbatches} microbatches "
+        f"of {plan.microbatch_size} per step"
+    )
+    if degrees.dp == 1:
+        return (
+            f"one data-parallel rank takes {plan.num_microbatches} microbatches "
+            f"of {plan.microbatch_size} per step"
+        )
+    if degrees.dp_shard == 1:
+        return f"{batch}; every rank keeps a whole copy of its parameters"
+    zero = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
+    gathered = (
+        "gathered again for backward" if plan.reshard_after_forward else "gathered once a step"
+    )
+    shards = f"FSDP2 shards the state over {degrees.dp_shard} ranks ({zero}: {gathered})"
+    copies = f", {degrees.dp_replicate} copies of that" if degrees.dp_replicate > 1 else ""
+    return f"{batch}; {shards}{copies}"
+
+
+def _tensor_words(plan: Plan) -> str:
+    split = f"each layer's matrices are split over {plan.degrees.tp} ranks"
+    if plan.sequence_parallel:
+        return f"{split}; between them the sequence is split (sequence parallel)"
+    return split
+
+
+def _pipeline_words(plan: Plan) -> str:
+    stages = f"{plan.degrees.pp} ranks hold one stage each"
+    if plan.virtual_stages > 1:
+        stages = f"{plan.degrees.pp} ranks hold {plan.virtual_stages} stages each"
+    return f"{stages}, run by the {plan.schedule} schedule"
+
+
+def _recompute_words(plan: Plan) -> str:
+    counts = checkpointing_counts(plan)
+    words = {
+        "none": "keep all activations for backward",
+        "selective": "keep some activations and recompute the cheap ones",
+        "full": "keep only their input and run forward again in backward",
+    }
+    if not counts:
+        return words["none"]
+    if len(counts) == 1:
+        policy = next(iter(counts))
+        return f"activation_checkpointing {policy}: all blocks {words[policy]}"
+    return "activation_checkpointing " + ", ".join(
+        f"{policy} on {count} blocks" for policy, count in counts.items()
+    )

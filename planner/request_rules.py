@@ -1,0 +1,244 @@
+"""Turns what the user typed into a ``PlanRequest``, or says which rule it breaks.
+
+All rules here need the request alone: no model, no profile, no torch, so that a slip is told
+at once. Rules that need the model's shapes (heads, vocabulary) are the search's.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+
+from planner.errors import RequestError
+from planner.plan.types import Plan
+from planner.request import PlanRequest
+
+PLANNED_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+"""Mesh axes whose degrees are decided; the others are 1."""
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
+"""Pipeline schedules that are planned, as torch names them."""
+
+CHECKPOINTING = ("none", "selective", "full")
+"""Activation-checkpointing policies."""
+
+COMPUTE_DTYPES = ("bfloat16", "float32", "float64")
+"""Dtypes that the script can compute in; float16 would need loss scaling, which it has not."""
+
+
+def parse_fix(settings: Iterable[str]) -> dict[str, str]:
+    """Read ``--fix`` settings of the form NAME=VALUE.
+
+    Raises:
+        RequestError: For a setting without "=" and for a name that is given twice.
+    """
+    fixed: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        if not (name and equals and value):
+            raise RequestError(
+                f"--fix {setting}: a setting has the form NAME=VALUE",
+                hint=f"For example --fix tp=2. Names: {', '.join(_FIX_RULES)}.",
+            )
+        if fixed.setdefault(name, value) != value:
+            raise RequestError(
+                f"--fix {name}={fixed[name]} and --fix {name}={value} contradict each other",
+                hint=f"Keep one of them, or neither to let the planner decide {name}.",
+            )
+    return fixed
+
+
+def check_request(request: PlanRequest) -> PlanRequest:
+    """Check all rules that need nothing but the request.
+
+    Returns:
+        The request, its fixed values in their canonical spelling and order.
+
+    Raises:
+        RequestError: For the first rule that is broken.
+    """
+    for option, value in (
+        ("gpus", request.gpus),
+        ("gpus_per_node", request.gpus_per_node),
+        ("global_batch_size", request.global_batch_size),
+        ("seq_len", request.seq_len),
+        ("top", request.top),
+    ):
+        if value is not None:
+            _check_positive(option, value)
+    if not (math.isfinite(request.time_limit_s) and request.time_limit_s > 0):
+        raise RequestError(
+            f"{_flag('time_limit')} {request.time_limit_s:g}: the solver needs some time",
+            hint="Give a number of seconds above 0; 60 is the default.",
+        )
+    _check_nodes(request)
+    if request.dtype is not None:
+        _check_choice(_flag("dtype"), request.dtype, COMPUTE_DTYPES)
+    fixed = _check_fixed(request)
+    return _with_fixed(request, fixed)
+
+
+def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    """Name the fixed settings that have no effect on a plan."""
+    fixed = dict(request.fixed)
+    degrees = plan.degrees
+    warnings = [
+        f"--fix {name}={fixed[name]} has no effect: the plan has {axis}=1"
+        for name, axis, degree in (
+            ("reshard_after_forward", "dp_shard", degrees.dp_shard),
+            ("sequence_parallel", "tp", degrees.tp),
+            ("schedule", "pp", degrees.pp),
+        )
+        if name in fixed and degree == 1
+    ]
+    return tuple(warnings)
+
+
+def _with_fixed(request: PlanRequest, fixed: Mapping[str, str]) -> PlanRequest:
+    ordered = tuple((name, fixed[name]) for name in _FIX_RULES if name in fixed)
+    return replace(request, fixed=ordered)
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _check_positive(option: str, value: int) -> None:
+    if value < 1:
+        raise RequestError(
+            f"{_flag(option)} {value}: it must be at least 1",
+            hint=f"For example {_flag(option)} 8.",
+        )
+
+
+def _check_nodes(request: PlanRequest) -> None:
+    """Nodes must be filled alike: torchrun starts the same number of processes on each."""
+    per_node = request.gpus_per_node
+    if per_node is None or request.gpus <= per_node or request.gpus % per_node == 0:
+        return
+    lower = request.gpus // per_node * per_node
+    raise RequestError(
+        f"--gpus {request.gpus} with --gpus-per-node {per_node}: the nodes would be filled "
+        f"unevenly ({request.gpus % per_node} on the last)",
+        hint=f"Use --gpus {lower} or --gpus {lower + per_node}.",
+    )
+
+
+def _check_choice(option: str, value: str, choices: Iterable[str]) -> str:
+    """Return the value if it is one of the choices.
+
+    Raises:
+        RequestError: If it is not, with the nearest choice.
+    """
+    known = tuple(choices)
+    if value in known:
+        return value
+    lowered = {choice.lower(): choice for choice in known}
+    near = get_close_matches(value.lower(), lowered, n=1, cutoff=0.4)
+    meant = f"Did you mean {lowered[near[0]]}? " if near else ""
+    raise RequestError(
+        f"{option} {value}: there is no such choice", hint=f"{meant}Choices: {', '.join(known)}."
+    )
+
+
+def _check_fixed(request: PlanRequest) -> dict[str, str]:
+    fixed: dict[str, str] = {}
+    for name, value in request.fixed:
+        if name not in _FIX_RULES:
+            near = get_close_matches(name, _FIX_RULES, n=1, cutoff=0.4)
+            meant = f"Did you mean {near[0]}? " if near else ""
+            raise RequestError(
+                f"--fix {name}={value}: nothing is named {name}",
+                hint=f"{meant}Names: {', '.join(_FIX_RULES)}.",
+            )
+        fixed[name] = _FIX_RULES[name](name, value)
+    _check_product(request, fixed)
+    _check_pipeline(fixed)
+    return fixed
+
+
+def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
+    """The degrees multiply to the number of devices: none idle, none missing."""
+    named = {axis: int(fixed[axis]) for axis in PLANNED_AXES if axis in fixed}
+    product = math.prod(named.values())
+    settings = " ".join(f"--fix {axis}={degree}" for axis, degree in named.items())
+    if request.gpus % product:
+        works = [str(d) for d in range(1, request.gpus + 1) if request.gpus % d == 0]
+        shown = works if len(works) <= 12 else [*works[:6], "...", *works[-3:]]
+        whole = "it" if len(named) == 1 else f"their product {product}"
+        raise RequestError(
+            f"{settings} on {request.gpus} GPUs: all degrees multiply to the number of GPUs, "
+            f"and {whole} does not divide {request.gpus}",
+            hint=f"What divides {request.gpus}: {', '.join(shown)}.",
+        )
+    if len(named) == len(PLANNED_AXES) and product != request.gpus:
+        raise RequestError(
+            f"{settings} on {request.gpus} GPUs: all degrees are fixed and multiply to "
+            f"{product}, so that {request.gpus - product} GPUs would idle",
+            hint=f"Use --gpus {product}, or leave one of the degrees to the planner.",
+        )
+
+
+def _check_pipeline(fixed: Mapping[str, str]) -> None:
+    """A schedule needs a pipeline, several stages per rank an interleaved schedule."""
+    schedule, virtual_stages = fixed.get("schedule"), int(fixed.get("virtual_stages", "1"))
+    if schedule and fixed.get("pp") == "1":
+        raise RequestError(
+            f"--fix schedule={schedule} --fix pp=1: without pipeline stages there is no schedule",
+            hint="Leave out one of them.",
+        )
+    if virtual_stages > 1 and schedule in ("1F1B", "GPipe"):
+        raise RequestError(
+            f"--fix schedule={schedule} --fix virtual_stages={virtual_stages}: {schedule} runs "
+            "one stage per rank",
+            hint="Use --fix schedule=Interleaved1F1B, or leave out virtual_stages.",
+        )
+    if schedule == "Interleaved1F1B" and fixed.get("virtual_stages") == "1":
+        raise RequestError(
+            "--fix schedule=Interleaved1F1B --fix virtual_stages=1: this schedule interleaves "
+            "two or more stages per rank",
+            hint="Use --fix schedule=1F1B, or --fix virtual_stages=2.",
+        )
+
+
+def _whole_number(name: str, value: str) -> str:
+    digits = value.removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) < 1:
+        raise RequestError(
+            f"--fix {name}={value}: {name} is a whole number, at least 1",
+            hint=f"For example --fix {name}=2.",
+        )
+    return str(int(digits))
+
+
+def _unplanned_degree(name: str, value: str) -> str:
+    if _whole_number(name, value) != "1":
+        raise RequestError(
+            f"--fix {name}={value}: the axis {name} is not planned by this version",
+            hint=f"Planned: {', '.join(PLANNED_AXES)}.",
+        )
+    return "1"
+
+
+def _boolean(name: str, value: str) -> str:
+    return _check_choice(f"--fix {name}:", value.lower(), ("true", "false"))
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
+    return lambda name, value: _check_choice(f"--fix {name}:", value, choices)
+
+
+_FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
+    **dict.fromkeys(PLANNED_AXES, _whole_number),
+    **dict.fromkeys(("cp", "ep"), _unplanned_degree),
+    "schedule": _one_of(SCHEDULES),
+    "virtual_stages": _whole_number,
+    "microbatch_size": _whole_number,
+    "activation_checkpointing": _one_of(CHECKPOINTING),
+    "reshard_after_forward": _boolean,
+    "sequence_parallel": _boolean,
+}
+"""What can be fixed, and how each value is checked and spelled."""
+
+FIX_NAMES = tuple(_FIX_RULES)
+"""Names that ``--fix`` takes."""
