@@ -14,6 +14,8 @@ from planner.result import PlanResult
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from planner.graph.load import LoadedModel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelObject:
@@ -21,7 +23,7 @@ class ModelObject:
 
     model: "nn.Module | Callable[[], nn.Module]"
     """Module (meta or real), or a function that builds one."""
-    example_batch: Callable[..., Any]
+    example_batch: Callable[..., Any] | None
     """As a model file's ``example_batch``."""
     loss_fn: "Callable[[Any, Any], Tensor] | None"
     """As a model file's ``loss_fn``."""
@@ -180,11 +182,24 @@ def _search_outcome(
     """Load, trace, search: the way from a checked request to the record of the run."""
     from planner.hardware.profiles import load_cluster
 
-    with timed_phase(progress, "profile"):
-        cluster = load_cluster(
-            request.cluster, gpus=request.gpus, gpus_per_node=request.gpus_per_node
-        )
-    raise NotImplementedError(cluster, model_object, estimate_only)
+    cluster = load_cluster(request.cluster, gpus=request.gpus, gpus_per_node=request.gpus_per_node)
+    with timed_phase(progress, "load"):
+        loaded = _load(request, model_object)
+    raise NotImplementedError(f"search for {loaded.description} on {cluster.name}")
+
+
+def _load(request: PlanRequest, model_object: ModelObject | None) -> "LoadedModel":
+    """Load the model file, or take the object that was passed."""
+    from planner.graph.load import load_model, wrap_module
+
+    if model_object is None:
+        return load_model(request.model, seq_len=request.seq_len)
+    return wrap_module(
+        model_object.model,
+        example_batch=model_object.example_batch,
+        loss_fn=model_object.loss_fn,
+        seq_len=request.seq_len,
+    )
 
 
 def _model_words(model: "str | nn.Module | Callable[[], nn.Module]") -> str:
@@ -203,7 +218,7 @@ def _model_object(
     """Keep a model that is an object together with what a model file would offer.
 
     Raises:
-        RequestError: An object without ``example_batch``, or a file with one.
+        RequestError: Neither a path nor a model, or a path with what its file offers itself.
     """
     if isinstance(model, str):
         if example_batch is not None or loss_fn is not None:
@@ -217,12 +232,6 @@ def _model_object(
         raise RequestError(
             f"model is a {type(model).__name__}: it is neither a path, a module nor a function",
             hint='Pass "model.py", an nn.Module, or a function that returns one.',
-        )
-    if example_batch is None:
-        raise RequestError(
-            f"model {_model_words(model)} comes without example_batch, and the shapes of its "
-            "inputs cannot be known",
-            hint="Pass example_batch=lambda microbatch_size: (inputs, targets).",
         )
     return ModelObject(model=model, example_batch=example_batch, loss_fn=loss_fn)
 

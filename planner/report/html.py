@@ -12,7 +12,13 @@ from planner.report.view import (
     refused_words,
     step_parts,
 )
-from planner.report.words import NOT_MODELLED, detail_words, layout_words, solver_words
+from planner.report.words import (
+    NOT_MODELLED,
+    detail_words,
+    explanation,
+    layout_words,
+    solver_words,
+)
 
 
 def summary_html(record: PlanRecord) -> str:
@@ -31,6 +37,7 @@ def summary_html(record: PlanRecord) -> str:
         layout=layout_words(best),
         details=detail_words(best),
         headline=headline(record),
+        explanation=explanation(best),
         memory=memory_table(best, record.cluster),
         step=step_parts(best.costs),
         others=[

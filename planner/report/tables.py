@@ -63,20 +63,39 @@ _INTEGER_COLUMNS = (
 )
 
 
+_FLAG_COLUMNS = ("rule_of_thumb", "reshard_after_forward", "sequence_parallel")
+
+_TEXT_COLUMNS = (
+    "status",
+    "reject_rule",
+    "reject_detail",
+    "schedule",
+    "activation_checkpointing",
+    "solver_status",
+)
+
+_REPORT_TYPES = {
+    **dict.fromkeys(REPORT_COLUMNS, "float64"),
+    **dict.fromkeys(_INTEGER_COLUMNS, "Int64"),
+    **dict.fromkeys(_FLAG_COLUMNS, "boolean"),
+    **dict.fromkeys(_TEXT_COLUMNS, "string"),
+}
+"""Column types in which a value can be missing without turning the others into floats."""
+
+
 def candidates_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate the priced layouts, fastest first; refused ones are in ``rejected_frame``."""
-    return _frame(_priced_rows(record), REPORT_COLUMNS, _INTEGER_COLUMNS)
+    return _report(_priced_rows(record))
 
 
 def rejected_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate the refused layouts with the rule and its numbers."""
-    return _frame(_refused_rows(record), REPORT_COLUMNS, _INTEGER_COLUMNS)
+    return _report(_refused_rows(record))
 
 
 def report_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate every layout, priced ones first: report.csv."""
-    rows = [*_priced_rows(record), *_refused_rows(record)]
-    return _frame(rows, REPORT_COLUMNS, _INTEGER_COLUMNS)
+    return _report([*_priced_rows(record), *_refused_rows(record)])
 
 
 def memory_frame(record: PlanRecord) -> pd.DataFrame:
@@ -96,13 +115,13 @@ def memory_frame(record: PlanRecord) -> pd.DataFrame:
         for pp_rank, memory in enumerate(plan.memory_by_rank)
         for field in fields(MemoryBreakdown)
     ]
-    return _frame(rows, ("candidate", "stage", "component", "bytes"), ())
+    return pd.DataFrame(rows, columns=["candidate", "stage", "component", "bytes"])
 
 
 def ops_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate the ops of the recommended plan: ops.csv."""
-    columns = tuple(field.name for field in fields(OpRow))
-    return _frame([asdict(row) for row in record.op_rows], columns, ())
+    columns = [field.name for field in fields(OpRow)]
+    return pd.DataFrame([asdict(row) for row in record.op_rows], columns=columns)
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -179,9 +198,5 @@ def _refused_row(rejection: Rejection, capacity_bytes: int) -> dict[str, object]
     }
 
 
-def _frame(
-    rows: Sequence[dict[str, object]], columns: Sequence[str], integer_columns: Sequence[str]
-) -> pd.DataFrame:
-    """Build a table in which a missing integer stays missing instead of becoming a float."""
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    return frame.astype(dict.fromkeys(integer_columns, "Int64"))
+def _report(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=list(REPORT_COLUMNS)).astype(_REPORT_TYPES)
