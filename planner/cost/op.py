@@ -6,11 +6,13 @@ A matmul of batch x (m, k) @ (k, n) runs in waves of output tiles (tm, tn), one 
 
     waves   = ceil(batch * ceil(m / tm) * ceil(n / tn) / num_sms)
     compute = waves * 2 tm tn (k + k_overhead) * (1 + overhead (tm + tn) / (tm tn))
-              / (peak / num_sms * fraction * sustained)
+              / (peak / num_sms * fraction)
 
-with the best of the device's tiles; compute and memory of a matmul overlap imperfectly and are
-joined as (compute^4 + memory^4)^(1/4). Everything rises with m, n, k, bytes and FLOPs, and falls
-with peak and bandwidth. The parameters are fitted by ``planner.cost.calibrate``.
+with the best of the device's tiles and a fixed set-up time on top of the launch. Power limits
+the rate of every matmul to a sustained share of peak. Compute and memory of a matmul overlap
+imperfectly and are joined as (compute^4 + memory^4)^(1/4). Everything rises with m, n, k, bytes
+and FLOPs, and falls with peak and bandwidth. The parameters are fitted by
+``planner.cost.calibrate``.
 """
 
 from dataclasses import dataclass
@@ -86,7 +88,7 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str, *, causal: bool = False) 
         return launch_s + max(compute_s, memory_s)
     compute_s = _matmul_s(work, device, dtype)
     memory_s = num_bytes / (bandwidth * efficiency.matmul_bandwidth_fraction)
-    return launch_s + _joined_s(compute_s, memory_s)
+    return launch_s + efficiency.matmul_setup_s + _joined_s(compute_s, memory_s)
 
 
 def _joined_s(compute_s: float, memory_s: float) -> float:
@@ -99,25 +101,28 @@ def _joined_s(compute_s: float, memory_s: float) -> float:
 
 
 def _peak(device: DeviceSpec, dtype: str) -> float:
-    """Peak FLOP/s under a training load."""
+    """Datasheet FLOP/s."""
     peak = device.peak_flop_per_s.get(dtype)
     if peak is None:
         raise RequestError(
             f"device {device.name!r} has no {dtype} matmul",
             hint=f"it supports {', '.join(device.peak_flop_per_s)}",
         )
-    return peak * device.efficiency.sustained_fraction
+    return peak
 
 
 def _matmul_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     """Compute time of a matmul, by waves of tiles where its shape is known."""
-    peak = _peak(device, dtype) * device.efficiency.matmul_fraction
-    if not (work.m and work.n and work.k):
-        return work.flop / peak
+    peak = _peak(device, dtype)
+    efficiency = device.efficiency
+    sustained_s = work.flop / (peak * efficiency.sustained_fraction)
     exact_flop = 2 * work.batch * work.m * work.n * work.k
-    per_flop = _padded_flop(work.batch, work.m, work.n, work.k, device.num_sms, device.efficiency)
+    if exact_flop == 0:
+        return max(sustained_s, work.flop / (peak * efficiency.matmul_fraction))
+    padded_flop = _padded_flop(work.batch, work.m, work.n, work.k, device.num_sms, efficiency)
     # An op whose FLOPs differ from 2 m n k (a grouped convolution) keeps its own count.
-    return per_flop * (work.flop / exact_flop) / peak
+    padded_s = padded_flop * (work.flop / exact_flop) / (peak * efficiency.matmul_fraction)
+    return max(sustained_s, padded_s)
 
 
 @lru_cache(maxsize=65536)

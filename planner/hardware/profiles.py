@@ -167,6 +167,7 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         matmul_tiles=reader.tiles("matmul_tiles_m_n"),
         matmul_tile_overhead=reader.number("matmul_tile_overhead_elements"),
         matmul_k_overhead=reader.number("matmul_k_overhead_elements"),
+        matmul_setup_s=us_to_s(reader.number("matmul_setup_us")),
         matmul_bandwidth_fraction=reader.positive("matmul_fraction_of_bandwidth", most=1.0),
         pointwise_bandwidth_fraction=reader.positive("pointwise_fraction_of_bandwidth", most=1.0),
         reduction_bandwidth_fraction=reader.positive("reduction_fraction_of_bandwidth", most=1.0),
@@ -175,7 +176,7 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         attention_backward_fraction=reader.positive(
             "attention_backward_fraction_of_peak", most=1.0
         ),
-        sustained_fraction=reader.positive("sustained_fraction_of_idle_matmul_rate", most=1.0),
+        sustained_fraction=reader.positive("sustained_fraction_of_peak", most=1.0),
     )
 
 

@@ -42,6 +42,8 @@ class EfficiencySpec:
     """Elements of tile edge that cost as much as computing them: small tiles are less efficient."""
     matmul_k_overhead: float
     """Elements of the k dim that filling and draining one tile costs."""
+    matmul_setup_s: float
+    """Time of a matmul beyond ``kernel_launch_s`` and its work (choice and set-up of tiles)."""
     matmul_bandwidth_fraction: float
     """Share of memory bandwidth that a matmul reaches when it is limited by its operands."""
     pointwise_bandwidth_fraction: float
@@ -55,8 +57,7 @@ class EfficiencySpec:
     attention_backward_fraction: float
     """Share of peak FLOP/s of fused attention, backward."""
     sustained_fraction: float
-    """Matmul rate under a training load over the rate on an otherwise idle card (clocks fall
-    with power and heat)."""
+    """Largest share of peak FLOP/s that matmuls keep up under a training load (power, heat)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

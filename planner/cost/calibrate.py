@@ -1,0 +1,356 @@
+"""Holds the efficiency numbers of the profiles to published measurements, and fits them.
+
+``python -m planner.cost.calibrate`` prices every row of the tables in ``profiles/published``
+with the shipped profiles and prints the errors; with ``--fit`` it also searches the parameters
+anew and prints the values to write into the profiles. The fit minimises the mean absolute
+logarithm of predicted over measured time by a pattern search that is the same on every run.
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.cost.collective import (
+    all_gather_s,
+    all_reduce_s,
+    point_to_point_s,
+    reduce_scatter_s,
+)
+from planner.cost.op import op_s
+from planner.cost.pattern_search import pattern_search
+from planner.cost.tables import (
+    CollectiveSample,
+    OpSample,
+    collective_samples,
+    elementwise_samples,
+    matmul_samples,
+    v100_samples,
+)
+from planner.hardware.profiles import load_cluster, load_device
+from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
+from planner.hardware.topology import CommGroup
+
+DEVICES = {
+    "A100-80GB-SXM": "a100-80gb-sxm",
+    "H100-80GB-SXM": "h100-sxm",
+    "A40-48GB": "a40",
+    "V100-32GB-SXM2": "v100-32gb-sxm",
+}
+"""Profile of each device of the op tables."""
+
+FITTED_GROUPS = ("matmul", "residual add", "rms_norm", "gelu", "layernorm")
+"""Parts of the op tables that parameters are fitted to. ``silu_and_mul`` is left out: it is one
+fused kernel of an inference engine, at half the bandwidth of torch's own pointwise kernels."""
+
+HOST_BOUND_GPU = "V100-32GB-SXM2"
+HOST_BOUND_FIXED = ("kernel_launch_us", "matmul_setup_us", "matmul_fraction_of_bandwidth")
+"""The V100 table has the host's time in all short ops and no memory-bound matmuls, so that these
+cannot be fitted to it."""
+
+_MOST_STREAMED = 0.92
+"""Share of datasheet bandwidth that stream benchmarks reach; what repeats faster is in cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """How well prices match one part of a table."""
+
+    table: str
+    """Table."""
+    system: str
+    """Device, or cluster with ranks and nodes."""
+    group: str
+    """Part of the table."""
+    num_rows: int
+    """Measurements."""
+    median: float
+    """Median of |predicted / measured - 1|."""
+    mape: float
+    """Mean of |predicted / measured - 1|."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """A link of a cluster and the measurements that it is fitted to."""
+
+    cluster: str
+    """Shipped cluster whose link this is."""
+    index: int
+    """Position of the link, 0 is the innermost."""
+    systems: tuple[str, ...]
+    """Systems in the tables that have this link."""
+    num_nodes: tuple[int, ...]
+    """Node counts of the rows used."""
+    max_ranks: int
+    """Most ranks of the rows used; larger jobs are reported but not fitted (noise)."""
+    fixed: tuple[str, ...] = ()
+    """Parameters that keep the profile's values."""
+
+
+LINK_FITS = (
+    LinkFit(
+        cluster="a100-80gb-sxm",
+        index=0,
+        systems=("a100_dgx", "A100-80GB-SXM"),
+        num_nodes=(1,),
+        max_ranks=8,
+    ),
+    LinkFit(
+        cluster="h100-sxm",
+        index=0,
+        systems=("h100_dgx", "H200-141GB-SXM", "H100-80GB-SXM"),
+        num_nodes=(1,),
+        max_ranks=8,
+    ),
+    LinkFit(cluster="b200-sxm", index=0, systems=("B200-180GB-SXM",), num_nodes=(1,), max_ranks=8),
+    LinkFit(
+        cluster="v100-sxm",
+        index=0,
+        systems=("V100-16GB", "V100-32GB"),
+        num_nodes=(1,),
+        max_ranks=8,
+    ),
+    LinkFit(cluster="b200-sxm", index=1, systems=("B200-180GB-SXM",), num_nodes=(4,), max_ranks=32),
+    LinkFit(
+        cluster="h100-sxm",
+        index=1,
+        systems=("H100-80GB-SXM",),
+        num_nodes=(2, 4, 8, 16),
+        max_ranks=128,
+        fixed=("gb_per_s", "latency_us_per_hop", "latency_us_per_collective"),
+    ),
+    LinkFit(
+        cluster="mi300x",
+        index=1,
+        systems=("h100_dgx",),
+        num_nodes=(2,),
+        max_ranks=16,
+        fixed=("gb_per_s",),
+    ),
+)
+"""Links and what they are fitted to. EFA on H100 has one payload size only, so that it takes
+latencies from B200 and fits the ramp. The InfiniBand class is fitted to transfers between H100
+nodes (400 Gbit/s per GPU); the profile "mi300x" stands for it because it has that rate."""
+
+
+def op_samples() -> dict[str, list[OpSample]]:
+    """Read all op tables, by device."""
+    by_gpu: dict[str, list[OpSample]] = {gpu: [] for gpu in DEVICES}
+    for sample in (*matmul_samples(), *elementwise_samples(), *v100_samples()):
+        by_gpu[sample.gpu].append(sample)
+    return by_gpu
+
+
+def idle(device: DeviceSpec) -> DeviceSpec:
+    """Lift the limit of a training load: the op tables were measured on idle cards."""
+    return replace(device, efficiency=replace(device.efficiency, sustained_fraction=1.0))
+
+
+def price_op(sample: OpSample, device: DeviceSpec) -> float:
+    """Predict the time of a measured op, seconds."""
+    return sum(op_s(work, device, sample.dtype) for work in sample.works)
+
+
+def price_collective(sample: CollectiveSample, cluster: ClusterSpec) -> float:
+    """Predict the time of a measured collective, seconds."""
+    group = sample_group(sample, cluster)
+    if sample.collective == "send_recv":
+        return point_to_point_s(sample.payload_bytes, group.slowest)
+    if sample.collective == "all_reduce":
+        if "ring" in sample.setting:
+            group = replace(group, inner=replace(group.inner, switch_all_reduce_fraction=0.0))
+        return all_reduce_s(sample.payload_bytes, group)
+    if sample.collective == "all_gather":
+        return all_gather_s(sample.payload_bytes, group)
+    return reduce_scatter_s(sample.payload_bytes, group)
+
+
+def sample_group(sample: CollectiveSample, cluster: ClusterSpec) -> CommGroup:
+    """Lay the ranks of a measurement out on the cluster's links."""
+    per_node = sample.num_ranks // sample.num_nodes
+    if sample.num_nodes == 1:
+        return CommGroup(
+            num_ranks=per_node, ranks_per_node=per_node, inner=cluster.links[0], outer=None
+        )
+    return CommGroup(
+        num_ranks=sample.num_ranks,
+        ranks_per_node=per_node,
+        inner=cluster.links[0],
+        outer=cluster.links[-1],
+    )
+
+
+def op_errors() -> list[FitError]:
+    """Hold the shipped devices to the op tables."""
+    errors = []
+    for gpu, samples in op_samples().items():
+        device = idle(load_device(DEVICES[gpu]))
+        for table, group in dict.fromkeys((sample.table, sample.group) for sample in samples):
+            part = [s for s in samples if (s.table, s.group) == (table, group)]
+            ratios = [price_op(sample, device) / sample.measured_s for sample in part]
+            errors.append(_fit_error(table, gpu, group, ratios))
+    return errors
+
+
+def link_errors() -> list[FitError]:
+    """Hold the shipped links to the collective tables."""
+    errors = []
+    for fit in LINK_FITS:
+        cluster = load_cluster(fit.cluster, gpus=1024, gpus_per_node=8)
+        samples = link_samples(fit, max_ranks=1024)
+        keys = dict.fromkeys(_collective_key(sample) for sample in samples)
+        for system, group in keys:
+            part = [s for s in samples if _collective_key(s) == (system, group)]
+            ratios = [price_collective(s, cluster) / s.measured_s for s in part]
+            errors.append(_fit_error(part[0].table, system, group, ratios))
+    return errors
+
+
+def link_samples(fit: LinkFit, *, max_ranks: int) -> list[CollectiveSample]:
+    """Select the measurements of a link."""
+    return [
+        sample
+        for sample in collective_samples()
+        if sample.system in fit.systems
+        and (sample.num_nodes > 1) == (fit.num_nodes[0] > 1)
+        and sample.num_ranks <= max_ranks
+    ]
+
+
+def fit_device(gpu: str, samples: Sequence[OpSample]) -> dict[str, float]:
+    """Search the efficiency parameters of a device.
+
+    Returns:
+        Values by their keys in the profile.
+    """
+    device = idle(load_device(DEVICES[gpu]))
+    groups = [[s for s in samples if s.group == group] for group in FITTED_GROUPS]
+    efficiency = device.efficiency
+    start = {
+        "matmul_fraction_of_peak": efficiency.matmul_fraction,
+        "matmul_tile_overhead_elements": efficiency.matmul_tile_overhead,
+        "matmul_k_overhead_elements": efficiency.matmul_k_overhead,
+        "matmul_fraction_of_bandwidth": efficiency.matmul_bandwidth_fraction,
+        "pointwise_fraction_of_bandwidth": efficiency.pointwise_bandwidth_fraction,
+        "reduction_fraction_of_bandwidth": efficiency.reduction_bandwidth_fraction,
+        "kernel_launch_us": device.kernel_launch_s * 1e6,
+        "matmul_setup_us": efficiency.matmul_setup_s * 1e6,
+    }
+
+    def loss(values: Mapping[str, float]) -> float:
+        changed = replace(
+            device,
+            kernel_launch_s=values["kernel_launch_us"] * 1e-6,
+            efficiency=replace(
+                efficiency,
+                matmul_fraction=values["matmul_fraction_of_peak"],
+                matmul_tile_overhead=values["matmul_tile_overhead_elements"],
+                matmul_k_overhead=values["matmul_k_overhead_elements"],
+                matmul_setup_s=values["matmul_setup_us"] * 1e-6,
+                matmul_bandwidth_fraction=values["matmul_fraction_of_bandwidth"],
+                pointwise_bandwidth_fraction=values["pointwise_fraction_of_bandwidth"],
+                reduction_bandwidth_fraction=values["reduction_fraction_of_bandwidth"],
+            ),
+        )
+        return statistics.fmean(
+            _mean_log_error((price_op(s, changed), s.measured_s) for s in group)
+            for group in groups
+            if group
+        )
+
+    fixed = HOST_BOUND_FIXED if gpu == HOST_BOUND_GPU else ()
+    return pattern_search(loss, start, fixed=fixed, most=_most(start))
+
+
+def fit_link(fit: LinkFit) -> dict[str, float]:
+    """Search the parameters of a link.
+
+    Returns:
+        Values by their keys in the profile, the bandwidth as "gb_per_s" instead of a fraction.
+    """
+    cluster = load_cluster(fit.cluster, gpus=1024, gpus_per_node=8)
+    samples = link_samples(fit, max_ranks=fit.max_ranks)
+    link = cluster.links[fit.index]
+    start = {
+        "gb_per_s": link.bandwidth_bytes_per_s * 1e-9,
+        "latency_us_per_hop": link.latency_s * 1e6,
+        "latency_us_per_collective": link.base_latency_s * 1e6,
+        "ramp_mib_per_rank": link.ramp_bytes / 2**20,
+    }
+    if link.switch_all_reduce_fraction:
+        start["switch_all_reduce_fraction"] = link.switch_all_reduce_fraction
+
+    def loss(values: Mapping[str, float]) -> float:
+        changed = _with_link(cluster, fit.index, values)
+        return _mean_log_error((price_collective(s, changed), s.measured_s) for s in samples)
+
+    return pattern_search(loss, start, fixed=fit.fixed, most=_most(start))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the errors of the shipped profiles, and with ``--fit`` the parameters found anew."""
+    lines = [f"{'table':34} {'system':16} {'part':30} {'rows':>5} {'median':>7} {'MAPE':>7}"]
+    lines += [
+        f"{e.table:34} {e.system:16} {e.group:30} {e.num_rows:5} {e.median:7.1%} {e.mape:7.1%}"
+        for e in (*op_errors(), *link_errors())
+    ]
+    if "--fit" in arguments:
+        for gpu, samples in op_samples().items():
+            lines.append(f"{DEVICES[gpu]}: {_show(fit_device(gpu, samples))}")
+        for fit in LINK_FITS:
+            lines.append(f"{fit.cluster} links[{fit.index}]: {_show(fit_link(fit))}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _most(names: Iterable[str]) -> dict[str, float]:
+    """Bound the parameters that are shares."""
+    most = {name: 1.0 for name in names if "fraction" in name}
+    if "pointwise_fraction_of_bandwidth" in most:
+        most["pointwise_fraction_of_bandwidth"] = _MOST_STREAMED
+    return most
+
+
+def _show(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in values.items())
+
+
+def _collective_key(sample: CollectiveSample) -> tuple[str, str]:
+    ring = " ring" if "ring" in sample.setting else ""
+    size = f"{sample.num_ranks} ranks on {sample.num_nodes}"
+    return sample.system, f"{sample.collective}{ring}, {size}"
+
+
+def _with_link(cluster: ClusterSpec, index: int, values: Mapping[str, float]) -> ClusterSpec:
+    link: LinkSpec = replace(
+        cluster.links[index],
+        bandwidth_bytes_per_s=values["gb_per_s"] * 1e9,
+        latency_s=values["latency_us_per_hop"] * 1e-6,
+        base_latency_s=values["latency_us_per_collective"] * 1e-6,
+        ramp_bytes=values["ramp_mib_per_rank"] * 2**20,
+        switch_all_reduce_fraction=values.get("switch_all_reduce_fraction", 0.0),
+    )
+    links = (*cluster.links[:index], link, *cluster.links[index + 1 :])
+    return replace(cluster, links=links)
+
+
+def _mean_log_error(pairs: Iterable[tuple[float, float]]) -> float:
+    return statistics.fmean(abs(math.log(predicted / measured)) for predicted, measured in pairs)
+
+
+def _fit_error(table: str, system: str, group: str, ratios: Sequence[float]) -> FitError:
+    errors = [abs(ratio - 1) for ratio in ratios]
+    return FitError(
+        table=table,
+        system=system,
+        group=group,
+        num_rows=len(errors),
+        median=statistics.median(errors),
+        mape=statistics.fmean(errors),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
