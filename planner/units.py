@@ -16,11 +16,22 @@ DTYPE_BYTES = {
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "complex32": 4,
     "int64": 8,
     "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
     "bool": 1,
 }
-"""Bytes per element of the dtypes a plan can name."""
+"""Bytes per element, by torch's name of the dtype."""
 
 
 def gib_to_bytes(value_gib: float) -> int:

@@ -1,6 +1,6 @@
 """The ways in which a module that owns parameters can run over the tp axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
@@ -15,8 +15,9 @@ from planner.strategy.layout import (
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.op_rules import output_layouts
 
-FUSED_PROJECTIONS = (1, 2, 3)
-"""Equal projections that one weight may hold: plain, gate and up, query key and value."""
+_MAX_FUSED = 8
+"""Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
+_SPLITS = frozenset({"split", "split_with_sizes", "chunk", "slice", "narrow"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class UnitContext:
     stream: Layout
     """Layout of values between modules outside sharded regions: REPLICATE, or the sequence
     shard under sequence parallelism."""
+    readers: Mapping[int, tuple[int, ...]]
+    """Forward ops of the unit that read each value."""
 
     def is_parameter(self, value: int) -> bool:
         """Whether the value is a parameter or a view of one."""
@@ -83,8 +86,18 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
 
 
 def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[NodeStrategy]:
-    """Whole parameters on a split input: legal where each op keeps the shard by itself."""
+    """Whole parameters on a split input: legal where each op keeps the shard by itself.
+
+    Only for modules of vectors (norms, scales, biases): a whole matrix on every rank would make
+    tensor parallelism a data parallelism whose memory the unit's price does not show.
+    """
     graph = context.graph
+    if any(
+        context.is_parameter(value) and len(graph.values[value].shape) > 1
+        for op in node.ops
+        for value in graph.ops[op].inputs
+    ):
+        return []
     layouts: dict[int, Layout] = {}
     for value in node.inputs:
         if len(graph.values[value].shape) <= layout.dim:
@@ -95,11 +108,7 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
     for op_id in node.ops:
         op = graph.ops[op_id]
         known = [layouts.get(value) for value in op.inputs]
-        if _linear_weight(op, context) is not None:
-            activation = known[_activation_index(op, context)]
-            outputs: tuple[Layout | None, ...] | None = (activation,)
-        else:
-            outputs = output_layouts(graph, op, known, context.tp)
+        outputs = output_layouts(graph, op, known, context.tp)
         if outputs is None:
             return []
         for value, found in zip(op.outputs, outputs, strict=True):
@@ -139,10 +148,6 @@ def _linear_weight(op: OpNode, context: UnitContext) -> int | None:
     return weight if context.is_parameter(weight) else None
 
 
-def _activation_index(op: OpNode, context: UnitContext) -> int:
-    return 0 if op.name == "mm" else 1
-
-
 def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     """The matmul of an nn.Linear-like module, None where the module is something else.
 
@@ -165,13 +170,15 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
 
 
 def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
-    """Weight split over output features: no communication forward, an all-reduce of the
-    input's gradient backward (Shoeybi et al. 2019, 1909.08053, section 3)."""
+    """Weight split over output features (Shoeybi et al. 2019, 1909.08053, section 3).
+
+    No communication forward, an all-reduce of the input's gradient backward.
+    """
     graph = context.graph
     features = graph.values[linear.outputs[0]].shape[-1]
     unsplit = _unsplit(node, context, linear)
     found = []
-    for fused in FUSED_PROJECTIONS:
+    for fused in sorted(_fused_counts(node, context, features)):
         if features % fused or (features // fused) % context.tp:
             continue
         layouts: dict[int, Layout] = {}
@@ -194,6 +201,22 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
                 _strategy(node, "column", layouts, inputs, outputs={output: leaving}, fused=fused)
             )
     return found
+
+
+def _fused_counts(node: Node, context: UnitContext, features: int) -> set[int]:
+    """How many equal projections the readers of a linear module may take its output apart into."""
+    graph = context.graph
+    (output,) = node.outputs
+    ndim = len(graph.values[output].shape)
+    counts = {1}
+    for op_id in context.readers.get(output, ()):
+        op = graph.ops[op_id]
+        target = graph.values[op.outputs[0]].shape
+        if op.name in _SPLITS and len(target) == ndim and features % target[-1] == 0:
+            counts.add(features // target[-1])
+        elif op.is_view and len(target) > ndim:
+            counts.add(target[ndim - 1])
+    return {count for count in counts if count <= _MAX_FUSED}
 
 
 def _unsplit(node: Node, context: UnitContext, linear: OpNode) -> set[int]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import networkx as nx
+
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
 from planner.strategy.layout import Layout
 
@@ -223,28 +225,20 @@ def _components(
     Ops that read the same entering value are joined too, because the unit's input has one
     layout. Parameters read by glue do not join.
     """
-    parent = {op.id: op.id for op in glue}
-
-    def root(op_id: int) -> int:
-        while parent[op_id] != op_id:
-            parent[op_id] = parent[parent[op_id]]
-            op_id = parent[op_id]
-        return op_id
-
+    links: nx.Graph[int] = nx.Graph()
+    links.add_nodes_from(op.id for op in glue)
     owner: dict[int, int] = {}
     for op in glue:
         for value in op.inputs:
-            kind = graph.storages[graph.values[value].storage].kind
-            if value in constants or kind is StorageKind.PARAMETER:
+            if value in constants or _kind(graph, value) is StorageKind.PARAMETER:
                 continue
             if value in owner:
-                parent[root(op.id)] = root(owner[value])
+                links.add_edge(op.id, owner[value])
             elif value in entering:
                 owner[value] = op.id
-        for value in op.outputs:
-            if value not in constants:
-                owner[value] = op.id
-    components: dict[int, list[int]] = {}
-    for op in glue:
-        components.setdefault(root(op.id), []).append(op.id)
-    return list(components.values())
+        owner.update(dict.fromkeys(set(op.outputs) - constants, op.id))
+    return [sorted(component) for component in nx.connected_components(links)]
+
+
+def _kind(graph: OperatorGraph, value: int) -> StorageKind:
+    return graph.storages[graph.values[value].storage].kind

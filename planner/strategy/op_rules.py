@@ -200,6 +200,20 @@ def _cat(
     return None if layout is None or (layout.is_shard and layout.dim == dim) else [layout]
 
 
+def _stack(
+    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
+) -> list[Layout | None] | None:
+    integers = _int_arguments(op)
+    dim = (integers[0] if integers else 0) % len(targets[0])
+    layouts = {layout for _, layout in operands}
+    if len(layouts) != 1:
+        return None
+    layout = layouts.pop()
+    if layout is None or not layout.is_shard:
+        return [layout]
+    return [shard(layout.dim + (dim <= layout.dim), layout.outer)]
+
+
 def _attention(
     op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
 ) -> list[Layout | None] | None:
@@ -287,6 +301,7 @@ _RULES: dict[str, Rule] = {
     "unbind": _select,
     "select": _select,
     "cat": _cat,
+    "stack": _stack,
     "mean": _reduction,
     "sum": _reduction,
     "amax": _reduction,

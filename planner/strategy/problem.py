@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
@@ -29,7 +29,12 @@ class ShardingProblem:
 
 
 def sharding_problem(
-    graph: OperatorGraph, unit: Unit, *, tp: int, sequence_dim: int | None
+    graph: OperatorGraph,
+    unit: Unit,
+    *,
+    tp: int,
+    sequence_dim: int | None,
+    split_tables: bool | None = None,
 ) -> ShardingProblem:
     """Set up the choice of layouts for a unit.
 
@@ -40,6 +45,8 @@ def sharding_problem(
         sequence_dim: Tensor dim that sequence parallelism splits between the sharded regions
             of a block, None without sequence parallelism. Prologue and epilogue always run on
             the whole stream.
+        split_tables: Whether the rows of vocabulary-sized weights (embedding tables, and heads
+            that share their weight) are split; None leaves it open.
 
     Returns:
         Nodes with all their legal strategies.
@@ -47,7 +54,9 @@ def sharding_problem(
     folded = fold_unit(graph, unit)
     in_block = unit.kind is UnitKind.BLOCK
     stream = REPLICATE if sequence_dim is None or not in_block else shard(sequence_dim)
-    context = UnitContext(graph=graph, constants=folded.constants, tp=tp, stream=stream)
+    context = UnitContext(
+        graph=graph, constants=folded.constants, tp=tp, stream=stream, readers=_readers(graph, unit)
+    )
     if not _stream_fits(folded, context):
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
@@ -57,6 +66,12 @@ def sharding_problem(
         for node in folded.nodes
         if node.kind is NodeKind.MODULE
     }
+    if split_tables is not None and tp > 1:
+        tables = table_storages(graph)
+        modules = {
+            index: tuple(s for s in found if _treats_tables(s, graph, tables, split=split_tables))
+            for index, found in modules.items()
+        }
     candidates: dict[int, list[Layout]] = {value: [stream] for value in folded.boundary_inputs}
     for node in folded.nodes:
         for strategy in modules.get(node.index, ()):
@@ -74,6 +89,33 @@ def sharding_problem(
             found = (_constant(node),)
         strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def _readers(graph: OperatorGraph, unit: Unit) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for op_id in unit.forward_ops:
+        for value in graph.ops[op_id].inputs:
+            found[value] = (*found.get(value, ()), op_id)
+    return found
+
+
+def table_storages(graph: OperatorGraph) -> frozenset[int]:
+    """Storages of the tables that token ids index (a head that shares the weight included)."""
+    return frozenset(
+        graph.values[op.inputs[0]].storage
+        for op in graph.ops
+        if op.name == "embedding"
+        and graph.storages[graph.values[op.inputs[1]].storage].kind is StorageKind.INPUT
+    )
+
+
+def _treats_tables(
+    strategy: NodeStrategy, graph: OperatorGraph, tables: frozenset[int], *, split: bool
+) -> bool:
+    """Whether a strategy that reads a table has it split (or whole), as asked."""
+    if not any(graph.values[value].storage in tables for value in strategy.layouts):
+        return True
+    return strategy.style in (("vocab_embedding", "column") if split else ("replicate",))
 
 
 def _only(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:

@@ -8,7 +8,7 @@ from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.op_rules import ATTENTIONS, output_layouts
 
-MAX_STRATEGIES = 32
+MAX_STRATEGIES = 256
 """Assignments kept per region; a region with more (dozens of inputs) runs replicated only."""
 
 _LOSS_OPS = frozenset({"_log_softmax", "nll_loss_forward"})

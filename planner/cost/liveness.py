@@ -1,0 +1,141 @@
+"""How much memory a unit needs while it runs, beyond what it keeps for backward.
+
+The op stream is replayed with the lifetime of every storage, forward and then backward, as
+autograd runs it: a storage lives from the op that makes it to the last that reads it, a saved
+one to its last reader in the backward pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from planner.cost.work import Shares
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPeaks:
+    """Highest bytes of a unit's own storages (parameters and their gradients apart)."""
+
+    forward_bytes: int
+    """During forward, what is saved so far included."""
+    backward_bytes: int
+    """During backward, what is still saved included."""
+
+
+def unit_peaks(
+    graph: OperatorGraph,
+    forward_ops: Sequence[int],
+    backward_ops: Sequence[int],
+    shares: Mapping[int, Shares],
+) -> UnitPeaks:
+    """Replay a unit.
+
+    Args:
+        graph: The model.
+        forward_ops: Its forward ops in order.
+        backward_ops: Its backward ops in order.
+        shares: Share of each value on a rank, by forward op.
+    """
+    stream = [(graph.ops[op], graph.ops[op]) for op in forward_ops]
+    stream += [(graph.ops[op], _forward_of(graph, graph.ops[op])) for op in backward_ops]
+    sizes = _storage_sizes(graph, stream, shares)
+    saved = {
+        graph.values[value].storage
+        for op in forward_ops
+        for value in (*graph.ops[op].saved_inputs, *graph.ops[op].saved_outputs)
+    }
+    last_use = _last_uses(graph, stream, saved, len(forward_ops))
+    live: set[int] = set()
+    live_bytes = 0
+    peaks = [0, 0]
+    for position, (op, _) in enumerate(stream):
+        touched = {graph.values[value].storage for value in (*op.inputs, *op.outputs)}
+        for storage in touched - live:
+            if storage in sizes:
+                live.add(storage)
+                live_bytes += sizes[storage]
+        half = 0 if position < len(forward_ops) else 1
+        peaks[half] = max(peaks[half], live_bytes)
+        for storage in touched & live:
+            if last_use[storage] <= position:
+                live.discard(storage)
+                live_bytes -= sizes[storage]
+    return UnitPeaks(forward_bytes=peaks[0], backward_bytes=peaks[1])
+
+
+def _forward_of(graph: OperatorGraph, op: OpNode) -> OpNode:
+    """The forward op that a backward op differentiates (itself where unknown)."""
+    return op if op.forward_op is None else graph.ops[op.forward_op]
+
+
+def _storage_sizes(
+    graph: OperatorGraph,
+    stream: Sequence[tuple[OpNode, OpNode]],
+    shares: Mapping[int, Shares],
+) -> dict[int, int]:
+    """Bytes on one rank of each activation storage of the unit; parameter gradients left out."""
+    sizes: dict[int, int] = {}
+    gradients: set[int] = set()
+    for op, forward in stream:
+        share = shares.get(forward.id)
+        counts = _parameter_counts(graph, forward) if op is not forward else set()
+        known = {*forward.inputs, *forward.outputs}
+        for value in (*op.inputs, *op.outputs):
+            tensor = graph.values[value]
+            storage = graph.storages[tensor.storage]
+            if storage.id in sizes or storage.id in gradients:
+                continue
+            if storage.kind is not StorageKind.ACTIVATION:
+                continue
+            if value not in known and value in op.outputs and prod(tensor.shape) in counts:
+                gradients.add(storage.id)
+                continue
+            part = 1.0
+            if share is not None:
+                part = (
+                    share(value)
+                    if value in known
+                    else _gradient_share(graph, value, forward, share)
+                )
+            sizes[storage.id] = int(storage.size_bytes * part)
+    return sizes
+
+
+def _parameter_counts(graph: OperatorGraph, forward: OpNode) -> set[int]:
+    """Numbers of elements of the parameters that a forward op reads."""
+    return {
+        prod(graph.values[value].shape)
+        for value in forward.inputs
+        if graph.storages[graph.values[value].storage].kind is StorageKind.PARAMETER
+    }
+
+
+def _gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
+    """Share of a gradient: that of the forward value with as many elements."""
+    count = prod(graph.values[value].shape)
+    for known in (*forward.outputs, *forward.inputs):
+        if prod(graph.values[known].shape) == count:
+            return share(known)
+    return 1.0
+
+
+def _last_uses(
+    graph: OperatorGraph,
+    stream: Sequence[tuple[OpNode, OpNode]],
+    saved: set[int],
+    num_forward: int,
+) -> dict[int, int]:
+    """Position in the stream after which each storage is free.
+
+    What is saved but never read in backward (its reader belongs to another unit, or it is kept
+    for its shape only) stays until the end.
+    """
+    last: dict[int, int] = {}
+    for position, (op, _) in enumerate(stream):
+        for value in (*op.inputs, *op.outputs):
+            last[graph.values[value].storage] = position
+    for storage in saved:
+        if last.get(storage, 0) < num_forward:
+            last[storage] = len(stream)
+    return last

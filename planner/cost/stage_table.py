@@ -1,0 +1,339 @@
+"""Time and memory of any run of neighbouring units under one configuration.
+
+All sums over units are prefix sums, so a stage [first, end) costs constant time to price.
+
+Time of one microbatch on a stage:
+
+    forward_s + backward_s + tensor-parallel collectives + recomputation
+    + parameter gathers that the compute before them does not hide
+
+and once per step: gradient reduction, parameter gathers that happen once, the optimiser.
+
+Memory (Rajbhandari et al. 2020, 1910.02054; Korthikanti et al. 2022, 2205.05198): parameters,
+gradients and AdamW's two moments in the optimiser's dtype over dp_shard, activations of every
+microbatch in flight, gathered parameters and unsharded gradients, pipeline receive buffers (torch
+keeps one for every microbatch of the step), and the highest transient.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from planner.cost.breakdown import MemoryBreakdown
+from planner.cost.collective import (
+    all_gather_s,
+    all_reduce_s,
+    point_to_point_s,
+    reduce_scatter_s,
+)
+from planner.cost.unit_pricing import CHECKPOINTING, PricedUnit
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import CommGroup, comm_group
+from planner.strategy.configuration import Configuration, axis_stride
+
+_OPTIMIZER_PASSES = 10
+"""Bytes that clipping and AdamW move per byte of a parameter: the norm reads the gradient (1),
+clipping reads and writes it (2), the fused update reads four tensors and writes three (7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnits:
+    """The priced units of a model in order, for one tp, stream layout and microbatch size."""
+
+    units: tuple[PricedUnit, ...]
+    """Prologue, blocks, epilogue."""
+    tied_parameter_bytes: int
+    """Bytes of weights that prologue and epilogue share, counted in both."""
+    tied_gathered_bytes: int
+    """The same in the compute dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """Seconds of a stage; the first five per microbatch, the last two per step."""
+
+    compute_s: float
+    """Forward and backward kernels."""
+    recompute_s: float
+    """Recomputation, its collectives included."""
+    tp_comm_s: float
+    """Tensor-parallel collectives."""
+    dp_comm_s: float
+    """Exposed parameter gathers (and gradient reductions) of every microbatch."""
+    forward_share: float
+    """Share of the microbatch's time that is forward."""
+    step_comm_s: float
+    """Exposed data-parallel traffic once per step."""
+    optimizer_s: float
+    """Gradient norm, clipping, AdamW."""
+
+    @property
+    def microbatch_s(self) -> float:
+        """One microbatch, forward and backward."""
+        return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s
+
+
+class StageTable:
+    """Prices stages of one configuration."""
+
+    def __init__(
+        self, model: ModelUnits, configuration: Configuration, cluster: ClusterSpec
+    ) -> None:
+        """Build the prefix sums.
+
+        Args:
+            model: Units priced for the configuration's tp, stream and microbatch size.
+            configuration: Degrees and schedule.
+            cluster: Devices and links.
+        """
+        self.units = model.units
+        self.configuration = configuration
+        self.device = cluster.device
+        self._model = model
+        degrees = configuration.degrees
+        self._shard = _group(cluster, configuration, "dp_shard")
+        self._replicate = _group(cluster, configuration, "dp_replicate")
+        self._tp = _group(cluster, configuration, "tp")
+        pipeline = _group(cluster, configuration, "pp")
+        self._pipeline_link = pipeline.slowest
+        self._pp = degrees.pp
+        self._last = len(self.units) - 1
+        self._sums: dict[str, list[float]] = {}
+        self._build()
+
+    def _build(self) -> None:
+        units = self.units
+        self._add("forward", lambda i: units[i].forward_s)
+        self._add("compute", lambda i: units[i].forward_s + units[i].backward_s)
+        self._add("tp_forward", lambda i: units[i].forward_comm_s)
+        self._add("tp", lambda i: units[i].forward_comm_s + units[i].backward_comm_s)
+        self._add("parameters", lambda i: units[i].parameter_bytes)
+        self._add("gathered", lambda i: units[i].gathered_bytes)
+        self._add("gather_forward", self._exposed_gather_forward_s)
+        self._add("gather_backward", self._exposed_gather_backward_s)
+        self._add("reduce_hidden", self._exposed_reduce_s)
+        self._add("reduce", self._reduce_s)
+        self._add("summed", lambda i: units[i].summed_gradient_bytes)
+        for kind in CHECKPOINTING:
+            self._add(
+                f"recompute {kind}",
+                lambda i, kind=kind: (
+                    units[i].recompute[kind].compute_s + units[i].recompute[kind].comm_s
+                ),
+            )
+            self._add(f"activation {kind}", lambda i, kind=kind: units[i].activation_bytes[kind])
+
+    def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
+        self._sums[name] = list(
+            accumulate((of_unit(i) for i in range(len(self.units))), initial=0.0)
+        )
+
+    def total(self, name: str, first: int, end: int) -> float:
+        """Sum of a quantity over the units [first, end)."""
+        sums = self._sums[name]
+        return sums[end] - sums[first]
+
+    # -- data-parallel traffic of one unit ------------------------------------------------------
+
+    def _is_root(self, index: int) -> bool:
+        """Prologue and epilogue are gathered with the FSDP root, at the start of the stage."""
+        return index in (0, self._last)
+
+    def _gather_s(self, index: int) -> float:
+        return all_gather_s(self.units[index].gathered_bytes, self._shard)
+
+    def _reduce_s(self, index: int) -> float:
+        """Reduce-scatter over dp_shard, then all-reduce of the shard over dp_replicate."""
+        gradient_bytes = self.units[index].parameter_bytes
+        return reduce_scatter_s(gradient_bytes, self._shard) + all_reduce_s(
+            gradient_bytes / self._shard.num_ranks, self._replicate
+        )
+
+    def _exposed_gather_forward_s(self, index: int) -> float:
+        """The gather of a block hides behind the forward of the unit before it."""
+        gather_s = self._gather_s(index)
+        if self._is_root(index):
+            return gather_s
+        before = self.units[index - 1]
+        return max(0.0, gather_s - before.forward_s - before.forward_comm_s)
+
+    def _exposed_gather_backward_s(self, index: int) -> float:
+        """The gather of a block hides behind the backward of the unit after it.
+
+        Under ZeRO-3 without a pipeline the reduction of that unit's gradients shares the link.
+        """
+        if self._is_root(index):
+            return 0.0
+        after = self.units[index + 1]
+        traffic_s = self._gather_s(index)
+        if self._pp == 1 and not self._is_root(index + 1):
+            traffic_s += self._reduce_s(index + 1)
+        return max(0.0, traffic_s - after.backward_s - after.backward_comm_s)
+
+    def _exposed_reduce_s(self, index: int) -> float:
+        """The reduction of a block's gradients hides behind the backward of the unit before."""
+        reduce_s = self._reduce_s(index)
+        if self._is_root(index) or index == 1:
+            return reduce_s
+        before = self.units[index - 1]
+        return max(0.0, reduce_s - before.backward_s - before.backward_comm_s)
+
+    # -- a stage ----------------------------------------------------------------------------------
+
+    def seconds(self, first: int, end: int, kinds: Sequence[str] | None = None) -> StageSeconds:
+        """Time of the stage [first, end).
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            kinds: Recomputation of each unit; None for none at all.
+        """
+        total = self.total
+        recompute_s = 0.0
+        if kinds is not None:
+            recompute_s = sum(
+                total(f"recompute {kind}", index, index + 1)
+                for index, kind in zip(range(first, end), kinds, strict=True)
+            )
+        return self.seconds_with(first, end, recompute_s)
+
+    def seconds_with(self, first: int, end: int, recompute_s: float) -> StageSeconds:
+        """Time of the stage [first, end) whose recomputation takes ``recompute_s``."""
+        total = self.total
+        compute_s, tp_s = total("compute", first, end), total("tp", first, end)
+        every_s, once_s = self._data_parallel_s(first, end)
+        forward_s = total("forward", first, end) + total("tp_forward", first, end)
+        microbatch_s = compute_s + tp_s + recompute_s + every_s
+        return StageSeconds(
+            compute_s=compute_s,
+            recompute_s=recompute_s,
+            tp_comm_s=tp_s,
+            dp_comm_s=every_s,
+            forward_share=forward_s / microbatch_s if microbatch_s else 0.0,
+            step_comm_s=once_s,
+            optimizer_s=self._optimizer_s(first, end),
+        )
+
+    def _data_parallel_s(self, first: int, end: int) -> tuple[float, float]:
+        """Exposed data-parallel traffic of each microbatch and of the step.
+
+        Without a pipeline, ZeRO-3 gathers forward and backward and reduces in every microbatch,
+        ZeRO-2 gathers in the first and reduces in the last, behind its backward. torch's
+        schedules reduce after the last backward of the stage, unhidden; with ZeRO-3 a backward
+        leaves the parameters for the next forward, so that each microbatch gathers once and the
+        step once more.
+        """
+        total = self.total
+        forward_s = total("gather_forward", first, end)
+        backward_s = total("gather_backward", first, end)
+        summed_s = all_reduce_s(total("summed", first, end), self._tp)
+        if self._pp > 1:
+            once_s = forward_s + total("reduce", first, end) + summed_s + self._tied_s(first, end)
+            every_s = backward_s if self.configuration.reshard_after_forward else 0.0
+            return every_s, once_s
+        if self.configuration.reshard_after_forward:
+            tail_s = sum(self._reduce_s(i) for i in (0, 1, self._last) if first <= i < end)
+            return forward_s + backward_s + tail_s, summed_s
+        return 0.0, forward_s + total("reduce_hidden", first, end) + summed_s
+
+    def _tied_s(self, first: int, end: int) -> float:
+        """All-reduce of the gradients of weights that the first and the last stage share."""
+        if (first == 0) == (end == self._last + 1):
+            return 0.0
+        if self._model.tied_parameter_bytes == 0:
+            return 0.0
+        shard_bytes = self._model.tied_parameter_bytes / self._shard.num_ranks
+        return 2 * point_to_point_s(shard_bytes, self._pipeline_link)
+
+    def _optimizer_s(self, first: int, end: int) -> float:
+        bandwidth = (
+            self.device.memory_bandwidth_bytes_per_s
+            * self.device.efficiency.pointwise_bandwidth_fraction
+        )
+        return _OPTIMIZER_PASSES * self.sharded_parameter_bytes(first, end) / bandwidth
+
+    def transfer_s(self, cut: int) -> float:
+        """Transfer of one microbatch's activations from unit ``cut`` - 1 to unit ``cut``."""
+        return point_to_point_s(self.units[cut].input_bytes, self._pipeline_link)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def _local_parameter_bytes(self, first: int, end: int) -> float:
+        """Parameters of a stage on one tp rank, tied ones once."""
+        held = self.total("parameters", first, end)
+        whole = first == 0 and end == self._last + 1
+        return held - self._model.tied_parameter_bytes if whole else held
+
+    def sharded_parameter_bytes(self, first: int, end: int) -> float:
+        """Parameters of a stage on one rank."""
+        return self._local_parameter_bytes(first, end) / self._shard.num_ranks
+
+    def buffer_bytes(self, first: int, end: int) -> float:
+        """Gathered parameters, unsharded gradients and pipeline receive buffers of a stage."""
+        configuration = self.configuration
+        pipelined = self._pp > 1
+        whole = first == 0 and end == self._last + 1
+        units = self.units[first:end]
+        gathered = self.total("gathered", first, end)
+        if whole:
+            gathered -= self._model.tied_gathered_bytes
+        largest = max((unit.gathered_bytes for unit in units), default=0)
+        root = sum(self.units[i].gathered_bytes for i in (0, self._last) if first <= i < end)
+        if configuration.reshard_after_forward and not pipelined:
+            gathered = min(gathered, root + 2 * largest)
+        local = self._local_parameter_bytes(first, end)
+        largest_gradient = 2.0 * max((unit.parameter_bytes for unit in units), default=0)
+        accumulates = configuration.num_microbatches > 1 and (
+            pipelined or not configuration.reshard_after_forward
+        )
+        # Unsharded gradients turn into shards group by group in the last microbatch.
+        unsharded = max(0.0, local - self.sharded_parameter_bytes(first, end)) if accumulates else 0
+        receive = 0
+        if pipelined:
+            entering = self.units[first].input_bytes if first > 0 else 0
+            leaving = self.units[end].input_bytes if end <= self._last else 0
+            receive = configuration.num_microbatches * (entering + leaving)
+        return gathered + max(unsharded, min(largest_gradient, local)) + receive
+
+    def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> float:
+        """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
+        has_epilogue = end == self._last + 1
+        released = self.units[self._last].activation_bytes["none"] if has_epilogue else 0
+        highest = 0.0
+        for index, kind in zip(range(first, end), kinds, strict=True):
+            later = released if index != self._last else 0
+            highest = max(highest, self.units[index].temporary_bytes[kind] - later)
+        return highest
+
+    def shared_bytes(self, first: int, end: int) -> int:
+        """Saved constants that the stage's units share, for one microbatch."""
+        return max((unit.shared_bytes for unit in self.units[first:end]), default=0)
+
+    def memory(self, first: int, end: int, kinds: Sequence[str], in_flight: int) -> MemoryBreakdown:
+        """Peak memory of a rank that holds the stage [first, end) alone.
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            kinds: Recomputation of each unit.
+            in_flight: Microbatches whose activations are held at the peak.
+        """
+        sharded = round(self.sharded_parameter_bytes(first, end))
+        kept = sum(
+            self.units[index].activation_bytes[kind]
+            for index, kind in zip(range(first, end), kinds, strict=True)
+        )
+        return MemoryBreakdown(
+            params_bytes=sharded,
+            grads_bytes=sharded,
+            optimizer_bytes=2 * sharded,
+            activations_bytes=in_flight * (kept + self.shared_bytes(first, end)),
+            buffers_bytes=round(self.buffer_bytes(first, end)),
+            temporary_bytes=round(self.temporary_bytes(first, end, kinds)),
+            reserve_bytes=self.device.reserve_bytes,
+        )
+
+
+def _group(cluster: ClusterSpec, configuration: Configuration, axis: str) -> CommGroup:
+    degrees = configuration.degrees
+    return comm_group(cluster, degree=getattr(degrees, axis), stride=axis_stride(degrees, axis))

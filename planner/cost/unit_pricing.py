@@ -1,0 +1,308 @@
+"""A unit with its layouts chosen: what one microbatch of it costs, in seconds and bytes."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from planner.cost.liveness import UnitPeaks, unit_peaks
+from planner.cost.node_pricing import NodePrice, Pricing, conversion_s, forward_op_s, value_bytes
+from planner.cost.work import Shares, shares_of
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.strategy.layout import Layout
+from planner.strategy.nodes import NodeStrategy
+from planner.strategy.op_rules import ATTENTIONS, MATMULS
+from planner.strategy.problem import ShardingProblem
+from planner.units import DTYPE_BYTES
+
+CHECKPOINTING = ("none", "selective", "full")
+"""Recomputation of a block: nothing, all but matmul and attention outputs, everything."""
+
+SAVED_BY_SELECTIVE = MATMULS | ATTENTIONS | {"convolution", "_grouped_mm"}
+"""Ops whose outputs selective recomputation keeps, as the script's policy does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What recomputing a unit in backward costs."""
+
+    compute_s: float
+    """Kernels run again."""
+    comm_s: float
+    """Collectives run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedUnit:
+    """One microbatch through one unit on one rank."""
+
+    structure: str
+    """Hash of what it computes."""
+    forward_s: float
+    """Forward kernels."""
+    backward_s: float
+    """Backward kernels, without recomputation."""
+    forward_comm_s: float
+    """Tensor-parallel collectives of the forward pass."""
+    backward_comm_s: float
+    """Tensor-parallel collectives of the backward pass."""
+    recompute: Mapping[str, Recompute]
+    """By kind of recomputation."""
+    activation_bytes: Mapping[str, int]
+    """Kept between forward and backward, by kind of recomputation."""
+    temporary_bytes: Mapping[str, int]
+    """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
+    shared_bytes: int
+    """Saved constants (masks, rotary tables) that all units of a stage share."""
+    parameter_bytes: int
+    """Its parameters on one tp rank in the dtype of the optimiser, before data-parallel
+    sharding."""
+    gathered_bytes: int
+    """The same in the compute dtype, as gathered for its forward."""
+    summed_gradient_bytes: int
+    """Gradients of whole parameters on a split stream, summed over tp once a step."""
+    input_bytes: int
+    """What enters it from the unit before, on one rank."""
+
+
+def price_unit(
+    problem: ShardingProblem,
+    chosen: tuple[NodeStrategy, ...],
+    prices: tuple[NodePrice, ...],
+    conversions: tuple[tuple[int, Layout, Layout], ...],
+    pricing: Pricing,
+    *,
+    saved_before: Set[int] = frozenset(),
+) -> PricedUnit:
+    """Add up a unit.
+
+    Args:
+        problem: The unit.
+        chosen: The strategy of each node.
+        prices: Their prices.
+        conversions: Changes of layout in front of modules.
+        pricing: Device and tp group.
+        saved_before: Storages that the unit before keeps already.
+    """
+    graph = problem.context.graph
+    comm = [conversion_s(graph, value, p, q, pricing) for value, p, q in conversions]
+    view = _UnitView(problem, chosen, saved_before)
+    peaks = unit_peaks(graph, problem.unit.forward_ops, problem.unit.backward_ops, view.shares)
+    forward_comm_s = sum(p.forward_comm_s for p in prices) + sum(f for f, _ in comm)
+    activations = {kind: view.activation_bytes(kind) for kind in CHECKPOINTING}
+    parameter_elements = view.parameter_elements()
+    return PricedUnit(
+        structure=problem.unit.structure,
+        forward_s=sum(price.forward_s for price in prices),
+        backward_s=sum(price.backward_s for price in prices) + view.unowned_backward_s(pricing),
+        forward_comm_s=forward_comm_s,
+        backward_comm_s=sum(p.backward_comm_s for p in prices) + sum(b for _, b in comm),
+        recompute={
+            kind: _recompute(kind, view, prices, conversions, pricing) for kind in CHECKPOINTING
+        },
+        activation_bytes=activations,
+        temporary_bytes=_temporaries(peaks, activations, view.unread_cache_bytes()),
+        shared_bytes=view.shared_bytes(),
+        parameter_bytes=parameter_elements * master_bytes(pricing.dtype),
+        gathered_bytes=parameter_elements * DTYPE_BYTES[pricing.dtype],
+        summed_gradient_bytes=view.summed_gradient_elements() * master_bytes(pricing.dtype),
+        input_bytes=view.boundary_bytes(problem.folded.boundary_inputs),
+    )
+
+
+def master_bytes(dtype: str) -> int:
+    """Bytes per element of parameters, gradients and each optimiser state."""
+    return DTYPE_BYTES["float64" if dtype == "float64" else "float32"]
+
+
+def _temporaries(
+    peaks: UnitPeaks, activations: Mapping[str, int], unread_cache_bytes: int
+) -> dict[str, int]:
+    """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
+    highest = max(peaks.forward_bytes, peaks.backward_bytes)
+    return {
+        "none": max(0, highest - activations["none"]),
+        "selective": max(0, highest + unread_cache_bytes - activations["selective"]),
+        "full": max(0, highest - activations["full"]),
+    }
+
+
+def _recompute(
+    kind: str,
+    view: "_UnitView",
+    prices: tuple[NodePrice, ...],
+    conversions: tuple[tuple[int, Layout, Layout], ...],
+    pricing: Pricing,
+) -> Recompute:
+    """Forward work done again: up to the last tensor that backward needs, then it stops early.
+
+    torch's checkpoint stops as soon as every saved tensor is back, so what follows the last of
+    them (the last projection and its collective) is not computed again.
+    """
+    if kind == "none":
+        return Recompute(compute_s=0.0, comm_s=0.0)
+    graph = view.graph
+    again = set(view.ops_until_last_save())
+    compute_s = comm_s = 0.0
+    for node, strategy, price in zip(view.problem.folded.nodes, view.chosen, prices, strict=True):
+        share = view.share_of_node[node.index]
+        for op_id in node.ops:
+            op = graph.ops[op_id]
+            cached = kind == "selective" and op.name in SAVED_BY_SELECTIVE
+            if op_id in again and not op.is_view and not cached:
+                compute_s += forward_op_s(graph, op, share, pricing)
+        if node.ops and node.ops[-1] in again and strategy.outputs:
+            comm_s += price.forward_comm_s
+    read = {v for op in again for v in graph.ops[op].inputs}
+    for value, p, q in conversions:
+        if value in read or value in view.saved_values:
+            comm_s += conversion_s(graph, value, p, q, pricing)[0]
+    return Recompute(compute_s=compute_s, comm_s=comm_s)
+
+
+class _UnitView:
+    """Lookups over one unit and its chosen strategies."""
+
+    def __init__(
+        self,
+        problem: ShardingProblem,
+        chosen: tuple[NodeStrategy, ...],
+        saved_before: Set[int],
+    ) -> None:
+        self.problem = problem
+        self.chosen = chosen
+        self.graph: OperatorGraph = problem.context.graph
+        self._tp = problem.context.tp
+        self._saved_before = saved_before
+        self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
+        self.shares: dict[int, Shares] = {
+            op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
+        }
+        self.saved_values = {
+            value
+            for op in problem.unit.forward_ops
+            for value in (*self.graph.ops[op].saved_inputs, *self.graph.ops[op].saved_outputs)
+        }
+
+    def _activation_storage(self, value: int) -> int | None:
+        """Storage of a value that is an activation, None for parameters, buffers and inputs."""
+        storage = self.graph.storages[self.graph.values[value].storage]
+        return storage.id if storage.kind is StorageKind.ACTIVATION else None
+
+    def _saved(self) -> dict[tuple[int, float], int]:
+        """Bytes on a rank of each saved storage; a gathered copy counts beside its shard."""
+        found: dict[tuple[int, float], int] = {}
+        for op_id in self.problem.unit.forward_ops:
+            op = self.graph.ops[op_id]
+            share = self.shares[op_id]
+            for value in (*op.saved_inputs, *op.saved_outputs):
+                storage = self._activation_storage(value)
+                if storage is None or value in self.problem.folded.constants:
+                    continue
+                if storage in self._saved_before and share(value) == self._boundary_share():
+                    continue
+                size = self.graph.storages[storage].size_bytes
+                found[storage, share(value)] = int(size * share(value))
+        return found
+
+    def _boundary_share(self) -> float:
+        return 1 / self._tp if self.problem.boundary.is_shard else 1.0
+
+    def activation_bytes(self, kind: str) -> int:
+        """Bytes kept between forward and backward for one microbatch."""
+        if kind == "none":
+            return sum(self._saved().values())
+        entering = self.boundary_bytes(self.problem.folded.boundary_inputs)
+        if kind == "full":
+            return entering
+        return entering + sum(self._cached().values())
+
+    def _cached(self) -> dict[int, int]:
+        """Bytes on a rank of the outputs that selective recomputation keeps."""
+        found: dict[int, int] = {}
+        for op in self._forward_ops():
+            if op.name in SAVED_BY_SELECTIVE:
+                for value in op.outputs:
+                    found[value] = int(value_bytes(self.graph, value) * self.shares[op.id](value))
+        return found
+
+    def unread_cache_bytes(self) -> int:
+        """Cached outputs that backward itself never needs."""
+        return sum(size for value, size in self._cached().items() if value not in self.saved_values)
+
+    def _forward_ops(self) -> list[OpNode]:
+        return [self.graph.ops[op] for op in self.problem.unit.forward_ops]
+
+    def ops_until_last_save(self) -> list[int]:
+        """Forward ops that run before every saved tensor is back."""
+        ops = self._forward_ops()
+        last = -1
+        for position, op in enumerate(ops):
+            if op.saved_outputs:
+                last = position
+            elif op.saved_inputs:
+                last = position - 1
+        return [op.id for op in ops[: last + 1]]
+
+    def shared_bytes(self) -> int:
+        """Saved constants of the step."""
+        constants = self.problem.folded.constants
+        storages = {
+            storage
+            for value in self.saved_values & constants
+            if (storage := self._activation_storage(value)) is not None
+        }
+        return sum(self.graph.storages[storage].size_bytes for storage in storages)
+
+    def boundary_bytes(self, values: tuple[int, ...]) -> int:
+        """Bytes on a rank of values at the unit's boundary."""
+        share = self._boundary_share()
+        return sum(int(value_bytes(self.graph, value) * share) for value in values)
+
+    def parameter_elements(self) -> int:
+        """Parameter elements on one tp rank."""
+        total = 0.0
+        for index in self.problem.unit.parameters:
+            parameter = self.graph.parameters[index]
+            total += parameter.num_elements * self._parameter_share(parameter.storage)
+        return round(total)
+
+    def _parameter_share(self, storage: int) -> float:
+        """Smallest share in which a matmul, gather or add of the unit reads a parameter."""
+        least = 1.0
+        for op in self._forward_ops():
+            for value in op.inputs:
+                if self.graph.values[value].storage == storage:
+                    least = min(least, self.shares[op.id](value))
+        return least
+
+    def summed_gradient_elements(self) -> int:
+        """Elements of whole parameters that run on a split stream."""
+        total = 0
+        for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
+            if strategy.style == "sequence":
+                storages = {
+                    self.graph.values[value].storage
+                    for op in node.ops
+                    for value in self.graph.ops[op].inputs
+                    if self.problem.context.is_parameter(value)
+                }
+                total += sum(
+                    parameter.num_elements
+                    for parameter in self.graph.parameters
+                    if parameter.storage in storages
+                )
+        return total
+
+    def unowned_backward_s(self, pricing: Pricing) -> float:
+        """Backward ops that belong to no forward op: sums of gradients, priced whole."""
+        bandwidth = (
+            pricing.device.memory_bandwidth_bytes_per_s
+            * pricing.device.efficiency.pointwise_bandwidth_fraction
+        )
+        own = set(self.problem.unit.forward_ops)
+        total = 0.0
+        for op_id in self.problem.unit.backward_ops:
+            op = self.graph.ops[op_id]
+            if not op.is_view and (op.forward_op is None or op.forward_op not in own):
+                moved = (op.read_bytes + op.write_bytes) * self._boundary_share()
+                total += pricing.device.kernel_launch_s + moved / bandwidth
+        return total

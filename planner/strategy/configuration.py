@@ -1,0 +1,43 @@
+"""One point of the outer search: everything but stage cuts, recomputation and layouts."""
+
+from dataclasses import dataclass
+
+from planner.strategy.mesh import ParallelDegrees
+
+MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "tp")
+"""Axes from outermost to innermost: tp neighbours sit in one node, stages in different ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Degrees, schedule and microbatches."""
+
+    degrees: ParallelDegrees
+    """Size of each mesh axis."""
+    schedule: str
+    """"none" where pp is 1."""
+    virtual_stages: int
+    """Stages per pipeline rank."""
+    microbatch_size: int
+    """Samples per microbatch and data-parallel rank."""
+    num_microbatches: int
+    """Microbatches per step and data-parallel rank."""
+    reshard_after_forward: bool
+    """ZeRO-3 (True) or ZeRO-2."""
+    sequence_parallel: bool
+    """The stream is split over the sequence on tp."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in all."""
+        return self.degrees.pp * self.virtual_stages
+
+
+def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
+    """Distance in ranks between neighbours of a mesh axis."""
+    stride = 1
+    for inner in reversed(MESH_ORDER):
+        if inner == axis:
+            return stride
+        stride *= getattr(degrees, inner)
+    raise AssertionError(f"no mesh axis {axis}")

@@ -1,0 +1,93 @@
+"""Pipeline schedules: their limits, their action lists and what they keep in flight.
+
+Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``.
+"""
+
+from functools import cache
+
+from planner.strategy.torch_schedules import Actions, interleaved_actions
+
+SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B")
+"""Schedules that the search considers; "none" stands for no pipeline."""
+NO_SCHEDULE = "none"
+
+
+def schedule_rule(
+    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int
+) -> str | None:
+    """Limits of torch's schedule classes.
+
+    Returns:
+        The rule that is broken, with its numbers, None where the schedule runs.
+    """
+    if schedule == "1F1B" and num_microbatches < pp:
+        return f"1F1B needs microbatches >= stages, but {num_microbatches} < {pp}"
+    if schedule == "Interleaved1F1B":
+        rounds = max(1, num_microbatches // pp)
+        if num_microbatches % rounds:
+            return (
+                f"Interleaved1F1B needs microbatches % rounds == 0, but "
+                f"{num_microbatches} % {rounds} = {num_microbatches % rounds}"
+            )
+    return None
+
+
+def rank_of_stage(stage: int, pp: int) -> int:
+    """Pipeline rank of a stage: stages go round the ranks."""
+    return stage % pp
+
+
+@cache
+def actions_by_rank(
+    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int
+) -> tuple[Actions, ...]:
+    """Order of forwards and backwards on every pipeline rank.
+
+    1F1B (Narayanan et al. 2019, PipeDream-flush) runs min(m, stages left) forwards, then
+    alternates; GPipe (Huang et al. 2019) all forwards, then all backwards.
+    """
+    if schedule == "Interleaved1F1B":
+        return interleaved_actions(
+            pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+        )
+    found = []
+    for rank in range(pp):
+        warmup = num_microbatches if schedule == "GPipe" else min(num_microbatches, pp - rank)
+        steady = ((rank, False), (rank, True)) * (num_microbatches - warmup)
+        found.append(((rank, True),) * warmup + steady + ((rank, False),) * warmup)
+    return tuple(found)
+
+
+@cache
+def in_flight(
+    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int, rank: int
+) -> tuple[tuple[int, ...], ...]:
+    """Microbatches whose activations a rank holds at its fullest moments.
+
+    Returns:
+        Count vectors over the rank's stages in model order; no other moment of the schedule
+        holds as many or more on every stage than one of these.
+    """
+    if schedule == NO_SCHEDULE:
+        return ((1,),)
+    if schedule == "GPipe":
+        return ((num_microbatches,),)
+    if schedule == "1F1B":
+        return ((min(num_microbatches, pp - rank),),)
+    rows = actions_by_rank(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    counts = [0] * virtual_stages
+    seen: set[tuple[int, ...]] = set()
+    for stage, is_forward in rows[rank]:
+        counts[stage // pp] += 1 if is_forward else -1
+        if is_forward:
+            seen.add(tuple(counts))
+    return tuple(sorted(vector for vector in seen if not _is_dominated(vector, seen)))
+
+
+def _is_dominated(vector: tuple[int, ...], others: set[tuple[int, ...]]) -> bool:
+    return any(
+        other != vector and all(a <= b for a, b in zip(vector, other, strict=True))
+        for other in others
+    )
