@@ -9,14 +9,13 @@ A model file offers::
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph.source import line_of_traceback
@@ -28,9 +27,6 @@ BATCH_SEED = 0
 
 UserObject: TypeAlias = Any
 """Whatever user code takes or returns."""
-
-TorchFunction: TypeAlias = Any
-"""A function of torch's Python API."""
 
 _BATCH_LINES = """Add to the model file:
     def example_batch(microbatch_size):
@@ -105,7 +101,6 @@ class LoadedModel:
             self.running(f"building {self.description}"),
             default_dtype(compute),
             torch.device("meta"),
-            _NoInitialisation(),
         ):
             model = self.make_model()
         if not isinstance(model, nn.Module):
@@ -297,31 +292,6 @@ def default_dtype(compute: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-class _NoInitialisation(TorchFunctionMode):
-    """Skips random initialisation of meta tensors.
-
-    There is nothing to fill, and the first such call imports torch's compiler (0.7 s).
-    """
-
-    _RANDOM_FILLS = frozenset(
-        {Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_, Tensor.erfinv_}
-    )
-
-    def __torch_function__(
-        self,
-        func: TorchFunction,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> UserObject:
-        """Return the tensor untouched where it has no data to fill."""
-        if func in self._RANDOM_FILLS or getattr(func, "__module__", "") == nn.init.__name__:
-            tensor = args[0] if args else (kwargs or {}).get("tensor")
-            if isinstance(tensor, Tensor) and tensor.is_meta:
-                return tensor
-        return func(*args, **(kwargs or {}))
 
 
 def _floating_dtype(name: str) -> torch.dtype:

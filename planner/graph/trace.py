@@ -1,5 +1,6 @@
 """One traced training step as immutable data, and the operator graph made from it."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,9 +50,14 @@ def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Reco
     batch = model.example_batch(microbatch_size)
     recorder = Recorder(module)
     inputs = _place_batch(recorder, batch, compute)
-    with default_dtype(compute), fused_kernels(), _block_input_casts(module, compute):
+    with (
+        default_dtype(compute),
+        fused_kernels(),
+        _block_input_casts(module, compute),
+        _paused_collector(),
+    ):
         _run_step(model, module, inputs, recorder)
-    return _freeze(recorder, module, batch, microbatch_size)
+        return _freeze(recorder, module, batch, microbatch_size)
 
 
 def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Recorder) -> None:
@@ -86,6 +92,18 @@ def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batc
         Tensor, lambda tensor: place(tensor, cast=False), batch.targets
     )
     return Batch(args=args, kwargs=kwargs, targets=targets)
+
+
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Stop the garbage collector, which would scan the growing tables over and over."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager
