@@ -1,0 +1,1 @@
+"""From a plan to a training script that stands on torch alone."""

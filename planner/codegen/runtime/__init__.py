@@ -1,0 +1,1 @@
+"""What is copied as it is beside an emitted script."""

@@ -1,0 +1,307 @@
+"""From a plan to the text of ``train.py``.
+
+The script is this plan and nothing else: constants, mesh, stages, loop. What it calls is in
+``codegen/runtime/parallel.py``, which is copied beside it.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from planner.errors import CodegenError
+from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.sharding import ModuleSharding
+from planner.units import format_bytes, format_count, format_s
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
+"""Schedules that the runtime was verified with."""
+
+_LINE_LENGTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockGroup:
+    """Tensor-parallel instructions of blocks of one structure, as source text."""
+
+    blocks: str
+    modules: tuple[str, ...]
+
+
+def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
+    """Write the training script of a plan.
+
+    Args:
+        plan: What to run.
+        folder: Where the script will lie: the model file is then named relative to it, so that
+            both can be moved together. None names it by its absolute path.
+
+    Returns:
+        Python source, the same for equal arguments.
+
+    Raises:
+        CodegenError: The plan cannot be expressed as a script.
+    """
+    _check(plan)
+    blocks = _block_names(plan)
+    has_tp = plan.degrees.tp > 1
+    sharded = [m for group in plan.shardings for m in group.modules] if has_tp else []
+    return _environment().get_template("train.py.j2").render(
+        plan=plan,
+        world_size=plan.degrees.world_size,
+        model_words=f"{plan.model.file or plan.model.module}:{plan.model.factory}",
+        summary=_summary(plan),
+        parallel_names=", ".join(
+            sorted({"StageSpec", "UserModel", *(["ModuleSharding"] if sharded else [])})
+        ),
+        model_arguments=_model_arguments(plan.model, folder),
+        mesh=_mesh(plan),
+        blocks=_blocks_source(blocks),
+        stages=[_stage_source(plan, stage) for stage in plan.stages],
+        has_tp=has_tp,
+        block_groups=_block_groups(plan) if has_tp else [],
+        outer_modules=_outer_modules(plan) if has_tp else [],
+        sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
+        splits_vocabulary=_splits_vocabulary(plan),
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("planner", "codegen"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Python source, no markup
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Refuse what the script cannot express.
+
+    Raises:
+        CodegenError: With what would work.
+    """
+    degrees = plan.degrees
+    if plan.model.file is None and plan.model.module is None:
+        raise CodegenError(
+            "the model was passed as an object, and a script cannot import it",
+            hint="put it into a file with build_model() and example_batch(), and plan that file",
+        )
+    if degrees.cp > 1 or degrees.ep > 1:
+        raise CodegenError(
+            f"the script has no context or expert parallelism yet (cp {degrees.cp}, ep "
+            f"{degrees.ep})",
+            hint="plan with --fix cp=1 --fix ep=1",
+        )
+    if degrees.pp > 1 and plan.schedule not in SCHEDULES:
+        raise CodegenError(
+            f"schedule {plan.schedule!r} is not among those that the script can run",
+            hint=f"plan with --fix schedule=NAME, one of {', '.join(SCHEDULES)}",
+        )
+    for stage in plan.stages:
+        if stage.pp_rank != stage.index % degrees.pp:
+            raise CodegenError(
+                f"stage {stage.index} is on pipeline rank {stage.pp_rank}, but {plan.schedule} "
+                f"places it on rank {stage.index % degrees.pp}",
+                hint="give stage s to rank s modulo pp",
+            )
+    order = [axis for axis in plan.mesh_order if axis in ("dp_replicate", "dp_shard", "tp")]
+    if degrees.tp > 1 and order[-1:] != ["tp"]:
+        raise CodegenError(
+            f"mesh order {' x '.join(plan.mesh_order)} has tp outside of data parallelism, which "
+            "FSDP2 does not take",
+            hint="order the axes so that tp comes after dp_replicate and dp_shard",
+        )
+
+
+def _block_names(plan: Plan) -> list[str]:
+    return [unit for unit in plan.units if _is_block(plan, unit)]
+
+
+def _is_block(plan: Plan, unit: str) -> bool:
+    return plan.block_list is not None and unit not in ("prologue", "epilogue")
+
+
+def _block_positions(plan: Plan) -> dict[int, int]:
+    """Map the position of a unit to the position of its block."""
+    units = [i for i, unit in enumerate(plan.units) if _is_block(plan, unit)]
+    return {unit: block for block, unit in enumerate(units)}
+
+
+def _model_arguments(model: ModelRef, folder: Path | None) -> str:
+    arguments = []
+    if model.file is not None:
+        path = Path(model.file).resolve()
+        if folder is None:
+            arguments.append(f"file=Path({_quote(path.as_posix())})")
+        else:
+            relative = Path(os.path.relpath(path, folder.resolve())).as_posix()
+            arguments.append(f"file=Path(__file__).resolve().parent / {_quote(relative)}")
+    else:
+        arguments.append(f"module={_quote(str(model.module))}")
+    arguments.append(f"factory={_quote(model.factory)}")
+    if model.seq_len is not None:
+        arguments.append(f"seq_len={model.seq_len}")
+    one_line = ", ".join(arguments)
+    if len(one_line) + len("MODEL = UserModel()") <= _LINE_LENGTH:
+        return one_line
+    return "\n    " + ",\n    ".join(arguments) + ",\n"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _mesh(plan: Plan) -> str:
+    """Give the axes that are used; dp_shard is kept at 1, since FSDP2 is always applied."""
+    axes = [
+        f'"{axis}": {getattr(plan.degrees, axis)}'
+        for axis in plan.mesh_order
+        if axis != "ep" and (axis == "dp_shard" or getattr(plan.degrees, axis) > 1)
+    ]
+    return "{" + ", ".join(axes) + "}"
+
+
+def _blocks_source(blocks: Sequence[str]) -> str:
+    """Name the blocks, as a range where they are numbered."""
+    if len(blocks) > 2:
+        parent = blocks[0].rpartition(".")[0]
+        prefix = f"{parent}." if parent else ""
+        if list(blocks) == [f"{prefix}{i}" for i in range(len(blocks))]:
+            return f'tuple(f"{prefix}{{i}}" for i in range({len(blocks)}))'
+    return _tuple(_quote(block) for block in blocks)
+
+
+def _tuple(items: Iterable[str]) -> str:
+    listed = list(items)
+    return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"
+
+
+def _stage_source(plan: Plan, stage: StagePlan) -> str:
+    positions = _block_positions(plan)
+    held = [u for u in range(stage.first_unit, stage.end_unit) if u in positions]
+    before = [b for u, b in positions.items() if u < stage.first_unit]
+    first = positions[held[0]] if held else (max(before) + 1 if before else 0)
+    recompute = _recompute(plan, stage, held)
+    arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
+    if any(mode != "none" for mode in recompute):
+        arguments.append(_runs(recompute))
+    return f"StageSpec({', '.join(arguments)})"
+
+
+def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
+    modes = stage.activation_checkpointing
+    for offset, mode in enumerate(modes):
+        unit = stage.first_unit + offset
+        if mode != "none" and unit not in held:
+            raise CodegenError(
+                f"{plan.units[unit]} is to be recomputed ({mode}), but the script can recompute "
+                "blocks only",
+                hint="plan with --fix activation_checkpointing=none",
+            )
+    return [modes[unit - stage.first_unit] for unit in held]
+
+
+def _runs(words: Sequence[str]) -> str:
+    """Write a tuple of words as a sum of repetitions."""
+    runs = [(word, len(list(group))) for word, group in groupby(words)]
+    parts = [f'("{word}",)' + (f" * {count}" if count > 1 else "") for word, count in runs]
+    return " + ".join(parts)
+
+
+def _block_groups(plan: Plan) -> list[_BlockGroup]:
+    positions = _block_positions(plan)
+    groups = []
+    for sharding in plan.shardings:
+        blocks = [positions[unit] for unit in sharding.units if unit in positions]
+        if blocks and sharding.modules:
+            modules = tuple(_module_source(module) for module in sharding.modules)
+            groups.append(_BlockGroup(blocks=_range(blocks), modules=modules))
+    return groups
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, end = numbers[0], numbers[-1] + 1
+    if list(numbers) == list(range(first, end)):
+        return f"range({end})" if first == 0 else f"range({first}, {end})"
+    return _tuple(str(number) for number in numbers)
+
+
+def _outer_modules(plan: Plan) -> list[str]:
+    positions = _block_positions(plan)
+    return [
+        _module_source(module)
+        for sharding in plan.shardings
+        if any(unit not in positions for unit in sharding.units)
+        for module in sharding.modules
+    ]
+
+
+def _module_source(module: ModuleSharding) -> str:
+    """Write one instruction; what is the default of the runtime's own class is left out."""
+    arguments = [_quote(module.module), _quote(module.style)]
+    if module.style != "sequence":
+        if module.input_layout != "Replicate":
+            arguments.append(f"input_layout={_quote(module.input_layout)}")
+        if module.output_layout != "Replicate":
+            arguments.append(f"output_layout={_quote(module.output_layout)}")
+        if not module.output_is_local:
+            arguments.append("output_is_local=False")
+        if module.fused != 1:
+            arguments.append(f"fused={module.fused}")
+    return f"ModuleSharding({', '.join(arguments)})"
+
+
+def _splits_vocabulary(plan: Plan) -> bool:
+    """Say whether the logits leave the model split over tp, so that the loss is too."""
+    positions = _block_positions(plan)
+    return plan.degrees.tp > 1 and any(
+        module.style == "column"
+        and module.output_layout.startswith("Shard")
+        and not module.output_is_local
+        for sharding in plan.shardings
+        if any(unit not in positions for unit in sharding.units)
+        for module in sharding.modules
+    )
+
+
+def _summary(plan: Plan) -> list[str]:
+    modes = [mode for stage in plan.stages for mode in stage.activation_checkpointing]
+    counts = {mode: modes.count(mode) for mode in ("full", "selective") if mode in modes}
+    recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
+    batch = (
+        f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
+        f"{plan.num_microbatches} microbatches of {plan.microbatch_size} on "
+        f"{plan.degrees.dp} data-parallel ranks"
+    )
+    sharding = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
+    lines = [
+        ("Layout", _layout_words(plan.degrees)),
+        ("Batch", batch),
+        ("Schedule", f"{plan.schedule}, {len(plan.stages)} stages" if plan.stages[1:] else ""),
+        ("Tensor", "sequence parallel between regions" if plan.sequence_parallel else ""),
+        ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
+        ("Recompute", recompute),
+        ("Dtype", plan.dtype),
+        (
+            "Predicted",
+            f"{format_s(plan.simulated_step_time_s)} a step, "
+            f"{format_bytes(plan.peak_memory_bytes)} on the fullest rank",
+        ),
+    ]
+    return [f"{name:10} {words}" for name, words in lines if words]
+
+
+def _layout_words(degrees: ParallelDegrees) -> str:
+    axes = ("pp", "dp_replicate", "dp_shard", "tp")
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in axes if getattr(degrees, axis) > 1]
+    return " x ".join(used) or "one device"

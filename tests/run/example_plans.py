@@ -1,0 +1,207 @@
+"""Plans made by hand, in the vocabulary that the search uses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.sharding import ModuleSharding, UnitSharding
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+NO_MEMORY = MemoryBreakdown(
+    params_bytes=0,
+    grads_bytes=0,
+    optimizer_bytes=0,
+    activations_bytes=0,
+    buffers_bytes=0,
+    temporary_bytes=0,
+    reserve_bytes=0,
+)
+NO_COSTS = CostBreakdown(
+    compute_s=0.01,
+    recompute_s=0.0,
+    tp_comm_s=0.0,
+    pp_comm_s=0.0,
+    dp_comm_s=0.0,
+    bubble_s=0.0,
+    optimizer_s=0.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCase:
+    """An example model and how its modules are sharded over tp."""
+
+    name: str
+    file: Path
+    block_list: str
+    num_blocks: int
+    seq_len: int | None
+    tied: tuple[tuple[str, ...], ...] = ()
+    columns: tuple[tuple[str, int, bool], ...] = ()
+    """Module, fused projections, whether the output is local."""
+    rows: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    embedding: str = ""
+    head: str = ""
+
+    @property
+    def units(self):
+        prefix = f"{self.block_list}." if self.block_list else ""
+        blocks = (f"{prefix}{i}" for i in range(self.num_blocks))
+        return ("prologue", *blocks, "epilogue")
+
+    def shardings(self, *, sequence_parallel):
+        stream = "Shard(1)" if sequence_parallel else "Replicate"
+        modules = [
+            module_sharding(
+                name, "column", output_layout="Shard(-1)", output_is_local=local, fused=fused
+            )
+            for name, fused, local in self.columns
+        ]
+        modules += [
+            module_sharding(name, "row", input_layout="Shard(-1)", output_layout=stream)
+            for name in self.rows
+        ]
+        if sequence_parallel:
+            modules += [
+                module_sharding(name, "sequence", input_layout=stream, output_layout=stream)
+                for name in self.norms
+            ]
+        last = len(self.units) - 1
+        embedding = module_sharding(self.embedding, "vocab_embedding")
+        head = module_sharding(
+            self.head, "column", output_layout="Shard(-1)", output_is_local=False
+        )
+        return (
+            UnitSharding(units=(0,), modules=(embedding,)),
+            UnitSharding(units=tuple(range(1, last)), modules=tuple(modules)),
+            UnitSharding(units=(last,), modules=(head,)),
+        )
+
+
+def module_sharding(
+    module,
+    style,
+    *,
+    input_layout="Replicate",
+    output_layout="Replicate",
+    output_is_local=True,
+    fused=1,
+):
+    return ModuleSharding(
+        module=module,
+        style=style,
+        fused=fused,
+        input_layout=input_layout,
+        output_layout=output_layout,
+        output_is_local=output_is_local,
+    )
+
+
+GPT = ModelCase(
+    name="gpt",
+    file=EXAMPLES / "gpt.py",
+    block_list="transformer.h",
+    num_blocks=8,
+    seq_len=16,
+    tied=(("transformer.wte.weight", "lm_head.weight"),),
+    columns=(("attn.c_attn", 3, False), ("mlp.c_fc", 1, True)),
+    rows=("attn.c_proj", "mlp.c_proj"),
+    norms=("ln_1", "ln_2"),
+    embedding="transformer.wte",
+    head="lm_head",
+)
+LLAMA = ModelCase(
+    name="llama",
+    file=EXAMPLES / "llama.py",
+    block_list="layers",
+    num_blocks=8,
+    seq_len=16,
+    columns=(
+        ("attention.wq", 1, False),
+        ("attention.wk", 1, False),
+        ("attention.wv", 1, False),
+        ("feed_forward.w1", 1, True),
+        ("feed_forward.w3", 1, True),
+    ),
+    rows=("attention.wo", "feed_forward.w2"),
+    norms=("attention_norm", "ffn_norm"),
+    embedding="tok_embeddings",
+    head="output",
+)
+MLP = ModelCase(name="mlp", file=EXAMPLES / "mlp.py", block_list="", num_blocks=13, seq_len=None)
+
+
+def make_plan(
+    case,
+    *,
+    pp=1,
+    dp_replicate=1,
+    dp_shard=1,
+    tp=1,
+    schedule="1F1B",
+    virtual_stages=1,
+    cuts=None,
+    microbatch_size=2,
+    global_batch_size=16,
+    recompute="none",
+    reshard_after_forward=True,
+    sequence_parallel=False,
+    dtype="float64",
+):
+    """Make a plan of an example model.
+
+    Args:
+        cuts: First unit of each stage but the first; None cuts evenly.
+        recompute: One word for all blocks, or a tuple with one word per block.
+    """
+    degrees = ParallelDegrees(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp)
+    num_units = len(case.units)
+    num_stages = pp * virtual_stages
+    if cuts is None:
+        cuts = [1 + case.num_blocks * i // num_stages for i in range(1, num_stages)]
+    edges = [0, *cuts, num_units]
+    words = (recompute,) * case.num_blocks if isinstance(recompute, str) else recompute
+    by_unit = ("none", *words, "none")
+    stages = tuple(
+        StagePlan(
+            index=i,
+            pp_rank=i % pp,
+            first_unit=edges[i],
+            end_unit=edges[i + 1],
+            activation_checkpointing=by_unit[edges[i] : edges[i + 1]],
+            forward_s=0.001,
+            backward_s=0.002,
+            memory=NO_MEMORY,
+        )
+        for i in range(num_stages)
+    )
+    return Plan(
+        model=ModelRef(
+            file=str(case.file), module=None, factory="build_model", seq_len=case.seq_len
+        ),
+        degrees=degrees,
+        mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
+        schedule=schedule if pp > 1 else "none",
+        virtual_stages=virtual_stages,
+        microbatch_size=microbatch_size,
+        num_microbatches=global_batch_size // degrees.dp // microbatch_size,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        reshard_after_forward=reshard_after_forward,
+        sequence_parallel=sequence_parallel,
+        sequence_dim=1,
+        units=case.units,
+        block_list=case.block_list,
+        tied_parameters=case.tied,
+        shardings=case.shardings(sequence_parallel=sequence_parallel) if tp > 1 else (),
+        stages=stages,
+        memory_by_rank=(NO_MEMORY,) * pp,
+        costs=NO_COSTS,
+        simulated_step_time_s=0.01,
+        tokens_per_step=global_batch_size * (case.seq_len or 1),
+        flop_per_step=1,
+    )
