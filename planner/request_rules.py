@@ -73,7 +73,7 @@ def check_request(request: PlanRequest) -> PlanRequest:
         )
     _check_nodes(request)
     if request.dtype is not None:
-        _check_choice(_flag("dtype"), request.dtype, COMPUTE_DTYPES)
+        _check_choice(f"--dtype {request.dtype}", request.dtype, COMPUTE_DTYPES)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
 
@@ -124,8 +124,13 @@ def _check_nodes(request: PlanRequest) -> None:
     )
 
 
-def _check_choice(option: str, value: str, choices: Iterable[str]) -> str:
+def _check_choice(setting: str, value: str, choices: Iterable[str]) -> str:
     """Return the value if it is one of the choices.
+
+    Args:
+        setting: What was typed.
+        value: The value in it.
+        choices: What it can be.
 
     Raises:
         RequestError: If it is not, with the nearest choice.
@@ -137,7 +142,7 @@ def _check_choice(option: str, value: str, choices: Iterable[str]) -> str:
     near = get_close_matches(value.lower(), lowered, n=1, cutoff=0.4)
     meant = f"Did you mean {lowered[near[0]]}? " if near else ""
     raise RequestError(
-        f"{option} {value}: there is no such choice", hint=f"{meant}Choices: {', '.join(known)}."
+        f"{setting}: there is no such choice", hint=f"{meant}Choices: {', '.join(known)}."
     )
 
 
@@ -221,11 +226,11 @@ def _unplanned_degree(name: str, value: str) -> str:
 
 
 def _boolean(name: str, value: str) -> str:
-    return _check_choice(f"--fix {name}:", value.lower(), ("true", "false"))
+    return _check_choice(f"--fix {name}={value}", value.lower(), ("true", "false"))
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
-    return lambda name, value: _check_choice(f"--fix {name}:", value, choices)
+    return lambda name, value: _check_choice(f"--fix {name}={value}", value, choices)
 
 
 _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {

@@ -69,9 +69,13 @@ def run(arguments: Sequence[str]) -> int:
 def _dispatch(arguments: Sequence[str]) -> None:
     """Hand the arguments to a verb, or to the main job."""
     rest = list(arguments)
-    verb = VERBS.get(rest[0]) if rest else None
+    if not rest:
+        help_text = plan_command.get_help(click.Context(plan_command, info_name="plan"))
+        sys.stderr.write(help_text + "\n")
+        raise click.exceptions.Exit(EXIT_USAGE)
+    verb = VERBS.get(rest[0])
     if verb is None:
-        plan_command.main(rest or ["--help"], prog_name="plan", standalone_mode=False)
+        plan_command.main(rest, prog_name="plan", standalone_mode=False)
         return
     verb.main(rest[1:], prog_name=f"plan {rest[0]}", standalone_mode=False)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planner.cli.terminal import answer_console
+from planner.cli.terminal import answer_console, write_answer
 from planner.units import GIB, TERA
 
 
@@ -43,14 +43,11 @@ def list_command(console: Console) -> None:
             f"{peak_flop_per_s / TERA:.4g}",
             Text(str(_read(_cluster_file(name)).get("description", ""))),
         )
-    console.print(table)
-    console.print(
-        Text(
-            "\nGiB of one device; its highest dense matmul peak. Own cluster: a TOML file, "
-            "--cluster PATH.",
-            "dim",
-        )
+    note = (
+        "GiB: memory of one device; TFLOP/s: its highest dense matmul peak. "
+        "For your own cluster write a TOML file and give --cluster PATH."
     )
+    write_answer(console, [table, Text(note, "dim")])
 
 
 @profiles_command.command("show")
@@ -63,29 +60,24 @@ def show_command(console: Console, name: str) -> None:
     load_cluster(name, gpus=1)
     file = _cluster_file(name)
     cluster = _read(file)
-    _print_numbers(console, f"Cluster {cluster['name']}", cluster)
     links = cluster["links"]
     assert isinstance(links, list)
-    for link in links:
-        _print_numbers(console, f"Link {link['name']}", link)
-    _print_numbers(
-        console, f"Device {cluster['device']}", _read(_device_file(str(cluster["device"]), file))
-    )
+    device = _read(_device_file(str(cluster["device"]), file))
+    sections = [_section(f"Cluster {cluster['name']}", cluster)]
+    sections.extend(_section(f"Link {link['name']}", link) for link in links)
+    sections.append(_section(f"Device {device['name']}", device))
+    write_answer(console, sections)
 
 
-def _print_numbers(console: Console, title: str, content: Mapping[str, object]) -> None:
-    console.print(Text(title, "bold"))
+def _section(title: str, content: Mapping[str, object]) -> Text:
+    """Show each number with its provenance, and its source below."""
+    text = Text(title, "bold")
     if "description" in content:
-        console.print(Text(str(content["description"])))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(ratio=5)
-    table.add_column(justify="right", ratio=2)
-    table.add_column(ratio=2)
-    table.add_column(ratio=6)
+        text.append(f"\n{content['description']}", "not bold")
     for key, value, provenance, source in _numbers(content):
-        table.add_row(Text(key), Text(value), Text(provenance), Text(source, "dim"))
-    console.print(table)
-    console.print()
+        text.append(f"\n  {key} = {value}", "not bold").append(f"  {provenance}", "not bold cyan")
+        text.append(f"\n      {source}", "not bold dim")
+    return text
 
 
 def _numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.cli.launch import launch_command
+from planner.cli.terminal import write_answer
 from planner.plan.record import PlanRecord
 from planner.plan.types import Plan
 from planner.report.view import (
@@ -81,28 +82,18 @@ def print_result(
     sections.append(_evidence(record, verbose=verbose))
     if files:
         sections.append(_written(files))
-    _print_sections(console, sections)
+    write_answer(console, sections)
     if files:
-        _print_launch(console, record, files[0].parent)
+        console.file.write(_launch(record, files[0].parent))
 
 
-def _print_sections(console: Console, sections: Sequence[RenderableType]) -> None:
-    """Print sections with an empty line between them, without blanks at line ends."""
-    with console.capture() as capture:
-        for number, section in enumerate(sections):
-            if number:
-                console.print()
-            console.print(section)
-    lines = capture.get().split("\n")
-    console.file.write("\n".join(line.rstrip(" ") for line in lines))
-
-
-def _print_launch(console: Console, record: PlanRecord, folder: Path) -> None:
-    """Print the launch command on one line, however long: it is there to be copied."""
+def _launch(record: PlanRecord, folder: Path) -> str:
+    """Give the launch command on one line, however long: it is there to be copied."""
     command = launch_command(record.cluster, folder / "train.py")
-    console.print(Text("Run    ", "bold").append(command, "not bold"), soft_wrap=True)
+    lines = [f"Run    {command}"]
     if record.cluster.num_nodes > 1:
-        console.print(Text("       on every node; HOST is the first of them", "dim"))
+        lines.append("       on every node; HOST is the first of them")
+    return "\n".join(lines) + "\n"
 
 
 def _header(record: PlanRecord) -> RenderableType:

@@ -1,8 +1,9 @@
 """The two streams: the answer on stdout, everything else on stderr."""
 
+from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.status import Status
 
 from planner.progress import PhaseEvent
@@ -17,6 +18,20 @@ def answer_console(*, no_color: bool) -> Console:
 def message_console(*, no_color: bool) -> Console:
     """Open stderr for progress and warnings."""
     return Console(stderr=True, no_color=True if no_color else None, highlight=False)
+
+
+def write_answer(console: Console, sections: Sequence[RenderableType]) -> None:
+    """Write sections with an empty line between them, without blanks at line ends.
+
+    The text goes to the stream itself: a reader that went away shows as ``BrokenPipeError``.
+    """
+    with console.capture() as capture:
+        for number, section in enumerate(sections):
+            if number:
+                console.print()
+            console.print(section)
+    lines = capture.get().split("\n")
+    console.file.write("\n".join(line.rstrip(" ") for line in lines))
 
 
 class ProgressLine:

@@ -1,0 +1,43 @@
+# make demo    plan a small GPT for 8 processes on this CPU, run the script, compare its losses
+# make test    run the tests
+# make check   format, lint, types
+# make bench   print timings
+# make dist    build the wheel into dist/
+# The first of them makes .venv and installs everything into it; later ones reuse it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
+DEMO := plans/demo
+
+.PHONY: demo test check bench dist
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(BIN)/plan examples/gpt.py --gpus 8 --cluster cpu --dtype float32 --out $(DEMO) --force
+	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 8 --steps 3
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m pytest tests/bench -m bench -s
+
+dist: $(READY)
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+# torch first and pinned: what it brings must not be decided by the other packages.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install torch==2.13.0
+	$(BIN)/python -m pip install -e '.[dev]'
+	@rm -f $(VENV)/ready-*
+	@touch $@

@@ -1,0 +1,77 @@
+"""Runs an emitted script twice and compares: on all its processes, and on one as the reference.
+
+    python examples/compare_losses.py plans/demo --processes 8 --steps 3
+
+Both runs start from the same weights and read the same global batches, so that their losses agree
+to rounding. Exits with 1 where they do not.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    script = arguments.folder / "train.py"
+    with tempfile.TemporaryDirectory() as logs:
+        planned_log, reference_log = Path(logs, "planned.jsonl"), Path(logs, "reference.jsonl")
+        options = [
+            *("--steps", str(arguments.steps)),
+            *("--dtype", arguments.dtype),
+        ]
+        torchrun = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", str(arguments.processes)),
+        ]
+        run([*torchrun, str(script), *options, "--log", str(planned_log)], arguments.timeout)
+        one_process = [sys.executable, str(script), "--reference"]
+        run([*one_process, *options, "--log", str(reference_log)], arguments.timeout)
+        planned, reference = read_losses(planned_log), read_losses(reference_log)
+    return report(planned, reference, arguments)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder that `plan --out` wrote")
+    parser.add_argument("--processes", type=int, required=True, help="devices of the plan")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--tolerance", type=float, default=1e-5, help="relative")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run")
+    return parser.parse_args()
+
+
+def run(command: list[str], timeout_s: float) -> None:
+    print("$", " ".join(command), flush=True)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    subprocess.run(command, check=True, timeout=timeout_s, env=environment)
+
+
+def read_losses(log: Path) -> dict[int, float]:
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return {record["step"]: record["loss"] for record in records}
+
+
+def report(
+    planned: dict[int, float], reference: dict[int, float], arguments: argparse.Namespace
+) -> int:
+    print(f"\nstep  {arguments.processes} processes      1 process   relative difference")
+    worst = 0.0
+    for step in sorted(reference):
+        difference = abs(planned[step] / reference[step] - 1)
+        worst = max(worst, difference)
+        print(f"{step:4}  {planned[step]:13.9f}  {reference[step]:13.9f}  {difference:12.2e}")
+    complete = len(reference) == arguments.steps and planned.keys() == reference.keys()
+    agree = complete and worst <= arguments.tolerance
+    verdict = "agree" if agree else "DO NOT AGREE"
+    print(f"The losses {verdict} to {arguments.tolerance:g} relative over {len(reference)} steps.")
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
