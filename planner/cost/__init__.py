@@ -1,0 +1,1 @@
+"""Seconds and bytes: ops, collectives, memory, pipelines, whole steps."""

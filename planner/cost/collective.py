@@ -161,4 +161,4 @@ def _ramp(payload_bytes: float, group: CommGroup) -> float:
 
 def _ramp_of(chunk_bytes: float, ramp_bytes: float) -> float:
     """1 for endless chunks, rising as the inverse root of small ones."""
-    return math.sqrt(1 + ramp_bytes / chunk_bytes) if chunk_bytes > 0 else 1.0
+    return math.sqrt(1 + ramp_bytes / max(chunk_bytes, 1.0))

@@ -121,7 +121,8 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     )
     numbers = reader.finish(optional=("full_speed_ranks_per_node",))
     _check_links(path, links)
-    per_node = _resolve_node(gpus, gpus_per_node or profile_gpus_per_node, name)
+    wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
+    per_node = _resolve_node(gpus, wished, name)
     if gpus_per_node is not None:
         links = tuple(
             replace(link, ranks=gpus_per_node) if link.ranks == profile_gpus_per_node else link

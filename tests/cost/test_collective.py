@@ -1,0 +1,144 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.collective import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    broadcast_s,
+    point_to_point_s,
+    reduce_scatter_s,
+)
+from planner.hardware.profiles import list_clusters, load_cluster
+from planner.hardware.spec import LinkSpec
+from planner.hardware.topology import CommGroup, comm_group
+
+GB = 10**9
+COLLECTIVES = (all_gather_s, reduce_scatter_s, all_reduce_s, all_to_all_s, broadcast_s)
+H100 = load_cluster("h100-sxm", gpus=64)
+SHARES = st.floats(0.0, 1.0)
+
+
+def link(bandwidth: float, latency: float, ramp: float, switch: float) -> LinkSpec:
+    return LinkSpec(
+        name="link",
+        ranks=None,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=latency,
+        base_latency_s=latency,
+        ramp_bytes=ramp,
+        switch_all_reduce_fraction=switch,
+        numbers={},
+    )
+
+
+LINKS = st.builds(
+    link,
+    bandwidth=st.floats(1e6, 1e12),
+    latency=st.floats(0, 1e-3),
+    ramp=st.floats(0, 1e9),
+    switch=SHARES,
+)
+GROUPS = st.one_of(
+    st.builds(
+        lambda ranks, inner: CommGroup(
+            num_ranks=ranks, ranks_per_node=ranks, inner=inner, outer=None
+        ),
+        st.integers(1, 64),
+        LINKS,
+    ),
+    st.builds(
+        lambda nodes, per_node, inner, outer: CommGroup(
+            num_ranks=nodes * per_node, ranks_per_node=per_node, inner=inner, outer=outer
+        ),
+        st.integers(2, 64),
+        st.integers(1, 8),
+        LINKS,
+        LINKS,
+    ),
+)
+PAYLOADS = st.floats(0, 1e12)
+
+
+def faster(group: CommGroup, factor: float) -> CommGroup:
+    def scaled(one: LinkSpec) -> LinkSpec:
+        return link(
+            one.bandwidth_bytes_per_s * factor,
+            one.latency_s,
+            one.ramp_bytes,
+            one.switch_all_reduce_fraction,
+        )
+
+    return CommGroup(
+        num_ranks=group.num_ranks,
+        ranks_per_node=group.ranks_per_node,
+        inner=scaled(group.inner),
+        outer=None if group.outer is None else scaled(group.outer),
+    )
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@given(group=GROUPS, payload=PAYLOADS, more=PAYLOADS, factor=st.floats(1, 100))
+def test_times_are_sound(collective, group, payload, more, factor) -> None:
+    base = collective(payload, group)
+    assert base >= 0
+    assert collective(payload + more, group) >= base * (1 - 1e-9)
+    assert collective(payload, faster(group, factor)) <= base * (1 + 1e-9)
+
+
+@given(group=GROUPS, payload=PAYLOADS)
+def test_an_all_reduce_is_never_faster_than_an_all_gather(group, payload) -> None:
+    assert all_reduce_s(payload, group) >= all_gather_s(payload, group)
+
+
+@given(one=LINKS, payload=PAYLOADS, more=PAYLOADS, factor=st.floats(1, 100))
+def test_transfers_are_sound(one, payload, more, factor) -> None:
+    base = point_to_point_s(payload, one)
+    assert base >= 0
+    assert point_to_point_s(payload + more, one) >= base
+    quick = link(one.bandwidth_bytes_per_s * factor, one.latency_s, one.ramp_bytes, 0.0)
+    assert point_to_point_s(payload, quick) <= base * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", list_clusters())
+def test_one_rank_costs_nothing(collective, name: str) -> None:
+    group = comm_group(load_cluster(name, gpus=8), degree=1, stride=1)
+    assert collective(GB, group) == 0.0
+
+
+def test_a_ring_of_large_payload_runs_at_the_link_bandwidth() -> None:
+    group = comm_group(H100, degree=8, stride=1)
+    bus_bytes_per_s = 16 * GB * 7 / 8 / all_gather_s(16 * GB, group)
+    assert bus_bytes_per_s == pytest.approx(group.inner.bandwidth_bytes_per_s, rel=0.02)
+
+
+def test_nvlink_sharp_beats_the_ring() -> None:
+    group = comm_group(H100, degree=8, stride=1)
+    assert all_reduce_s(16 * GB, group) < 1.6 * all_gather_s(16 * GB, group)
+
+
+def test_nodes_send_through_the_ports_of_all_their_ranks() -> None:
+    eight_ports = comm_group(H100, degree=64, stride=1)
+    one_port = comm_group(H100, degree=8, stride=8)
+    assert all_gather_s(16 * GB, one_port) > 5 * all_gather_s(16 * GB, eight_ports)
+
+
+def test_crossing_nodes_costs_more_than_staying_inside() -> None:
+    inside = comm_group(H100, degree=8, stride=1)
+    across = comm_group(H100, degree=8, stride=8)
+    for payload in (1024, 10**6, GB):
+        assert all_reduce_s(payload, across) > all_reduce_s(payload, inside)
+
+
+def test_a_small_all_reduce_across_many_nodes_takes_the_tree() -> None:
+    group = comm_group(load_cluster("h100-sxm", gpus=512), degree=64, stride=8)
+    assert group.outer is not None
+    ring_s = 2 * 63 * group.outer.latency_s
+    assert all_reduce_s(1024, group) < ring_s
+
+
+def test_a_transfer_costs_its_latency_and_its_bytes() -> None:
+    one = link(1e9, 1e-6, 0.0, 0.0)
+    assert point_to_point_s(GB, one) == pytest.approx(1 + 2e-6)

@@ -1,0 +1,140 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.op import OpKind, OpWork, op_s
+from planner.errors import RequestError
+from planner.hardware.profiles import list_devices, load_device
+
+H100 = load_device("h100-sxm")
+SIZES = st.integers(1, 20_000)
+AMOUNTS = st.floats(0, 1e15)
+KINDS = st.sampled_from(["matmul", "attention", "memory", "reduction", "embedding"])
+DEVICES = st.sampled_from([load_device(name) for name in list_devices()])
+
+
+def matmul(m: int, n: int, k: int, batch: int = 1) -> OpWork:
+    return OpWork(
+        kind="matmul",
+        flop=2 * batch * m * n * k,
+        read_bytes=2 * batch * (m * k + k * n),
+        write_bytes=2 * batch * m * n,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+    )
+
+
+def attention(*, backward: bool = False, batch: int = 32, seq: int = 4096) -> OpWork:
+    return OpWork(
+        kind="attention",
+        flop=4 * batch * seq * seq * 128 * (2.5 if backward else 1),
+        read_bytes=3 * 2 * batch * seq * 128,
+        write_bytes=2 * batch * seq * 128,
+        batch=batch,
+        m=seq,
+        n=seq,
+        k=128,
+        backward=backward,
+    )
+
+
+def test_a_large_matmul_runs_at_the_measured_rate_and_not_at_the_datasheets() -> None:
+    work = matmul(8192, 8192, 8192)
+    rate = work.flop / op_s(work, H100, "bfloat16")
+    assert 650e12 < rate < 790e12
+
+
+def test_a_small_matmul_is_less_efficient() -> None:
+    small, large = matmul(512, 512, 512), matmul(8192, 8192, 8192)
+    rates = [work.flop / op_s(work, H100, "bfloat16") for work in (small, large)]
+    assert rates[0] < rates[1] / 3
+
+
+def test_a_thin_matmul_streams_its_weights() -> None:
+    work = matmul(16, 8192, 8192)
+    streamed_s = work.read_bytes / H100.memory_bandwidth_bytes_per_s
+    assert streamed_s < op_s(work, H100, "bfloat16") < 2 * streamed_s
+
+
+def test_one_tile_more_than_a_wave_takes_a_second_wave() -> None:
+    tile = 256
+    one_wave = matmul(12 * tile, 11 * 128, 4096)
+    two_waves = matmul(12 * tile + 1, 11 * 128, 4096)
+    assert op_s(two_waves, H100, "bfloat16") > op_s(one_wave, H100, "bfloat16") * 1.05
+
+
+def test_float32_is_slower_than_bfloat16() -> None:
+    work = matmul(4096, 4096, 4096)
+    assert op_s(work, H100, "float32") > 5 * op_s(work, H100, "bfloat16")
+
+
+def test_a_dtype_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(RequestError, match="no bfloat16 matmul") as caught:
+        op_s(matmul(64, 64, 64), load_device("v100-32gb-sxm"), "bfloat16")
+    assert "float16" in caught.value.hint
+
+
+def test_causal_attention_takes_half_and_backward_longer() -> None:
+    full = op_s(attention(), H100, "bfloat16") - H100.kernel_launch_s
+    half = op_s(attention(), H100, "bfloat16", causal=True) - H100.kernel_launch_s
+    backward = op_s(attention(backward=True), H100, "bfloat16")
+    assert half == pytest.approx(full / 2)
+    assert backward > 2.5 * full
+
+
+def test_attention_over_few_heads_leaves_the_device_idle() -> None:
+    one = op_s(attention(batch=1, seq=1024), H100, "bfloat16")
+    eight = op_s(attention(batch=8, seq=1024), H100, "bfloat16")
+    assert one == pytest.approx(eight)
+
+
+def test_an_empty_op_costs_a_launch() -> None:
+    work = OpWork(kind="memory", flop=0, read_bytes=0, write_bytes=0)
+    assert op_s(work, H100, "bfloat16") == H100.kernel_launch_s
+
+
+def test_a_matmul_of_unknown_shape_is_priced_by_its_flops() -> None:
+    work = OpWork(kind="matmul", flop=1e12, read_bytes=0, write_bytes=0)
+    assert 1e12 / 989e12 < op_s(work, H100, "bfloat16") < 2e12 / 989e12
+
+
+@given(
+    kind=KINDS, flop=AMOUNTS, more_flop=AMOUNTS, num_bytes=AMOUNTS, more_bytes=AMOUNTS,
+    device=DEVICES,
+)  # fmt: skip
+def test_more_work_is_never_faster(
+    kind: OpKind, flop: float, more_flop: float, num_bytes: float, more_bytes: float, device
+) -> None:
+    dtype = next(iter(device.peak_flop_per_s))
+    work = OpWork(kind=kind, flop=flop, read_bytes=num_bytes, write_bytes=0)
+    base = op_s(work, device, dtype)
+    assert base >= 0
+    slack = 1 - 1e-12
+    assert op_s(replace(work, flop=flop + more_flop), device, dtype) >= base * slack
+    assert op_s(replace(work, read_bytes=num_bytes + more_bytes), device, dtype) >= base * slack
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, more=st.integers(0, 5000), device=DEVICES)
+def test_a_larger_matmul_is_never_faster(m: int, n: int, k: int, more: int, device) -> None:
+    dtype = next(iter(device.peak_flop_per_s))
+    base = op_s(matmul(m, n, k), device, dtype) * (1 - 1e-9)
+    assert op_s(matmul(m + more, n, k), device, dtype) >= base
+    assert op_s(matmul(m, n + more, k), device, dtype) >= base
+    assert op_s(matmul(m, n, k + more), device, dtype) >= base
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, kind=KINDS, factor=st.floats(1, 10), device=DEVICES)
+def test_a_faster_device_is_never_slower(
+    m: int, n: int, k: int, kind: OpKind, factor: float, device
+) -> None:
+    dtype = next(iter(device.peak_flop_per_s))
+    work = replace(matmul(m, n, k), kind=kind)
+    base = op_s(work, device, dtype) * (1 + 1e-12)
+    peaks = {name: peak * factor for name, peak in device.peak_flop_per_s.items()}
+    assert op_s(work, replace(device, peak_flop_per_s=peaks), dtype) <= base
+    bandwidth = device.memory_bandwidth_bytes_per_s * factor
+    assert op_s(work, replace(device, memory_bandwidth_bytes_per_s=bandwidth), dtype) <= base

@@ -1,0 +1,218 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ProfileError, RequestError
+from planner.hardware.fields import FieldReader
+from planner.hardware.profiles import (
+    PROFILES_FOLDER,
+    list_clusters,
+    list_devices,
+    load_cluster,
+    load_device,
+)
+from planner.hardware.spec import Provenance
+
+REQUIRED_DEVICES = {
+    "v100-16gb-sxm", "v100-32gb-sxm", "a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h100-pcie",
+    "h200-sxm", "b200-sxm", "l40s", "a10g", "rtx4090", "mi300x", "cpu",
+}  # fmt: skip
+REQUIRED_CLUSTERS = {
+    "a100-80gb-sxm", "a100-40gb-sxm", "h100-sxm", "h100-pcie", "h200-sxm", "b200-sxm", "v100-sxm",
+    "l40s", "a10g", "rtx4090", "mi300x", "cpu",
+}  # fmt: skip
+
+
+def test_the_required_profiles_are_shipped() -> None:
+    assert set(list_devices()) >= REQUIRED_DEVICES
+    assert set(list_clusters()) >= REQUIRED_CLUSTERS
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_every_shipped_device_loads_and_every_number_has_a_source(name: str) -> None:
+    device = load_device(name)
+    assert device.name == name
+    assert len(device.numbers) >= 17
+    for number in device.numbers.values():
+        assert number.source
+        assert number.provenance in Provenance
+    fastest = max(device.peak_flop_per_s.values())
+    assert device.peak_flop_per_s["float64"] <= device.peak_flop_per_s["float32"] <= fastest
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_every_shipped_cluster_loads_and_every_number_has_a_source(name: str) -> None:
+    cluster = load_cluster(name, gpus=64)
+    assert cluster.name == name
+    assert cluster.num_nodes * cluster.gpus_per_node == 64
+    for link in cluster.links:
+        assert len(link.numbers) >= 6
+    bandwidths = [link.bandwidth_bytes_per_s for link in cluster.links]
+    assert bandwidths == sorted(bandwidths, reverse=True)
+
+
+def test_human_units_become_si() -> None:
+    device = load_device("h100-sxm")
+    assert device.memory_bandwidth_bytes_per_s == 3.35e12
+    assert device.peak_flop_per_s["bfloat16"] == 989e12
+    assert device.memory_bytes == round(79.1 * 2**30)
+    efa = load_cluster("h100-sxm", gpus=16).links[-1]
+    assert efa.bandwidth_bytes_per_s == pytest.approx(50e9, rel=0.1)  # 400 Gbit/s, not 400 GB/s
+
+
+def test_a_v100_has_no_bfloat16() -> None:
+    assert "bfloat16" not in load_device("v100-32gb-sxm").peak_flop_per_s
+
+
+def test_fewer_gpus_than_a_node_make_one_smaller_node() -> None:
+    cluster = load_cluster("h100-sxm", gpus=4)
+    assert (cluster.gpus_per_node, cluster.num_nodes) == (4, 1)
+
+
+def test_gpus_per_node_overrides_the_profile() -> None:
+    cluster = load_cluster("h100-sxm", gpus=16, gpus_per_node=4)
+    assert (cluster.gpus_per_node, cluster.num_nodes) == (4, 4)
+    assert cluster.links[0].ranks == 4
+
+
+def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
+    with pytest.raises(RequestError, match="12 GPUs do not fill nodes of 8") as caught:
+        load_cluster("h100-sxm", gpus=12)
+    assert "8 or 16" in caught.value.hint
+
+
+@pytest.mark.parametrize("gpus", [0, -8])
+def test_no_gpus_are_refused(gpus: int) -> None:
+    with pytest.raises(RequestError):
+        load_cluster("h100-sxm", gpus=gpus)
+
+
+def test_zero_gpus_per_node_are_refused() -> None:
+    with pytest.raises(RequestError):
+        load_cluster("h100-sxm", gpus=8, gpus_per_node=0)
+
+
+def test_processes_share_the_cores_and_memory_of_a_cpu_node() -> None:
+    two, eight = load_cluster("cpu", gpus=2), load_cluster("cpu", gpus=8)
+    ratio = two.device.peak_flop_per_s["float32"] / eight.device.peak_flop_per_s["float32"]
+    assert ratio == pytest.approx(4)
+    assert two.device.memory_bytes == pytest.approx(4 * eight.device.memory_bytes)
+    assert two.links[0].bandwidth_bytes_per_s > eight.links[0].bandwidth_bytes_per_s
+
+
+def test_an_unknown_cluster_names_near_ones() -> None:
+    with pytest.raises(ProfileError, match="h100-smx") as caught:
+        load_cluster("h100-smx", gpus=8)
+    assert "h100-sxm" in caught.value.hint
+    assert caught.value.exit_code == 6
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="there is no file"):
+        load_cluster(str(tmp_path / "mine.toml"), gpus=8)
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").mkdir()
+    with pytest.raises(ProfileError, match="there is no file"):
+        load_cluster(str(tmp_path / "mine.toml"), gpus=8)
+
+
+def copy_profile(folder: Path, kind: str, name: str, *edits: tuple[str, str]) -> Path:
+    text = (PROFILES_FOLDER / kind / f"{name}.toml").read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = folder / f"{kind}-{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_cluster_file_may_name_a_device_file_beside_it(tmp_path: Path) -> None:
+    copy_profile(tmp_path, "devices", "h100-sxm", ('"h100-sxm"', '"mine"'))
+    path = copy_profile(
+        tmp_path,
+        "clusters",
+        "h100-sxm",
+        ('device = "h100-sxm"', 'device = "devices-h100-sxm.toml"'),
+    )
+    assert load_cluster(str(path), gpus=8).device.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("format = 1", "format = 2", "this version reads 1"),
+        ("format = 1", "format = [", "not a TOML file"),
+        ('backend = "nccl"', 'backend = "mpi"', "'backend' is 'mpi'"),
+        ("memory_gib", "memory_gb", "'memory_gib' is missing"),
+        ("num_sms", "num_smx = 1\nnum_sms", "'num_smx' is unknown"),
+        ("{ value = 79.1,", '{ value = "80 GB",', "has the value '80 GB', not a number"),
+        ("{ value = 79.1,", "{ value = -1,", "'memory_gib' is -1, outside"),
+        ("{ value = 79.1,", "{ value = nan,", "'memory_gib' is nan, outside"),
+        ("{ value = 79.1,", "{ value = 0,", "must be above 0"),
+        ("{ value = 79.1,", "{ value = 2.0,", "leaves nothing"),
+        ("{ value = 132,", "{ value = 13.5,", "not a whole number"),
+        ("{ value = 79.1, provenance", "{ provenance", "needs value, provenance and source"),
+        ('"measured"', '"guessed"', "provenance 'guessed'"),
+        ("[[256, 128], ", "[[256], ", "not a list of"),
+    ],
+)
+def test_a_wrong_device_field_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = copy_profile(tmp_path, "devices", "h100-sxm", (old, new))
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_device(str(path))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('ranks = { value = 8,', 'rank = { value = 8,', r"links\[0\].rank' is unknown"),
+        ("switch_all_reduce_fraction = { value = 0.7", "switch_all_reduce_fraction = { value = 2.7",
+         "outside"),
+        ("[[links]]", "[links]", "not a TOML file"),
+        ('device = "h100-sxm"', 'device = "h100"', "no profile of that name"),
+    ],
+)  # fmt: skip
+def test_a_wrong_cluster_field_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = copy_profile(tmp_path, "clusters", "h100-sxm", (old, new))
+    with pytest.raises(ProfileError, match=message):
+        load_cluster(str(path), gpus=8)
+
+
+def test_links_are_ordered_from_the_innermost(tmp_path: Path) -> None:
+    text = (PROFILES_FOLDER / "clusters" / "h100-sxm.toml").read_text()
+    head, inner, outer = text.split("[[links]]")
+    path = tmp_path / "swapped.toml"
+    path.write_text(f"{head}[[links]]{outer}\n[[links]]{inner}")
+    with pytest.raises(ProfileError, match="every link but the last"):
+        load_cluster(str(path), gpus=8)
+
+
+def test_an_empty_source_is_refused(tmp_path: Path) -> None:
+    table = {"size": {"value": 1, "provenance": "measured", "source": " "}}
+    with pytest.raises(ProfileError, match="empty source"):
+        FieldReader(path=tmp_path, table=table).number("size")
+
+
+def test_the_hash_follows_numbers_and_not_words(tmp_path: Path) -> None:
+    shipped = load_cluster("h100-sxm", gpus=8).profile_hash
+    renamed = copy_profile(
+        tmp_path, "clusters", "h100-sxm", ('name = "h100-sxm"', 'name = "other"')
+    )
+    assert load_cluster(str(renamed), gpus=8).profile_hash == shipped
+    changed = copy_profile(tmp_path, "clusters", "h100-sxm", ("value = 450,", "value = 451,"))
+    assert load_cluster(str(changed), gpus=8).profile_hash != shipped
+    assert load_cluster("h100-sxm", gpus=16).profile_hash != shipped
+
+
+def test_profiles_load_without_torch_and_pandas() -> None:
+    code = (
+        "import sys; from planner.hardware.profiles import load_cluster; import planner.cost.op;"
+        "import planner.cost.collective; load_cluster('h100-sxm', gpus=8);"
+        "assert not {'torch', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
