@@ -602,6 +602,7 @@ class Stage(nn.Module):
         shared |= {id(t): t for t in anatomy.model.buffers()}
         self.model = copy.deepcopy(anatomy.model, shared)
         self.index = index
+        self.device = torch.device("cpu")
         self.is_first = index == 0
         self.is_last = index == len(specs) - 1
         self.spec = specs[index]
@@ -643,8 +644,14 @@ class Stage(nn.Module):
             self._received = None
         return self.user.loss(output, targets)
 
+    @property
+    def has_parameters(self) -> bool:
+        """Whether there is anything to optimise: a stage may hold an activation or a loss alone."""
+        return any(True for _ in self.parameters())
+
     def move_to(self, device: torch.device) -> None:
         """Move parameters and buffers to the device; what is on meta stays there for now."""
+        self.device = device
         for module in self.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
@@ -673,6 +680,18 @@ class Stage(nn.Module):
         else:  # the epilogue alone: the stream comes out of the last stand-in
             last = self.model.get_submodule(blocks[-1])
             last.register_forward_hook(self._leave_stand_in)
+
+    def end_after_last_block(self) -> None:
+        """End the forward after the last block where the next stage holds the epilogue alone.
+
+        To be called last: the block's other hooks (those of FSDP2) must run before this one.
+        """
+        if not self.is_last and self.spec.end_block == len(self.anatomy.blocks):
+            last = self.model.get_submodule(self.anatomy.blocks[-1])
+            last.register_forward_hook(self._stop_with_output)
+
+    def _stop_with_output(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> NoReturn:
+        raise _StreamEnd(output[0] if isinstance(output, tuple) else output)
 
     def _enter_block(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -842,6 +861,7 @@ class TensorParallel:
                 self._shard(block.get_submodule(sharding.module), sharding, inside)
             if self.sequence_dim is not None:
                 self._check_sequence_block(block, self.stage.anatomy.blocks[index])
+                self._gather_at_regions(block, by_block.get(index, ()))
         for sharding in outer_shardings:
             module = self.stage.model.get_submodule(sharding.module)
             if not isinstance(module, _StandIn):
@@ -920,6 +940,37 @@ class TensorParallel:
                     "summed over tp: give its module the style 'sequence'"
                 )
 
+    def _gather_at_regions(self, block: nn.Module, shardings: Sequence[ModuleSharding]) -> None:
+        """Gather the sequence where a sharded region begins, not at its first projection.
+
+        A region is the largest submodule of the block that has sharded parameters only. Its own
+        code (views of the input's shape) then sees the whole sequence.
+
+        Raises:
+            ValueError: A projection whose output is reshaped lies in no such submodule.
+        """
+        regions: dict[str, ModuleSharding] = {}
+        for sharding in shardings:
+            if sharding.style != "column":
+                continue
+            paths = [sharding.module]
+            while "." in paths[-1]:
+                paths.append(paths[-1].rpartition(".")[0])
+            inside = [path for path in paths[1:] if _is_sharded(block.get_submodule(path))]
+            if inside:
+                regions.setdefault(inside[-1], sharding)
+            elif not sharding.output_is_local:
+                raise ValueError(
+                    f"{sharding.module} is reshaped by code that also sees a part of the "
+                    "sequence only: plan without sequence parallelism"
+                )
+        for path, sharding in regions.items():
+            stream = Shard(self.sequence_dim or 0)
+            edge = _Edge(self.mesh, sharding, stream, None)
+            block.get_submodule(path).register_forward_pre_hook(
+                edge.enter_region, with_kwargs=True
+            )
+
     def _check_ties(self) -> None:
         """Check that tied parameters still are one parameter.
 
@@ -965,6 +1016,11 @@ def _relayout(stream: Tensor, *, mesh: DeviceMesh, old: Placement, new: Placemen
     distributed = DTensor.from_local(stream, mesh, [old], run_check=False)
     local: Tensor = distributed.redistribute(placements=[new]).to_local()
     return local
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Say whether all parameters of a module are DTensors."""
+    return all(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def _linear(module: nn.Module, sharding: ModuleSharding) -> nn.Linear:
@@ -1019,6 +1075,14 @@ class _Edge:
         if self.whole_features is not None and x.shape[-1] != self.whole_features:
             return (DTensor.from_local(x, self.mesh, [wanted], run_check=False), *args[1:])
         return (self._shared_view(x, wanted), *args[1:])
+
+    def enter_region(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make the stream among the arguments a DTensor in the input layout."""
+        stream = _stream(args, kwargs)
+        view = self._shared_view(stream, placement(self.sharding.input_layout))
+        return _with_stream(args, kwargs, view)
 
     def _shared_view(self, x: Tensor, wanted: Placement) -> DTensor:
         """Return the DTensor of a stream tensor, one for all modules that read it.
@@ -1284,6 +1348,7 @@ def shard_parameters(
                 mp_policy=policy,
             )
     fully_shard(stage, mesh=dp_mesh, reshard_after_forward=False, mp_policy=policy)
+    stage.end_after_last_block()
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
@@ -1331,7 +1396,7 @@ class Runner:
             if self.splits_vocabulary:
                 stack.enter_context(loss_parallel())
             losses = self._run(inputs, targets)
-        loss = torch.zeros((), dtype=torch.float64, device=_device_of(self.stages))
+        loss = torch.zeros((), dtype=torch.float64, device=self.stages[0].device)
         if losses:
             loss += torch.stack([value.detach() for value in losses]).double().mean()
         dist.all_reduce(loss)
@@ -1354,10 +1419,6 @@ class Runner:
             (loss / self.num_microbatches).backward()
             losses.append(loss.detach())
         return losses
-
-
-def _device_of(stages: Sequence[Stage]) -> torch.device:
-    return next(parameter.device for stage in stages for parameter in stage.parameters())
 
 
 def split_microbatches(batch: Tree, count: int) -> Iterator[Tree]:
@@ -1386,7 +1447,7 @@ def make_runner(
     )
     if "pp" not in _axes(mesh):
         return runner
-    device, group = _device_of(stages), mesh["pp"].get_group()
+    device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
     num_stages = mesh["pp"].size() * len(stages)
     split = None if sequence_dim is None else (sequence_dim, mesh["tp"].size())
@@ -1548,7 +1609,7 @@ def clip_gradients(
         The norm before scaling, the same on every rank.
     """
     pp_size = mesh["pp"].size() if "pp" in _axes(mesh) else 1
-    device = _device_of(stages)
+    device = stages[0].device
     grads_by_copies: dict[int, list[Tensor]] = {}
     all_grads: list[Tensor] = []
     for stage in stages:
@@ -1650,7 +1711,7 @@ class Checkpointer:
     modules: Sequence[nn.Module]
     """This rank's stages, or the plain model."""
     optimizers: Sequence[torch.optim.Optimizer]
-    """One AdamW per module."""
+    """AdamW over their parameters."""
 
     def save(self, folder: Path, step: int) -> None:
         """Write the state after ``step`` steps into a folder of its own below ``folder``."""
@@ -1695,9 +1756,15 @@ class Checkpointer:
     def _state(self, step: int) -> tuple[dict[str, Any], dict[str, dict[str, list[Tensor]]]]:
         """Return the state to save or to load into, and the parts of joined tensors."""
         kinds: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
-        for module, optimizer in zip(self.modules, self.optimizers, strict=True):
+        optimizer_of = {
+            id(parameter): optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for module in self.modules:
             for name, parameter in named_parameters(module):
-                moments = adamw_state(optimizer, parameter, step)
+                moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
                 kinds["weights"][name] = parameter
                 kinds["exp_avg"][name] = moments["exp_avg"]
                 kinds["exp_avg_sq"][name] = moments["exp_avg_sq"]

@@ -1,0 +1,98 @@
+"""Writes emitted scripts, runs them, and reads what they leave behind."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+
+from planner.codegen.files import script_files
+
+DRIVER = Path(__file__).with_name("driver.py")
+
+
+def write_script(folder, plan):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in script_files(plan, folder=folder).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def run_jobs(jobs, jobs_file, *, num_processes=None, timeout_s=400):
+    """Run (folder, arguments) pairs in one process group; None processes: without torchrun."""
+    jobs_file.write_text(json.dumps([[str(folder), arguments] for folder, arguments in jobs]))
+    launcher = [] if num_processes is None else torchrun(num_processes)
+    run([sys.executable, *launcher, str(DRIVER), str(jobs_file)], timeout_s=timeout_s)
+
+
+def torchrun(num_processes):
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+
+
+def run(command, *, timeout_s, cwd=None):
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
+    return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Log and checkpoint of a run."""
+
+    rows: list
+    weights: dict
+
+    @property
+    def losses(self):
+        return [row["loss"] for row in self.rows]
+
+    @property
+    def grad_norms(self):
+        return [row["grad_norm"] for row in self.rows]
+
+
+def arguments_of(folder, *, name="run", steps=3, extra=()):
+    """Return the options that make a run leave a log and a checkpoint in its folder."""
+    log, checkpoint = folder / f"{name}.jsonl", folder / name
+    return [
+        *("--steps", str(steps), "--log", str(log), "--checkpoint", str(checkpoint)),
+        *extra,
+    ]
+
+
+def outcome_of(folder, *, name="run", steps=3):
+    rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return Outcome(rows=rows, weights=read_weights(folder / name / f"step-{steps:08d}"))
+
+
+def read_weights(checkpoint):
+    reader = FileSystemReader(checkpoint)
+    entries = reader.read_metadata().state_dict_metadata
+    weights = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in entries.items()
+        if key.startswith("weights.")
+    }
+    dcp.load(weights, storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    return {key.removeprefix("weights."): value for key, value in weights.items()}
+
+
+def largest_difference(found, expected):
+    """Return the largest relative difference of two sequences of numbers."""
+    assert len(found) == len(expected)
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def largest_weight_difference(found, expected):
+    """Return the largest difference of any weight, relative to the largest of its tensor."""
+    assert found.keys() == expected.keys()
+    return max(
+        ((found[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-3)).item()
+        for key in expected
+    )

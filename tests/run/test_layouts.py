@@ -1,0 +1,116 @@
+"""Emitted scripts train as one process does, in every layout that matters."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from example_plans import GPT, LLAMA, MLP, ModelCase, make_plan
+from launch import (
+    arguments_of,
+    largest_difference,
+    largest_weight_difference,
+    outcome_of,
+    run_jobs,
+    write_script,
+)
+
+pytestmark = pytest.mark.run
+
+MIXED = ("full", "selective", "none", "full", "none", "selective", "full", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    model: ModelCase
+    layout: dict
+    dtype: str = "float64"
+    options: tuple = field(default=())
+
+    @property
+    def id(self):
+        return f"{self.model.name}-{self.name}-{self.dtype}"
+
+    @property
+    def num_processes(self):
+        axes = ("pp", "dp_replicate", "dp_shard", "tp")
+        product = 1
+        for axis in axes:
+            product *= self.layout.get(axis, 1)
+        return product
+
+    def plan(self):
+        return make_plan(self.model, **{"microbatch_size": 2, **self.layout})
+
+
+LAYOUTS = {
+    "dp_shard_4": {"dp_shard": 4},
+    "dp_shard_4_keep": {"dp_shard": 4, "reshard_after_forward": False},
+    "dp_replicate_4": {"dp_replicate": 4},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
+    "tp_4": {"tp": 4, "microbatch_size": 8},
+    "tp_4_sequence": {"tp": 4, "sequence_parallel": True, "microbatch_size": 8},
+    "pp_4_1f1b": {"pp": 4},
+    "pp_4_gpipe": {"pp": 4, "schedule": "GPipe", "reshard_after_forward": False},
+    "pp_4_interleaved": {"pp": 4, "schedule": "Interleaved1F1B", "virtual_stages": 2},
+    "full": {"dp_shard": 2, "tp": 2, "recompute": "full", "microbatch_size": 4},
+    "selective": {"dp_shard": 2, "pp": 2, "recompute": "selective", "microbatch_size": 4},
+    "mixed": {
+        "tp": 2,
+        "pp": 2,
+        "recompute": MIXED,
+        "sequence_parallel": True,
+        "microbatch_size": 8,
+    },
+    "lone_ends": {"pp": 4, "cuts": (1, 3, 9)},
+    "tp_2_pp_2_dp_2": {
+        "tp": 2,
+        "pp": 2,
+        "dp_shard": 2,
+        "sequence_parallel": True,
+        "microbatch_size": 4,
+    },
+}
+CASES = [
+    *(Case(name=name, model=m, layout=l) for m in (GPT, LLAMA) for name, l in LAYOUTS.items()),
+    *(
+        Case(name=name, model=model, layout=LAYOUTS[name], dtype="float32")
+        for model in (GPT, LLAMA)
+        for name in ("hsdp", "tp_4_sequence", "pp_4_1f1b")
+    ),
+    Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
+    Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),
+    Case(name="bf16", model=LLAMA, layout={"tp": 2, "dp_shard": 2}, dtype="bfloat16"),
+    Case(name="bf16", model=GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Run all cases, those of the same number of processes in one process group."""
+    root = tmp_path_factory.mktemp("layouts")
+    jobs: dict[int, list] = {}
+    references = {}
+    for case in CASES:
+        folder = write_script(root / case.id, case.plan())
+        extra = ("--dtype", case.dtype)
+        jobs.setdefault(case.num_processes, []).append((folder, arguments_of(folder, extra=extra)))
+        key = (case.model.name, case.dtype)
+        if key not in references:
+            arguments = arguments_of(folder, name="reference", extra=(*extra, "--reference"))
+            references[key] = (folder, arguments)
+    run_jobs(list(references.values()), root / "references.json")
+    for num_processes, listed in jobs.items():
+        run_jobs(listed, root / f"jobs{num_processes}.json", num_processes=num_processes)
+    return root, {key: folder for key, (folder, _) in references.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_layout_trains_as_one_process(folders, case):
+    root, references = folders
+    expected = outcome_of(references[case.model.name, case.dtype], name="reference")
+    found = outcome_of(root / case.id)
+    limit = {"float64": 1e-8, "float32": 1e-5, "bfloat16": 5e-3}[case.dtype]
+    assert largest_difference(found.losses, expected.losses) < limit
+    if case.dtype == "float64":
+        assert largest_difference(found.grad_norms, expected.grad_norms) < limit
+        assert largest_weight_difference(found.weights, expected.weights) < limit
