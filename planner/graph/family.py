@@ -26,7 +26,7 @@ Delta = int | float | tuple["Delta | None", ...]
 """Growth per sample of a number, or of each item of a tuple (None where it does not grow)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OpGrowth:
     flop: int
     read_bytes: int
@@ -134,7 +134,7 @@ class AffineSteps:
         raise NotAffineError
 
 
-_NO_GROWTH = _OpGrowth(0, 0, 0, None, None)
+_NO_GROWTH = _OpGrowth(flop=0, read_bytes=0, write_bytes=0, arguments=None, keyword_arguments=None)
 
 
 def _fixed_part(value: TensorValue) -> tuple[object, ...]:

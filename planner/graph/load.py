@@ -182,6 +182,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
     target, separator, factory = source.rpartition(":")
     if not separator:
         target, factory = source, DEFAULT_FACTORY
+    factory = factory or DEFAULT_FACTORY
     with user_code(f"importing {target}"):
         user_module = import_user_module(target)
     make_model = _required(user_module, factory)
@@ -273,14 +274,18 @@ def user_code(action: str) -> Iterator[None]:
         yield
     except PlannerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = line_of_traceback(error.__traceback__)
-        where = f" at {line}" if line else ""
-        raise ModelError(
-            f"{action} raised {type(error).__name__}: {error}{where}",
-            hint="The model must build, run and differentiate without data on the meta device:"
-            ' try it under torch.device("meta").',
-        ) from error
+        where = f"\nat {line}" if line else ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = f"Install {error.name}, or put it beside the model file."
+        else:
+            hint = (
+                "The model must build, run and differentiate without data: try it under"
+                ' torch.device("meta").'
+            )
+        message = f"{action[0].upper()}{action[1:]} raised {type(error).__name__}: {error}{where}"
+        raise ModelError(message, hint=hint) from error
 
 
 @contextmanager

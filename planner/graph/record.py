@@ -21,6 +21,9 @@ from planner.graph.values import ConstantValues, data_dependent_error, run_for_r
 _ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
 """Ops whose schema does not say that they share their input's memory."""
 
+_MASK_DTYPES = (torch.bool, torch.uint8)
+"""Element types that make an index a mask."""
+
 _META = torch.device("meta")
 
 
@@ -46,7 +49,7 @@ class RawOp:
     saved_outputs: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OpKind:
     name: str
     is_view: bool
@@ -66,6 +69,10 @@ def _plain(argument: object) -> object:
             return None
         return tuple([_plain(item) for item in argument])
     return str(argument).removeprefix("torch.")
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in _MASK_DTYPES for index in indices)
 
 
 def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
@@ -135,7 +142,11 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
                     output = output[0]
                 made = self.table.read(output, keep=True) if isinstance(output, Tensor) else None
                 self.calls[position] = ModuleCall(
-                    path, first_op, len(self.ops), first_argument, made
+                    module=path,
+                    first_op=first_op,
+                    end_op=len(self.ops),
+                    first_argument=first_argument,
+                    output=made,
                 )
 
     # Saved tensors -----------------------------------------------------------------------------
@@ -212,7 +223,10 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self._last_sequence = sequence
         if kind.name == "lift_fresh" and not tensors[0].is_meta:
             return self._lift(tensors[0])
-        out = self._dynamic(func, args, kwargs, inputs) if kind.dynamic else func(*args, **kwargs)
+        if kind.dynamic and (kind.name != "index" or _has_mask(args[1])):
+            out = self._dynamic(func, args, kwargs, inputs)
+        else:
+            out = func(*args, **kwargs)
         if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
             return out
         op = self._record(kind, (args, kwargs), (inputs, tensors), _tensors((out,), []))
@@ -320,10 +334,28 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self.constants.seed(self.table.read(meta, keep=True), real)
         return meta
 
+    def _index(self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+        """Index with masks, each replaced by the positions where it is true."""
+        positions: list[Tensor | None] = []
+        for index in indices:
+            if index is None or not _has_mask((index,)):
+                positions.append(index)
+                continue
+            mask = self.constants.compute(self.table.read(index, keep=True))
+            if mask is None:
+                raise data_dependent_error("boolean index")
+            with torch_private.modes_disabled():
+                columns = mask.nonzero(as_tuple=True)
+            positions.extend(self._lift(column) for column in columns)
+        indexed: Tensor = func(source, positions)
+        return indexed
+
     def _dynamic(
         self, func: TorchOp, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[int]
     ) -> TorchResult:
         """Run an op whose result depends on data, which must be known."""
+        if torch_private.packet_name(func) == "index":
+            return self._index(func, args[0], args[1])
         known = [self.constants.compute(value) for value in inputs]
         if any(data is None for data in known):
             raise data_dependent_error(torch_private.packet_name(func))

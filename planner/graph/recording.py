@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner.graph.operator_graph import OpNode, Parameter, Storage, TensorValue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
     """One call of a module's forward in the forward pass."""
 
@@ -22,7 +22,7 @@ class ModuleCall:
     """Value of its output, or of the first item where that is a tuple, where it is a tensor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleListing:
     """A list of modules in the model."""
 

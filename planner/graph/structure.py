@@ -7,7 +7,9 @@ from typing import Protocol, TypeVar
 from planner.graph.operator_graph import OpNode, StorageKind
 from planner.graph.recording import Recording
 
-_RANDOM_OPS = frozenset({"native_dropout", "dropout", "bernoulli", "bernoulli_", "bernoulli_p"})
+_RANDOM_OPS = frozenset(
+    {"native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_", "bernoulli_p"}
+)
 """Ops whose probability is left out: stochastic depth gives every layer its own."""
 
 _HASH_LENGTH = 16
@@ -19,8 +21,8 @@ class UnitLike(Protocol):
     """What is hashed of a unit."""
 
     @property
-    def name(self) -> str:
-        """Path of the block, or "prologue" or "epilogue"."""
+    def path(self) -> str:
+        """Path of its module, "" for what no single module runs."""
 
     @property
     def forward_ops(self) -> tuple[int, ...]:
@@ -51,7 +53,7 @@ def structure_hashes(recording: Recording, units: Mapping[Key, UnitLike]) -> dic
 
 def _unit_tokens(recording: Recording, unit: UnitLike) -> tuple[object, ...]:
     ops, values, storages = recording.ops, recording.values, recording.storages
-    path = unit.name
+    path = unit.path
     number: dict[int, int] = {}
     op_number: dict[int, int] = {}
     tokens: list[object] = []

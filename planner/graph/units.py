@@ -20,14 +20,27 @@ from planner.graph.operator_graph import (
 from planner.graph.recording import ModuleCall, ModuleListing, Recording
 from planner.graph.structure import structure_hashes
 
+_NO_LIST = (
+    "The model has no nn.ModuleList or nn.Sequential whose children run one after the other, so"
+    " that there is nowhere to cut it into stages."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSpan:
-    """A unit without its structure; the fields are those of ``Unit``."""
+class _Place:
+    """A unit without its ops."""
 
     name: str
+    path: str
+    """Path under which its module is known to its ops, "" for prologue and epilogue."""
     kind: UnitKind
     block: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSpan(_Place):
+    """A unit without its structure; the fields are those of ``Unit``."""
+
     forward_ops: tuple[int, ...]
     backward_ops: tuple[int, ...]
     parameters: tuple[int, ...]
@@ -43,7 +56,7 @@ class Layout:
     no_cut_reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
     listing: ModuleListing
     calls: tuple[ModuleCall, ...]
@@ -58,34 +71,32 @@ def find_layout(recording: Recording) -> Layout:
     num_forward = sum(op.phase is Phase.FORWARD for op in recording.ops)
     best = _best_candidate(recording, num_forward)
     if best is None:
-        bounds, names, blocks = [0, num_forward], ["model"], None
-        kinds: list[tuple[UnitKind, int | None]] = [(UnitKind.EPILOGUE, None)]
+        places = [_Place(name="model", path="", kind=UnitKind.EPILOGUE, block=None)]
+        unit_of_op = _assign_ops(recording, [0, num_forward], places)
+        cuts: tuple[Cut, ...] = ()
+        reason = _NO_LIST
     else:
         calls = best.calls
         bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
-        blocks = [path for path, _ in best.listing.children]
-        names = ["prologue", *blocks, "epilogue"]
-        kinds = [
-            (UnitKind.PROLOGUE, None),
-            *[(UnitKind.BLOCK, block) for block in range(len(blocks))],
-            (UnitKind.EPILOGUE, None),
-        ]
-    unit_of_op = _assign_ops(recording, bounds, blocks or [])
-    spans = _spans(recording, unit_of_op, list(zip(names, kinds, strict=True)))
-    if best is None:
-        cuts: tuple[Cut, ...] = ()
-        reason = (
-            "The model has no nn.ModuleList or nn.Sequential whose children run one after the"
-            " other, so that there is nowhere to cut it into stages."
-        )
-    else:
-        cuts, reason = find_cuts(recording, best.calls, unit_of_op, names)
+        places = _places(best.listing)
+        unit_of_op = _assign_ops(recording, bounds, places)
+        cuts, reason = find_cuts(recording, calls, unit_of_op, [place.name for place in places])
     return Layout(
         block_list=None if best is None else best.listing.path,
-        units=spans,
+        units=_spans(recording, unit_of_op, places),
         cuts=cuts,
         no_cut_reason=reason,
     )
+
+
+def _places(listing: ModuleListing) -> list[_Place]:
+    blocks = [
+        _Place(name=name, path=path, kind=UnitKind.BLOCK, block=block)
+        for block, (name, path) in enumerate(listing.children)
+    ]
+    prologue = _Place(name="prologue", path="", kind=UnitKind.PROLOGUE, block=None)
+    epilogue = _Place(name="epilogue", path="", kind=UnitKind.EPILOGUE, block=None)
+    return [prologue, *blocks, epilogue]
 
 
 def assemble(
@@ -161,7 +172,7 @@ def _best_candidate(recording: Recording, num_forward: int) -> _Candidate | None
         bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
         cost = imbalance([flop_before[end] - flop_before[start] for start, end in pairwise(bounds)])
         if best is None or cost < least:
-            best, least = _Candidate(listing, calls), cost
+            best, least = _Candidate(listing=listing, calls=calls), cost
     return best
 
 
@@ -181,7 +192,7 @@ def _sequential_calls(
     return tuple(calls)
 
 
-def _assign_ops(recording: Recording, bounds: Sequence[int], blocks: Sequence[str]) -> list[int]:
+def _assign_ops(recording: Recording, bounds: Sequence[int], places: Sequence[_Place]) -> list[int]:
     """Return the unit of every op.
 
     A backward op belongs to the unit of its forward op, gradient accumulation to the first unit
@@ -196,7 +207,7 @@ def _assign_ops(recording: Recording, bounds: Sequence[int], blocks: Sequence[st
         for value in op.inputs:
             first_reader.setdefault(recording.values[value].storage, unit_of_op[op.id])
     last_unit = len(bounds) - 2
-    unit_of_block = {path: position + 1 for position, path in enumerate(blocks)}
+    unit_of_block = {place.path: unit for unit, place in enumerate(places) if place.path}
     current = last_unit
     for op in recording.ops[bounds[-1] :]:
         parameter = recording.accumulations.get(op.id)
@@ -223,11 +234,11 @@ def _block_unit(module: str, unit_of_block: dict[str, int], default: int) -> int
 def _spans(
     recording: Recording,
     unit_of_op: Sequence[int],
-    names: Sequence[tuple[str, tuple[UnitKind, int | None]]],
+    places: Sequence[_Place],
 ) -> tuple[UnitSpan, ...]:
-    forward: list[list[int]] = [[] for _ in names]
-    backward: list[list[int]] = [[] for _ in names]
-    read: list[set[int]] = [set() for _ in names]
+    forward: list[list[int]] = [[] for _ in places]
+    backward: list[list[int]] = [[] for _ in places]
+    read: list[set[int]] = [set() for _ in places]
     parameter_of = {each.storage: index for index, each in enumerate(recording.parameters)}
     for op in recording.ops:
         unit = unit_of_op[op.id]
@@ -239,12 +250,13 @@ def _spans(
                     read[unit].add(parameter_of[storage])
     return tuple(
         UnitSpan(
-            name=name,
-            kind=kind,
-            block=block,
+            name=place.name,
+            path=place.path,
+            kind=place.kind,
+            block=place.block,
             forward_ops=tuple(forward[unit]),
             backward_ops=tuple(backward[unit]),
             parameters=tuple(sorted(read[unit])),
         )
-        for unit, (name, (kind, block)) in enumerate(names)
+        for unit, place in enumerate(places)
     )

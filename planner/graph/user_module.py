@@ -41,7 +41,7 @@ class ImportScope:
     def _take_back(self, before: dict[str, ModuleType]) -> None:
         for name, module in list(sys.modules.items()):
             top = name.partition(".")[0]
-            if name in self.modules or (top not in before and self._is_local(sys.modules[top])):
+            if name in self.modules or (top not in before and self._is_local(sys.modules.get(top))):
                 self.modules[name] = module
         for name in self.modules:
             sys.modules.pop(name, None)
@@ -57,7 +57,7 @@ class ImportScope:
         return own == self.folder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserModule:
     """An imported file or module of the user."""
 
@@ -92,10 +92,6 @@ def import_user_module(target: str) -> UserModule:
     """
     if target.endswith(".py") or "/" in target:
         return _import_file(target)
-    if Path(target + ".py").is_file() and "." not in target:
-        raise ModelError(
-            f"{target} names no file.", hint=f"Did you mean {target}.py? Files end in .py."
-        )
     scope = ImportScope(Path.cwd())
     with scope.active():
         try:
@@ -104,7 +100,7 @@ def import_user_module(target: str) -> UserModule:
             if error.name is None or not target.startswith(error.name):
                 raise
             raise _missing_module(target) from error
-    return UserModule(target, None, target, vars(module), scope)
+    return UserModule(target=target, file=None, module=target, namespace=vars(module), scope=scope)
 
 
 def _import_file(target: str) -> UserModule:
@@ -121,11 +117,16 @@ def _import_file(target: str) -> UserModule:
     scope.modules[name] = module
     with scope.active():
         spec.loader.exec_module(module)
-    return UserModule(target, target, None, vars(module), scope)
+    return UserModule(target=target, file=target, module=None, namespace=vars(module), scope=scope)
 
 
 def _missing_file(path: Path) -> ModelError:
     folder = path.parent
+    if path.is_dir():
+        return ModelError(
+            f"{path} is a folder, not a model file.",
+            hint="Give the path of a Python file that offers build_model().",
+        )
     if not folder.is_dir():
         return ModelError(
             f"Model file {path} does not exist: there is no folder {folder}.",

@@ -1,0 +1,134 @@
+"""Fused kernels on the meta device."""
+
+import pytest
+import torch
+from graph_models import mean_square, wrap
+from torch import nn
+from torch.nn import functional
+
+from planner.graph.kernels import fused_kernels
+from planner.graph.operator_graph import Phase
+from planner.graph.trace import trace_model
+
+
+class Attend(nn.Module):
+    def __init__(self, *, heads=4, kv_heads=4, mask=None, dropout=0.0):
+        super().__init__()
+        self.heads, self.kv_heads, self.mask, self.dropout = heads, kv_heads, mask, dropout
+        self.q = nn.Linear(32, heads * 8)
+        self.kv = nn.Linear(32, 2 * kv_heads * 8)
+
+    def forward(self, x):
+        size, length, _ = x.shape
+        q = self.q(x).view(size, length, self.heads, 8).transpose(1, 2)
+        kv = self.kv(x).view(size, length, 2, self.kv_heads, 8).transpose(1, 3)
+        k, v = kv.unbind(2)
+        mask = None
+        if self.mask is not None:
+            mask = torch.ones(length, length, device=x.device, dtype=self.mask)
+        return functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            is_causal=mask is None,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+
+
+def sequences(size):
+    return torch.randn(size, 16, 32), None
+
+
+def trace(build, dtype="bfloat16"):
+    return trace_model(wrap(build, sequences, mean_square), microbatch_size=2, dtype=dtype)
+
+
+def names(graph, phase=Phase.FORWARD):
+    return [op.name for op in graph.ops if op.phase is phase]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_attention_is_one_kernel_without_a_score_matrix(dtype):
+    graph = trace(Attend, dtype)
+    assert names(graph).count("_scaled_dot_product_flash_attention") == 1
+    assert "_scaled_dot_product_flash_attention_backward" in names(graph, Phase.BACKWARD)
+    assert not any(value.shape[-2:] == (16, 16) for value in graph.values)
+
+
+def test_grouped_keys_and_values_stay_grouped():
+    graph = trace(lambda: Attend(kv_heads=2))
+    (attention,) = [op for op in graph.ops if op.name == "_scaled_dot_product_flash_attention"]
+    assert [graph.values[value].shape[1] for value in attention.inputs] == [4, 2, 2]
+    assert attention.flop == 2 * 2 * 4 * 16 * 16 * (8 + 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_takes_the_memory_efficient_kernel(dtype):
+    graph = trace(lambda: Attend(kv_heads=2, mask=dtype), "float32")
+    (attention,) = [op for op in graph.ops if op.name.endswith("efficient_attention")]
+    assert len(attention.saved_inputs) == 4
+    assert attention.flop == 2 * 2 * 4 * 16 * 16 * (8 + 8)
+
+
+def test_attention_without_a_batch_dim():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x):
+            q = self.linear(x)
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    graph = trace(Single)
+    assert "_scaled_dot_product_flash_attention" in names(graph)
+
+
+def test_dropout_keeps_a_mask_of_one_byte():
+    graph = trace(lambda: nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1)))
+    (dropout,) = [op for op in graph.ops if op.name == "native_dropout"]
+    (mask,) = dropout.saved_outputs
+    assert graph.values[mask].dtype == "bool"
+
+
+def test_dropout_of_zero_is_no_op():
+    graph = trace(lambda: nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.0)))
+    assert "native_dropout" not in names(graph)
+
+
+def test_rms_norm_is_fused_and_keeps_its_input_and_one_number_per_row():
+    graph = trace(lambda: nn.Sequential(nn.Linear(32, 32), nn.RMSNorm(32)))
+    (norm,) = [op for op in graph.ops if op.name == "_fused_rms_norm"]
+    (statistic,) = norm.saved_outputs
+    assert graph.values[statistic].shape == (2, 16, 1)
+    assert graph.values[statistic].dtype == "float32"
+    assert len(norm.saved_inputs) == 2
+    assert "_fused_rms_norm_backward" in names(graph, Phase.BACKWARD)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_recurrent_layers_are_one_op(kind, gates):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = kind(32, 8, num_layers=2, batch_first=True)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    graph = trace(Recurrent, "float32")
+    (rnn,) = [op for op in graph.ops if op.name == "_fused_rnn"]
+    assert rnn.flop == 2 * 2 * 16 * gates * 8 * (32 + 8 + 8 + 8)
+    (backward,) = [op for op in graph.ops if op.name == "_fused_rnn_backward"]
+    assert backward.flop == 2 * rnn.flop
+
+
+def test_torch_is_left_as_it_was():
+    x = torch.randn(1, 2, 4, 8)
+    expected = functional.scaled_dot_product_attention(x, x, x)
+    with fused_kernels():
+        pass
+    torch.testing.assert_close(functional.scaled_dot_product_attention(x, x, x), expected)
+    assert functional.rms_norm(torch.empty(2, 8, device="meta"), [8]).shape == (2, 8)
