@@ -1,6 +1,5 @@
 """What ``planner.plan`` and ``planner.estimate`` return."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,27 +64,16 @@ class PlanResult:
         """Give the content of plan.json."""
         return plan_json(self._record)
 
-    def files(self) -> Mapping[str, str]:
-        """Give all that ``save`` writes, text by file name: the script, then the data.
-
-        Raises:
-            CodegenError: The plan cannot be expressed as a script.
-        """
-        from planner.codegen.files import script_files
-
-        data = report_files(self._record)
-        return {
-            "plan.json": data.pop("plan.json"),
-            **script_files(self.best),
-            **data,
-        }
-
-    def save(self, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+    def save(
+        self, folder: str | Path, *, force: bool = False, script: bool = True
+    ) -> tuple[Path, ...]:
         """Write plan.json, the script and the tables into a folder: all of them or none.
 
         Args:
             folder: Made where it does not exist.
             force: Replace files in a folder that is not empty; other files in it stay.
+            script: Write the training script too. It imports the model, which it cannot where
+                the model was passed as an object.
 
         Returns:
             Paths of the files.
@@ -94,7 +82,14 @@ class PlanResult:
             RequestError: The folder is not empty and ``force`` is false, or cannot be written.
             CodegenError: The plan cannot be expressed as a script.
         """
-        return write_folder(Path(folder), self.files(), force=force)
+        target = Path(folder)
+        data = report_files(self._record)
+        files = {"plan.json": data.pop("plan.json")}
+        if script:
+            from planner.codegen.files import script_files
+
+            files.update(script_files(self.best, folder=target))
+        return write_folder(target, {**files, **data}, force=force)
 
     def _repr_html_(self) -> str:
         from planner.report.html import summary_html

@@ -82,9 +82,7 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
     microbatch_size = overrides.pop("microbatch_size", 2)
     costs = overrides.pop("costs", make_costs())
     plan = Plan(
-        model=ModelRef(
-            file="examples/gpt.py", module=None, factory="build_model", seq_len=None
-        ),
+        model=ModelRef(file="examples/gpt.py", module=None, factory="build_model", seq_len=None),
         degrees=degrees,
         mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
         schedule="Interleaved1F1B" if virtual_stages > 1 else schedule,

@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_usage_words(error), EXIT_USAGE, arguments)
     except PlannerError as error:
         return _fail(str(error), error.exit_code, arguments)
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED, arguments)
     except BrokenPipeError:
         _discard_stdout()
@@ -73,11 +73,14 @@ def _dispatch(arguments: Sequence[str]) -> None:
         help_text = plan_command.get_help(click.Context(plan_command, info_name="plan"))
         sys.stderr.write(help_text + "\n")
         raise click.exceptions.Exit(EXIT_USAGE)
-    verb = VERBS.get(rest[0])
-    if verb is None:
-        plan_command.main(rest, prog_name="plan", standalone_mode=False)
-        return
-    verb.main(rest[1:], prog_name=f"plan {rest[0]}", standalone_mode=False)
+    command: click.Command = plan_command
+    name = "plan"
+    if rest[0] in VERBS:
+        name = f"plan {rest[0]}"
+        command = VERBS[rest.pop(0)]
+    # Not command.main(): it has its own ideas of signals and broken pipes.
+    with command.make_context(name, rest) as context:
+        command.invoke(context)
 
 
 def _usage_words(error: click.ClickException) -> str:

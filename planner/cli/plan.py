@@ -15,9 +15,9 @@ from planner.cli.options import (
 
 _EXAMPLES = """
 Examples:
-  plan model.py --gpus 8                                  plan, print, write plans/model
+  plan model.py --gpus 8                                 plan, print, write plans/model
   plan model.py --gpus 64 --cluster h200-sxm --fix tp=4  keep tp, decide the rest
-  plan estimate model.py --gpus 8 --fix dp_shard=8        price one layout
+  plan estimate model.py --gpus 8 --fix dp_shard=8       price one layout
 """
 
 _VERBS = """

@@ -1,0 +1,108 @@
+import pytest
+from plan_factory import make_record
+
+import planner
+from planner import api
+from planner.errors import ModelError, ProfileError, RequestError
+
+
+class Model:
+    """Stands for a module: all that matters here is that it can be called."""
+
+    def __call__(self):
+        raise AssertionError("not called")
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    calls = []
+
+    def search(request, model_object, *, estimate_only, progress):
+        calls.append((request, model_object, estimate_only))
+        return make_record()
+
+    monkeypatch.setattr(api, "_search_outcome", search)
+    return calls
+
+
+def test_arguments_become_the_request(searched):
+    result = planner.plan(
+        "model.py",
+        gpus=8,
+        cluster="cpu",
+        global_batch_size=32,
+        fix={"tp": 2, "sequence_parallel": True},
+        time_limit_s=5,
+    )
+    assert result.best.degrees.tp == 2
+    request, model_object, estimate_only = searched[0]
+    assert request.model == "model.py"
+    assert request.cluster == "cpu"
+    assert request.global_batch_size == 32
+    assert request.fixed == (("tp", "2"), ("sequence_parallel", "true"))
+    assert request.time_limit_s == 5
+    assert model_object is None
+    assert not estimate_only
+
+
+def test_an_estimate_asks_for_no_search(searched):
+    planner.estimate("model.py", gpus=8, fix={"tp": 2})
+    assert searched[0][2]
+
+
+def test_an_object_is_kept_beside_its_description(searched):
+    def example_batch(microbatch_size):
+        raise AssertionError("not called")
+
+    model = Model()
+    planner.plan(model, gpus=8, example_batch=example_batch)
+    request, model_object, _ = searched[0]
+    assert request.model == "Model (nn.Module)"
+    assert model_object.model is model
+    assert model_object.example_batch is example_batch
+
+
+def test_a_factory_is_described_by_its_name(searched):
+    def build_tiny():
+        raise AssertionError("not called")
+
+    planner.plan(build_tiny, gpus=8, example_batch=lambda microbatch_size: None)
+    assert "build_tiny (factory)" in searched[0][0].model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": "model.py", "gpus": 0}, "--gpus 0"),
+        ({"model": "model.py", "gpus": 8, "fix": {"tp": 3}}, "What divides 8"),
+        ({"model": "model.py", "gpus": 8, "fix": {"tensor": 2}}, "nothing is named tensor"),
+        ({"model": "model.py", "gpus": 8, "loss_fn": print}, "offers its own"),
+        ({"model": 3, "gpus": 8}, "neither a path, a module nor a function"),
+    ],
+)
+def test_an_impossible_call_is_refused(searched, arguments, words):
+    with pytest.raises(RequestError) as caught:
+        planner.plan(**arguments)
+    assert words in str(caught.value)
+    assert caught.value.hint
+    assert searched == []
+
+
+def test_an_unknown_cluster_is_a_profile_error(tmp_path):
+    with pytest.raises(ProfileError):
+        planner.plan("model.py", gpus=8, cluster="h1000")
+
+
+def test_a_missing_model_file_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError):
+        planner.plan(str(tmp_path / "model.py"), gpus=8)
+
+
+def test_an_object_without_data_is_a_model_error():
+    with pytest.raises(ModelError, match="example_batch"):
+        planner.plan(Model(), gpus=8)
+
+
+def test_warnings_name_settings_without_effect(searched):
+    result = planner.plan("model.py", gpus=8, fix={"schedule": "1F1B"})
+    assert result.warnings == ("--fix schedule=1F1B has no effect: the plan has pp=1",)

@@ -1,0 +1,112 @@
+"""The names that scripts of users depend on; adding is fine, renaming breaks them."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from planner.cli.main import VERBS
+from planner.cli.plan import plan_command
+from planner.errors import (
+    CodegenError,
+    InfeasiblePlanError,
+    ModelError,
+    PlannerError,
+    ProfileError,
+    RequestError,
+    SolverError,
+)
+from planner.request_rules import FIX_NAMES
+
+REQUEST = {
+    "--cluster",
+    "--dtype",
+    "--fix",
+    "--global-batch-size",
+    "--gpus",
+    "--gpus-per-node",
+    "--seq-len",
+}
+OUTPUT = {"--force", "--json", "--no-color", "--out", "--quiet", "--verbose", "-q", "-v"}
+
+
+def options_of(command):
+    return {
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
+    }
+
+
+def test_the_main_job_takes_these_options():
+    expected = REQUEST | OUTPUT | {"--time-limit", "--top", "--version"}
+    assert options_of(plan_command) == expected
+
+
+def test_the_verbs_are_these():
+    assert set(VERBS) == {"estimate", "profiles"}
+    assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT
+    assert set(VERBS["profiles"].commands) == {"list", "show"}
+
+
+def test_what_can_be_fixed():
+    assert FIX_NAMES == (
+        "dp_replicate",
+        "dp_shard",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "schedule",
+        "virtual_stages",
+        "microbatch_size",
+        "activation_checkpointing",
+        "reshard_after_forward",
+        "sequence_parallel",
+    )
+
+
+def test_exit_codes():
+    codes = {
+        PlannerError: 1,
+        RequestError: 2,
+        InfeasiblePlanError: 3,
+        SolverError: 4,
+        ModelError: 5,
+        ProfileError: 6,
+        CodegenError: 7,
+    }
+    assert {error: error.exit_code for error in codes} == codes
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["estimate", "--help"], ["profiles", "--help"], ["--version"]]
+)
+def test_help_imports_nothing_heavy(arguments):
+    code = (
+        "import sys\n"
+        "from planner.cli.main import run\n"
+        f"assert run({arguments!r}) == 0\n"
+        "heavy = {'torch', 'pandas', 'networkx', 'pulp', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not done.stderr
+
+
+def test_help_opens_with_three_examples():
+    done = subprocess.run(
+        [sys.executable, "-c", "from planner.cli.main import run; run(['--help'])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, *examples = done.stdout.splitlines()[:4]
+    assert first == "Examples:"
+    assert all(line.startswith("  plan ") for line in examples)
+    assert "Verbs" in done.stdout
+    assert "Exit codes" in done.stdout

@@ -1,0 +1,99 @@
+import inspect
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import planner
+
+PUBLIC = [
+    "CodegenError",
+    "InfeasiblePlanError",
+    "ModelError",
+    "Plan",
+    "PlanResult",
+    "PlannerError",
+    "ProfileError",
+    "RequestError",
+    "SolverError",
+    "estimate",
+    "load_plan",
+    "plan",
+]
+
+PLAN_PARAMETERS = [
+    "model",
+    "gpus",
+    "cluster",
+    "gpus_per_node",
+    "global_batch_size",
+    "seq_len",
+    "dtype",
+    "fix",
+    "top",
+    "time_limit_s",
+    "example_batch",
+    "loss_fn",
+    "progress",
+]
+
+
+def test_the_public_names_are_these():
+    assert planner.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(planner, name).__name__ == name
+    assert set(PUBLIC) <= set(dir(planner))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'plann'"):
+        planner.plann  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"), [("plan", set()), ("estimate", {"top", "time_limit_s"})]
+)
+def test_the_calls_take_these_arguments(function, missing):
+    parameters = inspect.signature(getattr(planner, function)).parameters
+    assert list(parameters) == [name for name in PLAN_PARAMETERS if name not in missing]
+    for name, parameter in list(parameters.items())[1:]:
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, name
+
+
+def test_the_result_offers_these():
+    public = {name for name in vars(planner.PlanResult) if not name.startswith("_")}
+    assert public == {
+        "best",
+        "candidates",
+        "outcome",
+        "record",
+        "rejected",
+        "save",
+        "to_json",
+        "warnings",
+    }
+
+
+def test_plan_is_the_function_and_not_the_package_of_that_name():
+    code = (
+        "import planner.plan.types, planner.plan.serialize, planner.api, planner\n"
+        "from planner.plan.types import Plan\n"
+        "assert callable(planner.plan), planner.plan\n"
+        "assert planner.Plan is Plan\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_is_light():
+    code = (
+        "import sys, planner\n"
+        "heavy = {'torch', 'pandas', 'networkx', 'pulp', 'jinja2', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_library_logs_nothing_unasked():
+    handlers = logging.getLogger("planner").handlers
+    assert [type(handler) for handler in handlers] == [logging.NullHandler]

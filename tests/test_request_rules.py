@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+from plan_factory import make_plan
+
+from planner.errors import RequestError
+from planner.request import PlanRequest
+from planner.request_rules import check_request, fix_warnings, parse_fix
+from planner.strategy.mesh import ParallelDegrees
+
+REQUEST = PlanRequest(model="model.py", gpus=8)
+
+
+def request_with(*settings, **fields):
+    return replace(REQUEST, fixed=tuple(parse_fix(settings).items()), **fields)
+
+
+def refusal(*settings, **fields):
+    with pytest.raises(RequestError) as caught:
+        check_request(request_with(*settings, **fields))
+    assert caught.value.hint, "an error says what would work"
+    return str(caught.value)
+
+
+def test_a_sound_request_passes_unchanged():
+    assert check_request(REQUEST) == REQUEST
+
+
+def test_fixed_values_get_one_spelling_and_one_order():
+    request = check_request(request_with("tp=02", "dp_shard=4", "sequence_parallel=True"))
+    assert request.fixed == (("dp_shard", "4"), ("tp", "2"), ("sequence_parallel", "true"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"gpus": 0}, "--gpus 0: it must be at least 1"),
+        ({"gpus": -8}, "--gpus -8"),
+        ({"gpus_per_node": 0}, "--gpus-per-node 0"),
+        ({"global_batch_size": 0}, "--global-batch-size 0"),
+        ({"seq_len": 0}, "--seq-len 0"),
+        ({"top": 0}, "--top 0"),
+        ({"time_limit_s": 0.0}, "--time-limit 0"),
+        ({"time_limit_s": float("nan")}, "--time-limit nan"),
+        ({"dtype": "bf16"}, "Did you mean bfloat16?"),
+        ({"dtype": "float16"}, "Choices: bfloat16, float32, float64"),
+        ({"gpus": 12, "gpus_per_node": 8}, "Use --gpus 8 or --gpus 16"),
+    ],
+)
+def test_impossible_values_are_refused(fields, words):
+    assert words in refusal(**fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["tp"], "has the form NAME=VALUE"),
+        (["=2"], "has the form NAME=VALUE"),
+        (["tp="], "has the form NAME=VALUE"),
+        (["tp=2", "tp=4"], "contradict each other"),
+        (["tpp=2"], "Did you mean tp?"),
+        (["data=2"], "nothing is named data"),
+        (["tp=x"], "tp is a whole number"),
+        (["tp=0"], "at least 1"),
+        (["tp=2.5"], "tp is a whole number"),
+        (["tp=-2"], "tp is a whole number"),
+        (["tp=3"], "What divides 8: 1, 2, 4, 8."),
+        (["tp=4", "pp=4"], "their product 16 does not divide 8"),
+        (["tp=2", "pp=2", "dp_shard=1", "dp_replicate=1"], "4 GPUs would idle"),
+        (["cp=2"], "not planned by this version"),
+        (["ep=2"], "Planned: dp_replicate, dp_shard, tp, pp"),
+        (["schedule=1f1b"], "Did you mean 1F1B?"),
+        (["schedule=DualPipeV"], "Choices: GPipe, 1F1B, Interleaved1F1B"),
+        (["activation_checkpointing=all"], "Choices: none, selective, full"),
+        (["reshard_after_forward=maybe"], "Choices: true, false"),
+        (["microbatch_size=0"], "microbatch_size is a whole number"),
+        (["schedule=1F1B", "pp=1"], "there is no schedule"),
+        (["schedule=GPipe", "virtual_stages=2"], "one stage per rank"),
+        (["schedule=Interleaved1F1B", "virtual_stages=1"], "two or more stages"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, words):
+    assert words in refusal(*settings)
+
+
+def test_the_same_setting_twice_is_harmless():
+    assert parse_fix(["tp=2", "tp=2"]) == {"tp": "2"}
+
+
+@pytest.mark.parametrize("gpus", [4, 8, 16])
+def test_nodes_may_be_filled_in_part_or_as_a_whole(gpus):
+    assert check_request(replace(REQUEST, gpus=gpus, gpus_per_node=8)).gpus == gpus
+
+
+def test_settings_without_effect_are_named():
+    request = check_request(
+        request_with("reshard_after_forward=true", "schedule=1F1B", "sequence_parallel=true")
+    )
+    plan = make_plan(ParallelDegrees(dp_replicate=4, tp=2))
+    assert fix_warnings(request, plan) == (
+        "--fix reshard_after_forward=true has no effect: the plan has dp_shard=1",
+        "--fix schedule=1F1B has no effect: the plan has pp=1",
+    )
+    assert fix_warnings(REQUEST, plan) == ()
