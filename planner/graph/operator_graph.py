@@ -185,7 +185,8 @@ class OperatorGraph:
     block_list: str | None
     """Module path of the list of blocks ("" = the root itself), None where there is none."""
     units: tuple[Unit, ...]
-    """Prologue, blocks, epilogue; a single unit where the model has no block list."""
+    """Prologue, blocks, epilogue; where the model has no block list a single unit "model" of kind
+    epilogue (it holds the loss)."""
     cuts: tuple[CutPoint, ...]
     """Legal pipeline cuts, in order."""
     no_cut_reason: str = ""
