@@ -98,7 +98,7 @@ class LoadedModel:
         """
         compute = _floating_dtype(dtype)
         with (
-            self.running(f"building {self.description}"),
+            self.running(f"Building {self.description}"),
             default_dtype(compute),
             torch.device("meta"),
         ):
@@ -128,7 +128,7 @@ class LoadedModel:
         Raises:
             ModelError: ``example_batch`` raises or returns no pair.
         """
-        with self.running(f"example_batch({microbatch_size})"), torch.random.fork_rng(devices=[]):
+        with self.running(f"Calling example_batch({microbatch_size})"), torch.random.fork_rng(devices=[]):
             torch.manual_seed(BATCH_SEED)
             made = self.make_batch(microbatch_size)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
@@ -154,7 +154,7 @@ class LoadedModel:
             ModelError: The loss function raises, or there is no scalar with a gradient.
         """
         if self.loss_fn is not None:
-            with self.running("loss_fn(output, targets)"):
+            with self.running("Calling loss_fn(output, targets)"):
                 loss = self.loss_fn(output, targets)
             asked = "loss_fn must return a scalar tensor with a gradient, but it returned"
         else:
@@ -183,7 +183,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
     if not separator:
         target, factory = source, DEFAULT_FACTORY
     factory = factory or DEFAULT_FACTORY
-    with user_code(f"importing {target}"):
+    with user_code(f"Importing {target}"):
         user_module = import_user_module(target)
     make_model = _required(user_module, factory)
     make_batch = user_module.namespace.get("example_batch")
@@ -268,7 +268,7 @@ def user_code(action: str) -> Iterator[None]:
     """Turn what user code raises into a ``ModelError`` with its type, message and line.
 
     Args:
-        action: What was being done, for the message: "building model.py:build_model".
+        action: What was being done, for the message: "Building model.py:build_model".
     """
     try:
         yield
@@ -284,7 +284,7 @@ def user_code(action: str) -> Iterator[None]:
                 "The model must build, run and differentiate without data: try it under"
                 ' torch.device("meta").'
             )
-        message = f"{action[0].upper()}{action[1:]} raised {type(error).__name__}: {error}{where}"
+        message = f"{action} raised {type(error).__name__}: {error}{where}"
         raise ModelError(message, hint=hint) from error
 
 

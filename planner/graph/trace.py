@@ -64,11 +64,11 @@ def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Rec
     hooks = torch_private.module_hooks(recorder.enter_module, recorder.leave_module)
     saved = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with hooks, saved, recorder:
-        with model.running(f"the forward pass of {model.description}"):
+        with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
         loss = model.loss(output, batch.targets)
         recorder.start_backward()
-        with model.running(f"the backward pass of {model.description}"):
+        with model.running(f"The backward pass of {model.description}"):
             loss.backward()  # type: ignore[no-untyped-call]
 
 

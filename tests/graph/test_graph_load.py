@@ -207,7 +207,7 @@ def test_a_sequence_length_that_nobody_takes(write):
         ("def build_model():\n    return 3\n" + BATCH, ["must return an nn.Module", "int"]),
         (
             MODEL + "def example_batch(size):\n    raise KeyError('data')\n",
-            ["Example_batch(2) raised KeyError", "raise KeyError('data')"],
+            ["Calling example_batch(2) raised KeyError", "raise KeyError('data')"],
         ),
         (
             MODEL + "def example_batch(size):\n    return torch.ones(size, 4)\n",
