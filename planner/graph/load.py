@@ -128,7 +128,10 @@ class LoadedModel:
         Raises:
             ModelError: ``example_batch`` raises or returns no pair.
         """
-        with self.running(f"Calling example_batch({microbatch_size})"), torch.random.fork_rng(devices=[]):
+        with (
+            self.running(f"Calling example_batch({microbatch_size})"),
+            torch.random.fork_rng(devices=[]),
+        ):
             torch.manual_seed(BATCH_SEED)
             made = self.make_batch(microbatch_size)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
