@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,9 @@ def read_weights(checkpoint):
         for key, entry in entries.items()
         if key.startswith("weights.")
     }
-    dcp.load(weights, storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(weights, storage_reader=FileSystemReader(checkpoint), no_dist=True)
     return {key.removeprefix("weights."): value for key, value in weights.items()}
 
 

@@ -22,6 +22,7 @@ import os
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -113,7 +114,7 @@ def parse_options(
     )
     add = parser.add_argument
     add("--steps", type=int, default=10, help="optimiser steps in all (default: 10)")
-    add("--log", type=Path, help="write one JSON object per step to this file")
+    add("--log", "--log-file", type=Path, metavar="FILE", help="write one JSON object per step to this file")
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
@@ -1716,7 +1717,7 @@ class Checkpointer:
     def save(self, folder: Path, step: int) -> None:
         """Write the state after ``step`` steps into a folder of its own below ``folder``."""
         state, _ = self._state(step)
-        dcp.save(state, checkpoint_id=folder / f"step-{step:08d}", no_dist=not _distributed())
+        _write(state, folder / f"step-{step:08d}")
 
     def save_if_due(self, options: Options, step: int) -> None:
         """Save where ``--checkpoint`` is given and this is the last step or one in between."""
@@ -1741,7 +1742,7 @@ class Checkpointer:
             raise FileNotFoundError(f"{folder} holds no complete checkpoint to resume from")
         step = int(saved[-1].name.removeprefix("step-"))
         state, joined = self._state(step)
-        dcp.load(state, checkpoint_id=saved[-1], no_dist=not _distributed())
+        _read(state, saved[-1])
         for kind, parts in joined.items():
             _scatter_parts(state[kind], parts)
         return step
@@ -1750,7 +1751,7 @@ class Checkpointer:
         """Load weights only, from a checkpoint of one step or from ``--write-init``."""
         values = dict(item for module in self.modules for item in named_parameters(module))
         whole, joined = _gather_parts(self.modules, values)
-        dcp.load({"weights": whole}, checkpoint_id=checkpoint, no_dist=not _distributed())
+        _read({"weights": whole}, checkpoint)
         _scatter_parts(whole, joined)
 
     def _state(self, step: int) -> tuple[dict[str, Any], dict[str, dict[str, list[Tensor]]]]:
@@ -1775,8 +1776,22 @@ class Checkpointer:
         return state, joined
 
 
-def _distributed() -> bool:
-    return dist.is_initialized()
+def _write(state: dict[str, Any], folder: Path) -> None:
+    with _quiet_on_one_process() as alone:
+        dcp.save(state, checkpoint_id=folder, no_dist=alone)  # type: ignore[attr-defined]
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    with _quiet_on_one_process() as alone:
+        dcp.load(state, checkpoint_id=folder, no_dist=alone)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _quiet_on_one_process() -> Iterator[bool]:
+    """Yield whether this is a run on one process, of which DCP would warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield not dist.is_initialized()
 
 
 def adamw_state(
@@ -1796,7 +1811,7 @@ def write_init(model: UserModel, seed: int, options: Options) -> None:
     assert options.write_init is not None
     built = build_on_cpu(model, seed, options)
     weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
-    dcp.save({"weights": weights}, checkpoint_id=options.write_init, no_dist=True)
+    _write({"weights": weights}, options.write_init)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1831,7 +1846,7 @@ class Log:
         loss_value, norm_value = loss.item(), grad_norm.item()  # waits for the device
         seen = [time.perf_counter() - self._started_s, float(peak_memory_bytes(self.device))]
         worst = torch.tensor(seen, dtype=torch.float64, device=self.device)
-        if _distributed():
+        if dist.is_initialized():
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             if dist.get_rank() != 0:
                 return
