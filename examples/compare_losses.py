@@ -28,9 +28,9 @@ def main() -> int:
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--standalone", "--nproc-per-node", str(arguments.processes)),
         ]
-        run([*torchrun, str(script), *options, "--log", str(planned_log)], arguments.timeout)
+        run([*torchrun, str(script), *options, "--log-file", str(planned_log)], arguments.timeout)
         one_process = [sys.executable, str(script), "--reference"]
-        run([*one_process, *options, "--log", str(reference_log)], arguments.timeout)
+        run([*one_process, *options, "--log-file", str(reference_log)], arguments.timeout)
         planned, reference = read_losses(planned_log), read_losses(reference_log)
     return report(planned, reference, arguments)
 
@@ -49,7 +49,9 @@ def parse_arguments() -> argparse.Namespace:
 def run(command: list[str], timeout_s: float) -> None:
     print("$", " ".join(command), flush=True)
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    subprocess.run(command, check=True, timeout=timeout_s, env=environment)
+    done = subprocess.run(command, timeout=timeout_s, env=environment)
+    if done.returncode != 0:
+        sys.exit(f"the run above ended with exit code {done.returncode}")
 
 
 def read_losses(log: Path) -> dict[int, float]:
