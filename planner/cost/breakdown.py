@@ -25,7 +25,7 @@ class MemoryBreakdown:
     @property
     def total_bytes(self) -> int:
         """Sum of all components."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(int(getattr(self, field.name)) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +53,4 @@ class CostBreakdown:
     @property
     def step_time_s(self) -> float:
         """One optimiser step."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(float(getattr(self, field.name)) for field in fields(self))

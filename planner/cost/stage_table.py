@@ -6,6 +6,7 @@ Time of one microbatch on a stage:
 
     forward_s + backward_s + tensor-parallel collectives + recomputation
     + parameter gathers that the compute before them does not hide
+    + transfers to and from the neighbouring stages
 
 and once per step: gradient reduction, parameter gathers that happen once, the optimiser.
 
@@ -26,7 +27,7 @@ from planner.cost.collective import (
     point_to_point_s,
     reduce_scatter_s,
 )
-from planner.cost.unit_pricing import CHECKPOINTING, PricedUnit
+from planner.cost.unit_pricing import PricedUnit
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.configuration import Configuration, axis_stride
@@ -50,7 +51,7 @@ class ModelUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of a stage; the first five per microbatch, the last two per step."""
+    """Seconds of a stage; the first six per microbatch, the last two per step."""
 
     compute_s: float
     """Forward and backward kernels."""
@@ -60,6 +61,8 @@ class StageSeconds:
     """Tensor-parallel collectives."""
     dp_comm_s: float
     """Exposed parameter gathers (and gradient reductions) of every microbatch."""
+    pp_comm_s: float
+    """Transfers to and from the neighbouring stages."""
     forward_share: float
     """Share of the microbatch's time that is forward."""
     step_comm_s: float
@@ -70,7 +73,13 @@ class StageSeconds:
     @property
     def microbatch_s(self) -> float:
         """One microbatch, forward and backward."""
-        return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s
+        return (
+            self.compute_s
+            + self.recompute_s
+            + self.tp_comm_s
+            + self.dp_comm_s
+            + self.pp_comm_s
+        )
 
 
 class StageTable:
@@ -99,6 +108,7 @@ class StageTable:
         self._pp = degrees.pp
         self._last = len(self.units) - 1
         self._sums: dict[str, list[float]] = {}
+        self._traffic: dict[tuple[str, int], float] = {}
         self._build()
 
     def _build(self) -> None:
@@ -114,14 +124,6 @@ class StageTable:
         self._add("reduce_hidden", self._exposed_reduce_s)
         self._add("reduce", self._reduce_s)
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
-        for kind in CHECKPOINTING:
-            self._add(
-                f"recompute {kind}",
-                lambda i, kind=kind: (
-                    units[i].recompute[kind].compute_s + units[i].recompute[kind].comm_s
-                ),
-            )
-            self._add(f"activation {kind}", lambda i, kind=kind: units[i].activation_bytes[kind])
 
     def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
         self._sums[name] = list(
@@ -140,14 +142,19 @@ class StageTable:
         return index in (0, self._last)
 
     def _gather_s(self, index: int) -> float:
-        return all_gather_s(self.units[index].gathered_bytes, self._shard)
+        num_bytes = self.units[index].gathered_bytes
+        if ("gather", num_bytes) not in self._traffic:
+            self._traffic["gather", num_bytes] = all_gather_s(num_bytes, self._shard)
+        return self._traffic["gather", num_bytes]
 
     def _reduce_s(self, index: int) -> float:
         """Reduce-scatter over dp_shard, then all-reduce of the shard over dp_replicate."""
-        gradient_bytes = self.units[index].parameter_bytes
-        return reduce_scatter_s(gradient_bytes, self._shard) + all_reduce_s(
-            gradient_bytes / self._shard.num_ranks, self._replicate
-        )
+        num_bytes = self.units[index].parameter_bytes
+        if ("reduce", num_bytes) not in self._traffic:
+            self._traffic["reduce", num_bytes] = reduce_scatter_s(
+                num_bytes, self._shard
+            ) + all_reduce_s(num_bytes / self._shard.num_ranks, self._replicate)
+        return self._traffic["reduce", num_bytes]
 
     def _exposed_gather_forward_s(self, index: int) -> float:
         """The gather of a block hides behind the forward of the unit before it."""
@@ -188,14 +195,18 @@ class StageTable:
             end: One past the last unit.
             kinds: Recomputation of each unit; None for none at all.
         """
-        total = self.total
         recompute_s = 0.0
         if kinds is not None:
             recompute_s = sum(
-                total(f"recompute {kind}", index, index + 1)
+                self.recompute_s(index, kind)
                 for index, kind in zip(range(first, end), kinds, strict=True)
             )
         return self.seconds_with(first, end, recompute_s)
+
+    def recompute_s(self, index: int, kind: str) -> float:
+        """Recomputation of one unit for one microbatch, its collectives included."""
+        again = self.units[index].recompute[kind]
+        return again.compute_s + again.comm_s
 
     def seconds_with(self, first: int, end: int, recompute_s: float) -> StageSeconds:
         """Time of the stage [first, end) whose recomputation takes ``recompute_s``."""
@@ -203,13 +214,15 @@ class StageTable:
         compute_s, tp_s = total("compute", first, end), total("tp", first, end)
         every_s, once_s = self._data_parallel_s(first, end)
         forward_s = total("forward", first, end) + total("tp_forward", first, end)
-        microbatch_s = compute_s + tp_s + recompute_s + every_s
+        transfers_s = self._transfers_s(first, end)
+        microbatch_s = compute_s + tp_s + recompute_s + every_s + transfers_s
         return StageSeconds(
             compute_s=compute_s,
             recompute_s=recompute_s,
             tp_comm_s=tp_s,
             dp_comm_s=every_s,
-            forward_share=forward_s / microbatch_s if microbatch_s else 0.0,
+            pp_comm_s=transfers_s,
+            forward_share=(forward_s + transfers_s / 2) / microbatch_s if microbatch_s else 0.0,
             step_comm_s=once_s,
             optimizer_s=self._optimizer_s(first, end),
         )
@@ -252,9 +265,18 @@ class StageTable:
         )
         return _OPTIMIZER_PASSES * self.sharded_parameter_bytes(first, end) / bandwidth
 
-    def transfer_s(self, cut: int) -> float:
-        """Transfer of one microbatch's activations from unit ``cut`` - 1 to unit ``cut``."""
-        return point_to_point_s(self.units[cut].input_bytes, self._pipeline_link)
+    def _transfers_s(self, first: int, end: int) -> float:
+        """Transfers of one microbatch, activations and gradients.
+
+        torch's schedules send to a neighbour and receive from it in one batch and wait for both,
+        so that each boundary costs one transfer per microbatch on both its sides.
+        """
+        if self._pp == 1:
+            return 0.0
+        cuts = [cut for cut in (first, end) if 0 < cut <= self._last]
+        return sum(
+            point_to_point_s(self.units[cut].input_bytes, self._pipeline_link) for cut in cuts
+        )
 
     # -- memory -----------------------------------------------------------------------------------
 

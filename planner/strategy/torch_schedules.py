@@ -26,9 +26,9 @@ def interleaved_actions(
     table = get_schedule_ops("Interleaved1F1B", pp, num_microbatches, virtual_stages)
     return tuple(
         tuple(
-            (action.stage_index, str(action.computation_type) == "F")
+            (action.stage_index, action.computation_type.value == "F")
             for action in row
-            if action is not None and str(action.computation_type) in ("F", "B")
+            if action is not None and action.computation_type.value in ("F", "B")
         )
         for row in table
     )

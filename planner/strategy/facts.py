@@ -1,0 +1,74 @@
+"""What the divisibility rules need to know of a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.strategy.op_rules import ATTENTIONS
+from planner.strategy.problem import table_storages
+
+SEQUENCE_DIM = 1
+"""Tensor dim of the stream that holds the sequence: (batch, sequence, features)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Sizes that degrees must divide."""
+
+    heads: tuple[int, ...]
+    """Query heads of the attention kernels, each number once."""
+    kv_heads: tuple[int, ...]
+    """Key and value heads before they are repeated, each number once."""
+    vocabularies: tuple[int, ...]
+    """Rows of the tables that token ids index."""
+    sequence: int | None
+    """Size of the stream's sequence dim, None where the stream is not (batch, sequence,
+    features)."""
+    max_stages: int
+    """Pipeline stages that the legal cuts allow."""
+
+
+def model_facts(graph: OperatorGraph) -> ModelFacts:
+    """Read the sizes off the graph."""
+    heads: dict[int, None] = {}
+    kv_heads: dict[int, None] = {}
+    producers = {value: op for op in graph.ops for value in op.outputs}
+    for op in graph.ops:
+        if op.name in ATTENTIONS:
+            heads[graph.values[op.inputs[0]].shape[1]] = None
+            kv_heads[_heads_before_repeat(graph, op.inputs[1], producers)] = None
+    tables = table_storages(graph)
+    shapes = {parameter.storage: parameter.shape for parameter in graph.parameters}
+    crossing = [graph.values[value].shape for cut in graph.cuts for value in cut.values]
+    streams = {shape[SEQUENCE_DIM] if len(shape) == 3 else None for shape in crossing}
+    return ModelFacts(
+        heads=tuple(heads),
+        kv_heads=tuple(kv_heads),
+        vocabularies=tuple(sorted({shapes[storage][0] for storage in tables if storage in shapes})),
+        sequence=streams.pop() if len(streams) == 1 else None,
+        max_stages=len(graph.cuts) + 1,
+    )
+
+
+def _heads_before_repeat(graph: OperatorGraph, value: int, producers: Mapping[int, OpNode]) -> int:
+    """Heads of a key or value tensor before grouped-query attention repeats them.
+
+    Walks back through views and copies to the narrowest tensor that still has (batch, heads,
+    tokens, head_dim) or (batch, tokens, heads, head_dim).
+    """
+    shape = graph.values[value].shape
+    batch, tokens, head_dim = shape[0], shape[2], shape[3]
+    least = shape[1]
+    while (op := producers.get(value)) is not None and op.inputs:
+        if not (op.is_view or op.name in ("clone", "_to_copy", "repeat_interleave")):
+            break
+        value = op.inputs[0]
+        tensor = graph.values[value]
+        if graph.storages[tensor.storage].kind is StorageKind.PARAMETER:
+            break
+        if len(tensor.shape) == 4 and tensor.shape[0] == batch and tensor.shape[3] == head_dim:
+            middle = list(tensor.shape[1:3])
+            if tokens in middle:
+                middle.remove(tokens)
+                least = min(least, middle[0])
+    return least

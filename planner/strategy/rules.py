@@ -1,0 +1,177 @@
+"""Which degrees and configurations a model and a request allow, with the reason for each no."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.strategy.configuration import Configuration
+from planner.strategy.facts import ModelFacts
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import NO_SCHEDULE, schedule_rule
+
+VIRTUAL_STAGES = (2, 3, 4)
+"""Stages per rank that the search tries for interleaved schedules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedValues:
+    """Values that the request fixes; None is open."""
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    microbatch_size: int | None = None
+    activation_checkpointing: str | None = None
+    reshard_after_forward: bool | None = None
+    sequence_parallel: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRule:
+    """Why something is refused."""
+
+    rule: str
+    """Short name: "kv_heads % tp"."""
+    detail: str
+    """The rule with its numbers, and what would work."""
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in ascending order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def enumerate_degrees(gpus: int, fixed: FixedValues) -> Iterator[ParallelDegrees]:
+    """All degrees whose product is the number of devices and that keep the fixed ones."""
+    for pp in divisors(gpus):
+        for tp in divisors(gpus // pp):
+            for dp_shard in divisors(gpus // pp // tp):
+                degrees = ParallelDegrees(
+                    dp_replicate=gpus // pp // tp // dp_shard, dp_shard=dp_shard, tp=tp, pp=pp
+                )
+                if _keeps(degrees, fixed):
+                    yield degrees
+
+
+def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
+    return all(
+        getattr(fixed, axis) in (None, getattr(degrees, axis))
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp")
+    )
+
+
+def broken_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, global_batch_size: int
+) -> BrokenRule | None:
+    """The first rule of the model's shapes that the degrees break.
+
+    Tensor parallelism splits heads (torch's DTensor cannot split part of a head, and repeats no
+    key or value heads), and the rows of embedding tables; data parallelism splits samples.
+    """
+    for name, sizes in (
+        ("heads", facts.heads),
+        ("kv_heads", facts.kv_heads),
+        ("vocabulary", facts.vocabularies),
+    ):
+        for size in sizes:
+            if size % degrees.tp:
+                return BrokenRule(
+                    rule=f"{name} % tp",
+                    detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
+                    f"{_listed(divisors(size))}",
+                )
+    if degrees.pp > facts.max_stages:
+        return BrokenRule(
+            rule="stages > cuts",
+            detail=f"pp {degrees.pp} needs {degrees.pp} stages, but the model can be cut into "
+            f"{facts.max_stages} at most",
+        )
+    if global_batch_size % degrees.dp:
+        return BrokenRule(
+            rule="global_batch_size % dp",
+            detail=f"global_batch_size {global_batch_size} % (dp_replicate * dp_shard = "
+            f"{degrees.dp}) = {global_batch_size % degrees.dp}; dp can be "
+            f"{_listed(divisors(global_batch_size))}",
+        )
+    return None
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = numbers if len(numbers) <= 10 else [*numbers[:7], "...", *numbers[-2:]]
+    return ", ".join(str(number) for number in shown)
+
+
+def configurations(
+    degrees: ParallelDegrees, facts: ModelFacts, global_batch_size: int, fixed: FixedValues
+) -> Iterator[Configuration | BrokenRule]:
+    """All configurations of legal degrees; a broken rule where a fixed value allows none.
+
+    GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
+    microbatches in flight. One shard is not resharded.
+    """
+    samples = global_batch_size // degrees.dp
+    sizes = divisors(samples)
+    if fixed.microbatch_size is not None:
+        if samples % fixed.microbatch_size:
+            yield BrokenRule(
+                rule="batch % microbatch_size",
+                detail=f"{samples} samples per data-parallel rank % microbatch_size "
+                f"{fixed.microbatch_size} = {samples % fixed.microbatch_size}; it can be "
+                f"{_listed(sizes)}",
+            )
+            return
+        sizes = [fixed.microbatch_size]
+    found = False
+    reason: str | None = None
+    for size in sizes:
+        for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
+            reason = schedule_rule(
+                schedule, pp=degrees.pp, virtual_stages=virtual_stages,
+                num_microbatches=samples // size,
+            )  # fmt: skip
+            if reason is not None:
+                continue
+            if schedule == "GPipe" and fixed.schedule is None and samples // size >= degrees.pp:
+                continue
+            found = True
+            for reshard in _options(degrees.dp_shard > 1, fixed.reshard_after_forward):
+                for split in _options(_can_split(degrees, facts), fixed.sequence_parallel):
+                    yield Configuration(
+                        degrees=degrees,
+                        schedule=schedule,
+                        virtual_stages=virtual_stages,
+                        microbatch_size=size,
+                        num_microbatches=samples // size,
+                        reshard_after_forward=reshard,
+                        sequence_parallel=split,
+                    )
+    if not found and reason is not None:
+        yield BrokenRule(rule="microbatches < stages", detail=reason)
+
+
+def _can_split(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
+    return degrees.tp > 1 and facts.sequence is not None and facts.sequence % degrees.tp == 0
+
+
+def _options(possible: bool, fixed: bool | None) -> tuple[bool, ...]:  # noqa: FBT001
+    if not possible:
+        return (False,)
+    return (True, False) if fixed is None else (fixed,)
+
+
+def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> Iterator[tuple[str, int]]:
+    """Schedules and stages per rank to try."""
+    if pp == 1:
+        yield NO_SCHEDULE, 1
+        return
+    for schedule in ("1F1B", "GPipe"):
+        if fixed.schedule in (None, schedule) and fixed.virtual_stages in (None, 1):
+            yield schedule, 1
+    if fixed.schedule in (None, "Interleaved1F1B"):
+        counts = VIRTUAL_STAGES if fixed.virtual_stages is None else (fixed.virtual_stages,)
+        for count in counts:
+            if count > 1 and pp * count <= facts.max_stages:
+                yield "Interleaved1F1B", count
