@@ -51,23 +51,27 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
     blocks = _block_names(plan)
     has_tp = plan.degrees.tp > 1
     sharded = [m for group in plan.shardings for m in group.modules] if has_tp else []
-    return _environment().get_template("train.py.j2").render(
-        plan=plan,
-        world_size=plan.degrees.world_size,
-        model_words=f"{plan.model.file or plan.model.module}:{plan.model.factory}",
-        summary=_summary(plan),
-        parallel_names=", ".join(
-            sorted({"StageSpec", "UserModel", *(["ModuleSharding"] if sharded else [])})
-        ),
-        model_arguments=_model_arguments(plan.model, folder),
-        mesh=_mesh(plan),
-        blocks=_blocks_source(blocks),
-        stages=[_stage_source(plan, stage) for stage in plan.stages],
-        has_tp=has_tp,
-        block_groups=_block_groups(plan) if has_tp else [],
-        outer_modules=_outer_modules(plan) if has_tp else [],
-        sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-        splits_vocabulary=_splits_vocabulary(plan),
+    return (
+        _environment()
+        .get_template("train.py.j2")
+        .render(
+            plan=plan,
+            world_size=plan.degrees.world_size,
+            model_words=f"{plan.model.file or plan.model.module}:{plan.model.factory}",
+            summary=_summary(plan),
+            parallel_names=", ".join(
+                sorted({"StageSpec", "UserModel", *(["ModuleSharding"] if sharded else [])})
+            ),
+            model_arguments=_model_arguments(plan.model, folder),
+            mesh=_mesh(plan),
+            blocks=_blocks_source(blocks),
+            stages=[_stage_source(plan, stage) for stage in plan.stages],
+            has_tp=has_tp,
+            block_groups=_block_groups(plan) if has_tp else [],
+            outer_modules=_outer_modules(plan) if has_tp else [],
+            sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
+            splits_vocabulary=_splits_vocabulary(plan),
+        )
     )
 
 
@@ -195,7 +199,7 @@ def _stage_source(plan: Plan, stage: StagePlan) -> str:
     arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
     if any(mode != "none" for mode in recompute):
         arguments.append(_runs(recompute))
-    return f"StageSpec({', '.join(arguments)})"
+    return _call("StageSpec", arguments, indent=4)
 
 
 def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
@@ -224,7 +228,7 @@ def _block_groups(plan: Plan) -> list[_BlockGroup]:
     for sharding in plan.shardings:
         blocks = [positions[unit] for unit in sharding.units if unit in positions]
         if blocks and sharding.modules:
-            modules = tuple(_module_source(module) for module in sharding.modules)
+            modules = tuple(_module_source(module, indent=12) for module in sharding.modules)
             groups.append(_BlockGroup(blocks=_range(blocks), modules=modules))
     return groups
 
@@ -239,14 +243,14 @@ def _range(numbers: Sequence[int]) -> str:
 def _outer_modules(plan: Plan) -> list[str]:
     positions = _block_positions(plan)
     return [
-        _module_source(module)
+        _module_source(module, indent=4)
         for sharding in plan.shardings
         if any(unit not in positions for unit in sharding.units)
         for module in sharding.modules
     ]
 
 
-def _module_source(module: ModuleSharding) -> str:
+def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [_quote(module.module), _quote(module.style)]
     if module.style != "sequence":
@@ -258,7 +262,16 @@ def _module_source(module: ModuleSharding) -> str:
             arguments.append("output_is_local=False")
         if module.fused != 1:
             arguments.append(f"fused={module.fused}")
-    return f"ModuleSharding({', '.join(arguments)})"
+    return _call("ModuleSharding", arguments, indent=indent)
+
+
+def _call(name: str, arguments: Sequence[str], *, indent: int) -> str:
+    """Write a call that starts at a column and is followed by a comma, on one line if it fits."""
+    one_line = f"{name}({', '.join(arguments)})"
+    if indent + len(one_line) + 1 <= _LINE_LENGTH:
+        return one_line
+    inner = "".join(f"{' ' * (indent + 4)}{argument},\n" for argument in arguments)
+    return f"{name}(\n{inner}{' ' * indent})"
 
 
 def _splits_vocabulary(plan: Plan) -> bool:

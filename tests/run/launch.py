@@ -38,7 +38,9 @@ def run(command, *, timeout_s, cwd=None):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
     )
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
+    assert done.returncode == 0, (
+        f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
+    )
     return done
 
 
@@ -96,6 +98,8 @@ def largest_weight_difference(found, expected):
     """Return the largest difference of any weight, relative to the largest of its tensor."""
     assert found.keys() == expected.keys()
     return max(
-        ((found[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-3)).item()
+        (
+            (found[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-3)
+        ).item()
         for key in expected
     )

@@ -39,7 +39,9 @@ def runs(request, tmp_path_factory):
         layout = RESUMED.get(name, SAVED)
         more[name] = write_script(root / name, make_plan(case, **layout))
         shutil.copytree(first / "run", more[name] / "run")
-    on_many = [(more[name], arguments_of(more[name], steps=4, extra=["--resume"])) for name in RESUMED]
+    on_many = [
+        (more[name], arguments_of(more[name], steps=4, extra=["--resume"])) for name in RESUMED
+    ]
     run_jobs(on_many, root / "more.json", num_processes=4)
     alone = more["one_process"]
     jobs = [

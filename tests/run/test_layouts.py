@@ -71,7 +71,11 @@ LAYOUTS = {
     },
 }
 CASES = [
-    *(Case(name=name, model=m, layout=l) for m in (GPT, LLAMA) for name, l in LAYOUTS.items()),
+    *(
+        Case(name=name, model=model, layout=layout)
+        for model in (GPT, LLAMA)
+        for name, layout in LAYOUTS.items()
+    ),
     *(
         Case(name=name, model=model, layout=LAYOUTS[name], dtype="float32")
         for model in (GPT, LLAMA)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -55,8 +55,17 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-Tree = Any
+Tree: TypeAlias = Any
 """A tensor, or nested tuples, lists and dicts of tensors."""
+
+Args: TypeAlias = tuple[Any, ...]
+"""Positional arguments of a call."""
+
+Kwargs: TypeAlias = dict[str, Any]
+"""Keyword arguments of a call."""
+
+Function: TypeAlias = Any
+"""A function or ATen op, as torch hands it to a hook."""
 
 MAX_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built on every rank: their weights are read from ``--init DIR``."""
@@ -114,7 +123,13 @@ def parse_options(
     )
     add = parser.add_argument
     add("--steps", type=int, default=10, help="optimiser steps in all (default: 10)")
-    add("--log", "--log-file", type=Path, metavar="FILE", help="write one JSON object per step to this file")
+    add(
+        "--log",
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="write one JSON object per step to this file",
+    )
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
@@ -216,17 +231,26 @@ class UserModel:
         """
         loss_fn = getattr(_import(self), "loss_fn", None)
         if loss_fn is not None:
-            exact = tree_map_only(Tensor, _at_least_float32, output)
-            loss: Tensor = loss_fn(exact, targets)
+            loss = loss_fn(tree_map_only(Tensor, _at_least_float32, output), targets)
         else:
-            found = output.get("loss") if isinstance(output, Mapping) else None
-            loss = output if isinstance(output, Tensor) else getattr(output, "loss", found)
+            loss = _returned_loss(output)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise TypeError(
                 f"{self.file or self.module} has no loss_fn(output, targets), and the model "
                 f"returns a {type(output).__name__} instead of its loss: add one of the two"
             )
-        return loss.full_tensor() if isinstance(loss, DTensor) else loss
+        whole: Tensor = loss.full_tensor() if isinstance(loss, DTensor) else loss
+        return whole
+
+
+def _returned_loss(output: Tree) -> Tree:
+    """Return a scalar output, its "loss", or the one scalar in a tuple of outputs."""
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    if isinstance(output, tuple | list) and not hasattr(output, "loss"):
+        scalars = [t for t in output if isinstance(t, Tensor) and t.ndim == 0]
+        return scalars[0] if len(scalars) == 1 else None
+    return getattr(output, "loss", output)
 
 
 def _at_least_float32(value: Tensor) -> Tensor:
@@ -292,7 +316,7 @@ def parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
         register(module, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -337,7 +361,8 @@ class Batches:
                     f"example_batch({self.global_batch_size}) returned a tensor of shape "
                     f"{tuple(tensor.shape)}: its first dim must be the number of samples"
                 )
-        return batch
+        inputs, targets = batch
+        return inputs, targets
 
     def of_rank(
         self, step: int, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
@@ -345,9 +370,9 @@ class Batches:
         """Return this rank's share of a step's batch; tp and pp ranks of a replica share it."""
         rank, size = data_parallel_rank(mesh)
         count = self.global_batch_size // size
-        inputs, targets = self.slice(self.global_batch(step), rank * count, count)
-        inputs = cast_floats(inputs, dtype)
-        return tree_map_only(Tensor, lambda t: t.to(device), (inputs, targets))
+        share = self.slice(self.global_batch(step), rank * count, count)
+        inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(device), share)
+        return cast_floats(inputs, dtype), targets
 
     @staticmethod
     def slice(batch: Tree, start: int, count: int) -> Tree:
@@ -422,8 +447,8 @@ class _UseRecorder(TorchFunctionMode):
         self.units_by_id: dict[int, set[int]] = {}
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
         if getattr(func, "__name__", "") != "__get__":  # reading .shape or .dtype is no use
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, nn.Parameter):
@@ -448,11 +473,11 @@ def examine(
     tuples: list[bool] = []
     runs: dict[str, set[int]] = {}
 
-    def before(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(index: int, args: Args, kwargs: Kwargs) -> None:
         recorder.unit = index + 1
         streams.append(_stream(args, kwargs))
 
-    def after(index: int, output: Any) -> None:
+    def after(index: int, output: Tree) -> None:
         tuples.append(isinstance(output, tuple))
         if index == len(blocks) - 1:
             recorder.unit = len(blocks) + 1
@@ -518,7 +543,7 @@ def _meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _stream(args: Args, kwargs: Kwargs) -> Tensor:
     """Return the stream among a block's arguments: its first tensor."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -551,7 +576,7 @@ class _PassingBlock(_StandIn):
         super().__init__(original)
         self._returns_tuple = returns_tuple
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
         stream = _stream(args, kwargs)
         return (stream,) if self._returns_tuple else stream
 
@@ -559,7 +584,7 @@ class _PassingBlock(_StandIn):
 class _StoppingBlock(_StandIn):
     """The first block of the next stage: ends this stage's forward with the stream."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def forward(self, *args: Tree, **kwargs: Tree) -> NoReturn:
         raise _StreamEnd(_stream(args, kwargs))
 
 
@@ -573,19 +598,19 @@ class _ShapedModule(_StandIn):
         super().__init__(original)
         self.__dict__["_twin"] = twin  # not a submodule: it must not be moved or saved
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tree:
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
         on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
         with torch.no_grad():
-            output = self._twin(*on_meta[0], **on_meta[1])
+            output = self.__dict__["_twin"](*on_meta[0], **on_meta[1])
         return tree_map_only(Tensor, lambda tensor: _zeros(tensor, device), output)
 
 
 class _AbsentModule(_StandIn):
     """A module of a later stage."""
 
-    def forward(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+    def forward(self, *_args: Tree, **_kwargs: Tree) -> NoReturn:
         raise RuntimeError("a module of a later pipeline stage was called: the cut is not legal")
 
 
@@ -596,7 +621,9 @@ def _zeros(like: Tensor, device: torch.device) -> Tensor:
 class Stage(nn.Module):
     """The units of one pipeline stage: takes the stream, returns the stream or the loss."""
 
-    def __init__(self, anatomy: Anatomy, user: UserModel, specs: Sequence[StageSpec], index: int):
+    def __init__(
+        self, anatomy: Anatomy, user: UserModel, specs: Sequence[StageSpec], index: int
+    ) -> None:
         """Cut the stage out of a copy of the model that shares its parameters."""
         super().__init__()
         shared: dict[int, Any] = {id(t): t for t in anatomy.model.parameters()}
@@ -654,7 +681,7 @@ class Stage(nn.Module):
         """Move parameters and buffers to the device; what is on meta stays there for now."""
         self.device = device
         for module in self.modules():
-            for name, parameter in module._parameters.items():
+            for parameter in module._parameters.values():
                 if parameter is not None and not parameter.is_meta:
                     parameter.data = parameter.data.to(device)
             for name, buffer in module._buffers.items():
@@ -691,16 +718,14 @@ class Stage(nn.Module):
             last = self.model.get_submodule(self.anatomy.blocks[-1])
             last.register_forward_hook(self._stop_with_output)
 
-    def _stop_with_output(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> NoReturn:
+    def _stop_with_output(self, _: nn.Module, __: Args, output: Tree) -> NoReturn:
         raise _StreamEnd(output[0] if isinstance(output, tuple) else output)
 
-    def _enter_block(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _enter_block(self, _: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         assert self._received is not None
         return _with_stream(args, kwargs, self._received)
 
-    def _leave_stand_in(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+    def _leave_stand_in(self, _: nn.Module, __: Args, output: Tree) -> Tree:
         return (self._received,) if isinstance(output, tuple) else self._received
 
     def _uses(self, name: str) -> bool:
@@ -780,9 +805,7 @@ def _replace(root: nn.Module, path: str, module: nn.Module) -> None:
     root.get_submodule(parent)._modules[name] = module
 
 
-def _with_stream(
-    args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_stream(args: Args, kwargs: Kwargs, stream: Tensor) -> tuple[Args, Kwargs]:
     """Put the stream in the place of a block's first tensor argument."""
     old = _stream(args, kwargs)
     new_args = tuple(stream if value is old else value for value in args)
@@ -923,7 +946,7 @@ class TensorParallel:
                 outputs = [edge.to_layout(output) for output in outputs]
             return torch.cat(outputs, -1)
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward  # type: ignore[method-assign, assignment]
         module.register_forward_pre_hook(edge.enter)
         module.register_forward_hook(edge.leave)
 
@@ -968,9 +991,7 @@ class TensorParallel:
         for path, sharding in regions.items():
             stream = Shard(self.sequence_dim or 0)
             edge = _Edge(self.mesh, sharding, stream, None)
-            block.get_submodule(path).register_forward_pre_hook(
-                edge.enter_region, with_kwargs=True
-            )
+            block.get_submodule(path).register_forward_pre_hook(edge.enter_region, with_kwargs=True)
 
     def _check_ties(self) -> None:
         """Check that tied parameters still are one parameter.
@@ -993,13 +1014,11 @@ class TensorParallel:
         blocks, shard = self.stage.anatomy.blocks, Shard(self.sequence_dim)
         change = functools.partial(_relayout, mesh=self.mesh)
 
-        def scatter(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def scatter(_: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
             stream = change(_stream(args, kwargs), old=Replicate(), new=shard)
             return _with_stream(args, kwargs, stream)
 
-        def gather(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        def gather(_: nn.Module, __: Args, output: Tree) -> Tree:
             if isinstance(output, tuple):
                 return change(output[0], old=shard, new=Replicate()), *output[1:]
             return change(output, old=shard, new=Replicate())
@@ -1067,7 +1086,7 @@ class _Edge:
     whole_features: int | None
     """Input features of a row-split linear: a plain input with fewer is a shard of them."""
 
-    def enter(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(self, _: nn.Module, args: Args) -> Args:
         """Make the first argument a DTensor in the input layout."""
         x = args[0]
         wanted = placement(self.sharding.input_layout)
@@ -1077,9 +1096,7 @@ class _Edge:
             return (DTensor.from_local(x, self.mesh, [wanted], run_check=False), *args[1:])
         return (self._shared_view(x, wanted), *args[1:])
 
-    def enter_region(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_region(self, _: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Make the stream among the arguments a DTensor in the input layout."""
         stream = _stream(args, kwargs)
         view = self._shared_view(stream, placement(self.sharding.input_layout))
@@ -1105,7 +1122,7 @@ class _Edge:
         assert isinstance(output, DTensor)
         return output.redistribute(placements=[placement(self.sharding.output_layout)])
 
-    def leave(self, _: nn.Module, __: tuple[Any, ...], output: DTensor) -> Tensor:
+    def leave(self, _: nn.Module, __: Args, output: DTensor) -> Tensor:
         """Bring the output into its layout, as a local tensor where it goes on as one."""
         result = output if self.sharding.fused > 1 else self.to_layout(output)
         return result.to_local() if self.sharding.output_is_local else result  # type: ignore
@@ -1133,7 +1150,7 @@ def _handlers() -> dict[Any, Any]:
     return handlers
 
 
-def _without_handler(op: Any, args: Any, kwargs: Any) -> Any:
+def _without_handler(op: Function, args: Args, kwargs: Kwargs) -> Tree:
     handlers = _handlers()
     handler = handlers.pop(op)
     try:
@@ -1145,45 +1162,27 @@ def _without_handler(op: Any, args: Any, kwargs: Any) -> Any:
 def _install_cpu_attention() -> None:
     """Register shardings of CPU attention: over heads, over samples, or none."""
 
-    def mask_placement(mask: Any, kept: Placement) -> list[Placement]:
+    def mask_placement(mask: Tree, kept: Placement) -> list[Placement | None]:
         if mask is None:
             return []
         dim = kept.dim if isinstance(kept, Shard) else None
         splits = dim is not None and len(mask.shape) == 4 and mask.shape[dim] != 1
         return [kept if splits else Replicate()]
 
-    def forward_rule(
-        q: Any,
-        k: Any,
-        v: Any,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        attn_mask: Any = None,
-        scale: float | None = None,
-    ) -> list[Any]:
-        del q, k, v, dropout_p, is_causal, scale
-        kept_dims: tuple[Placement, ...] = (Replicate(), Shard(1), Shard(0))
-        return [([p, p], [p, p, p, None, None, *mask_placement(attn_mask, p)]) for p in kept_dims]
+    # Arguments before the mask: q, k, v, dropout, causal; and in backward the gradient, q, k, v,
+    # output, logsumexp, dropout, causal. Each list is outputs, then inputs.
+    kept_dims: tuple[Placement, ...] = (Replicate(), Shard(1), Shard(0))
 
-    def backward_rule(
-        grad: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        out: Any,
-        logsumexp: Any,
-        dropout_p: float,
-        is_causal: bool,
-        *,
-        attn_mask: Any = None,
-        scale: float | None = None,
-    ) -> list[Any]:
-        del grad, q, k, v, out, logsumexp, dropout_p, is_causal, scale
-        kept_dims: tuple[Placement, ...] = (Replicate(), Shard(1), Shard(0))
+    def forward_rule(*_args: Tree, attn_mask: Tree = None, **_kwargs: Tree) -> list[Tree]:
         return [
-            ([p, p, p], [p, p, p, p, p, p, None, None, *mask_placement(attn_mask, p)])
-            for p in kept_dims
+            ([kept] * 2, [kept] * 3 + [None] * 2 + mask_placement(attn_mask, kept))
+            for kept in kept_dims
+        ]
+
+    def backward_rule(*_args: Tree, attn_mask: Tree = None, **_kwargs: Tree) -> list[Tree]:
+        return [
+            ([kept] * 3, [kept] * 6 + [None] * 2 + mask_placement(attn_mask, kept))
+            for kept in kept_dims
         ]
 
     register_sharding(_aten._scaled_dot_product_flash_attention_for_cpu.default)(forward_rule)
@@ -1191,7 +1190,9 @@ def _install_cpu_attention() -> None:
     register_sharding(backward)(backward_rule)
 
 
-def _wrap_local(local: Tensor, like: DTensor, placements: Sequence[Any], shape: Any) -> DTensor:
+def _wrap_local(
+    local: Tensor, like: DTensor, placements: Sequence[Any], shape: Sequence[int]
+) -> DTensor:
     """Make a DTensor of a local tensor with contiguous global strides, outside autograd."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -1199,18 +1200,18 @@ def _wrap_local(local: Tensor, like: DTensor, placements: Sequence[Any], shape: 
         step *= size
     meta = TensorMeta(torch.Size(shape), tuple(reversed(strides)), local.dtype)
     spec = DTensorSpec(like.device_mesh, tuple(placements), tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=local.requires_grad)
+    return DTensor(local, spec, requires_grad=local.requires_grad)  # type: ignore[no-untyped-call]
 
 
 def _parts_axis(x: DTensor, dim: int) -> tuple[int, int] | None:
     """Return mesh dim and number of parts where ``x`` is a concatenation of split parts."""
     for axis, kept in enumerate(x.placements):
         if isinstance(kept, _StridedShard) and kept.dim == dim:
-            return axis, kept.split_factor
+            return axis, int(kept.split_factor)
     return None
 
 
-def _cat_parts(op: Any, args: Any, kwargs: Any) -> Any:
+def _cat_parts(op: Function, args: Args, kwargs: Kwargs) -> Tree:
     """Concatenate parts that are split alike along the concatenated dim without communication."""
     parts = args[0]
     if not all(isinstance(part, DTensor) for part in parts) or len(parts) < 2:
@@ -1230,7 +1231,7 @@ def _cat_parts(op: Any, args: Any, kwargs: Any) -> Any:
     return _without_handler(op, args, kwargs)
 
 
-def _split_parts(op: Any, args: Any, kwargs: Any) -> Any:
+def _split_parts(op: Function, args: Args, kwargs: Kwargs) -> Tree:
     """Split a concatenation of split parts into the parts, as local views."""
     x, sizes = args[0], args[1]
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % x.ndim
@@ -1244,7 +1245,7 @@ def _split_parts(op: Any, args: Any, kwargs: Any) -> Any:
     return _without_handler(op, args, kwargs)
 
 
-def _slice_parts(op: Any, args: Any, kwargs: Any) -> Any:
+def _slice_parts(op: Function, args: Args, kwargs: Kwargs) -> Tree:
     """Take one part out of a concatenation of split parts, as a local view."""
     x, dim = args[0], (args[1] if len(args) > 1 else 0) % args[0].ndim
     parts = _parts_axis(x, dim)
@@ -1269,7 +1270,7 @@ def _part(x: DTensor, axis: int, dim: int, count: int, index: int) -> DTensor:
     return _wrap_local(local, x, placements, shape)
 
 
-def _view_or_copy(op: Any, args: Any, kwargs: Any) -> Any:
+def _view_or_copy(op: Function, args: Args, kwargs: Kwargs) -> Tree:
     """View; copy first where the local strides differ from the global ones and forbid it."""
     try:
         return _without_handler(op, args, kwargs)
@@ -1300,7 +1301,7 @@ SAVED_OPS = frozenset(
 """What selective recomputation keeps: the outputs of matrix products and attention."""
 
 
-def _selective_policy(_: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _selective_policy(_: object, op: Function, *_args: Tree, **_kwargs: Tree) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -1319,7 +1320,7 @@ def recompute_activations(stage: Stage) -> None:
             continue
         if mode not in options:
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
-        block.forward = functools.partial(  # type: ignore[method-assign]
+        block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, **options[mode]
         )
 
@@ -1417,7 +1418,7 @@ class Runner:
             is_last = len(losses) == self.num_microbatches - 1
             stage.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             loss = stage(inputs=microbatch[0], targets=microbatch[1])
-            (loss / self.num_microbatches).backward()
+            torch.autograd.backward(loss / self.num_microbatches)
             losses.append(loss.detach())
         return losses
 
@@ -1529,14 +1530,17 @@ def sum_sequence_gradients(stages: Sequence[Stage], mesh: DeviceMesh) -> None:
         return
     flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat, group=mesh["tp"].get_group())
-    for grad, summed in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+    sizes = [grad.numel() for grad in grads]
+    for grad, summed in zip(grads, torch.split(flat, sizes), strict=True):
         grad.copy_(summed.view_as(grad))
 
 
 class SharedParameters:
     """Parameters that several pipeline stages hold, such as a tied embedding and head."""
 
-    def __init__(self, stages: Sequence[Stage], specs: Sequence[StageSpec], mesh: DeviceMesh):
+    def __init__(
+        self, stages: Sequence[Stage], specs: Sequence[StageSpec], mesh: DeviceMesh
+    ) -> None:
         """Find them; the same list is found on every rank."""
         self._group = mesh["pp"].get_group() if "pp" in _axes(mesh) else None
         self._rank = mesh["pp"].get_local_rank() if "pp" in _axes(mesh) else 0
@@ -1905,7 +1909,7 @@ def train_reference(
         for inputs, targets in split_microbatches(batch, num_microbatches):
             output = _run_reference(model, cast_floats(inputs, options.dtype), options)
             part = batches.model.loss(output, targets) / num_microbatches
-            part.backward()
+            torch.autograd.backward(part)
             loss += part.detach()
         norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         optimizer.step()

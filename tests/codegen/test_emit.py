@@ -1,0 +1,142 @@
+"""The text of an emitted script."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+from example_plans import GPT, LLAMA, MLP, make_plan
+
+from planner.codegen.emit import emit_script
+from planner.codegen.files import script_files
+from planner.errors import CodegenError
+from planner.strategy.mesh import ParallelDegrees
+
+FOLDER = Path("/plans/run1")
+
+
+def constants_of(script):
+    """Return the source of each constant by its name."""
+    nodes = [node for node in ast.parse(script).body if isinstance(node, ast.Assign)]
+    return {node.targets[0].id: ast.unparse(node.value) for node in nodes}
+
+
+def changed(plan, **changes):
+    return dataclasses.replace(plan, **changes)
+
+
+def test_script_holds_the_plan():
+    plan = make_plan(GPT, pp=2, dp_shard=2, tp=2, sequence_parallel=True, global_batch_size=32)
+    constants = constants_of(emit_script(plan, folder=FOLDER))
+    assert constants["MESH"] == "{'pp': 2, 'dp_shard': 2, 'tp': 2}"
+    assert constants["STAGES"] == "(StageSpec(0, 0, 4), StageSpec(1, 4, 8))"
+    assert constants["SCHEDULE"] == "'1F1B'"
+    assert constants["NUM_MICROBATCHES"] == "8"
+    assert constants["SEQUENCE_DIM"] == "1"
+
+
+def test_repeated_blocks_are_written_once():
+    script = emit_script(make_plan(GPT, tp=2), folder=FOLDER)
+    assert script.count('"attn.c_attn"') == 1
+    constants = constants_of(script)
+    assert constants["BLOCKS"] == "tuple((f'transformer.h.{i}' for i in range(8)))"
+    assert constants["BLOCK_SHARDINGS"].startswith("((range(8), (ModuleSharding('attn.c_attn'")
+
+
+def test_stages_cut_anywhere_between_units():
+    script = emit_script(make_plan(GPT, pp=4, cuts=(1, 3, 9)), folder=FOLDER)
+    assert constants_of(script)["STAGES"] == (
+        "(StageSpec(0, 0, 0), StageSpec(1, 0, 2), StageSpec(2, 2, 8), StageSpec(3, 8, 8))"
+    )
+
+
+def test_recomputation_is_written_per_block():
+    words = ("full", "full", "none", "selective", "none", "none", "none", "none")
+    script = emit_script(make_plan(GPT, recompute=words), folder=FOLDER)
+    assert (
+        "('full',) * 2 + ('none',) + ('selective',) + ('none',) * 4"
+        in (constants_of(script)["STAGES"])
+    )
+
+
+def test_plain_layout_has_no_word_of_tensor_parallelism():
+    script = emit_script(make_plan(MLP, dp_shard=2), folder=FOLDER)
+    assert "SHARDING" not in script
+    assert "SEQUENCE_DIM" not in script
+    assert "TensorParallel" not in script
+
+
+def test_equal_plans_give_equal_bytes():
+    plans = [make_plan(LLAMA, dp_shard=4, tp=2) for _ in range(2)]
+    assert emit_script(plans[0], folder=FOLDER) == emit_script(plans[1], folder=FOLDER)
+
+
+def test_every_line_is_short_ascii_and_without_trailing_blanks():
+    script = emit_script(make_plan(GPT, pp=2, tp=2, sequence_parallel=True), folder=FOLDER)
+    assert script.isascii()
+    lines = script.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_model_file_is_named_relative_to_the_script(tmp_path):
+    plan = make_plan(GPT)
+    model = changed(plan.model, file=str(tmp_path / "model.py"))
+    near = emit_script(changed(plan, model=model), folder=tmp_path / "plans" / "run1")
+    assert 'Path(__file__).resolve().parent / "../../model.py"' in near
+    far = emit_script(changed(plan, model=model))
+    assert f'Path("{tmp_path / "model.py"}")' in far
+
+
+def test_module_by_import_name():
+    plan = make_plan(GPT)
+    model = changed(plan.model, file=None, module="shop.models", factory="big")
+    assert 'module="shop.models", factory="big"' in emit_script(changed(plan, model=model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"degrees": ParallelDegrees(cp=2)}, "context or expert"),
+        ({"degrees": ParallelDegrees(dp_shard=2, ep=2)}, "context or expert"),
+        (
+            {"degrees": ParallelDegrees(pp=2), "schedule": "ZBVZeroBubble"},
+            "schedule 'ZBVZeroBubble'",
+        ),
+        (
+            {"degrees": ParallelDegrees(dp_shard=2, tp=2), "mesh_order": ("tp", "dp_shard")},
+            "tp outside of data parallelism",
+        ),
+    ],
+)
+def test_what_the_script_cannot_do_is_refused(changes, message):
+    with pytest.raises(CodegenError, match=message) as caught:
+        emit_script(changed(make_plan(GPT), **changes))
+    assert caught.value.hint
+
+
+def test_model_passed_as_an_object_is_refused():
+    plan = make_plan(GPT)
+    model = changed(plan.model, file=None)
+    with pytest.raises(CodegenError, match="passed as an object"):
+        emit_script(changed(plan, model=model))
+
+
+def test_recomputing_the_epilogue_is_refused():
+    plan = make_plan(GPT)
+    stage = changed(plan.stages[0], activation_checkpointing=("none",) * 9 + ("full",))
+    with pytest.raises(CodegenError, match="epilogue is to be recomputed"):
+        emit_script(changed(plan, stages=(stage,)))
+
+
+def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
+    files = script_files(make_plan(GPT), folder=FOLDER)
+    assert set(files) == {"train.py", "parallel.py"}
+    imports = [
+        name.name if isinstance(node, ast.Import) else str(node.module)
+        for text in files.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    ]
+    assert not any(name.startswith("planner") for name in imports)
