@@ -53,6 +53,9 @@ MEMORY_LEGEND = (
 )
 """What the columns of the memory table mean."""
 
+MOST_REASONS = 12
+"""Reasons of refusals that -v lists for each rule."""
+
 MOST_STAGES = 16
 """Stages that are listed without -v."""
 
@@ -208,9 +211,12 @@ def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
 
 def _refusals(record: PlanRecord) -> RenderableType:
     table = _grid()
-    for reasons in refused_details(record.outcome).values():
-        for reason, count in reasons:
+    for rule, reasons in refused_details(record.outcome).items():
+        for reason, count in reasons[:MOST_REASONS]:
             table.add_row(Text(f"{count} x", "dim"), Text(reason, "dim"))
+        hidden = len(reasons) - MOST_REASONS
+        if hidden > 0:
+            table.add_row("", Text(f"and {hidden} more by {rule}, in report.csv", "dim"))
     return table
 
 

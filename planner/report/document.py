@@ -16,6 +16,10 @@ from planner.plan.types import Plan, Rejection
 from planner.report.figures import num_layouts, plan_figures, rejections_by_rule
 
 
+MOST_DETAILS = 20
+"""Reasons that are listed for each rule."""
+
+
 def plan_json(record: PlanRecord) -> str:
     """Write a run as the text of plan.json; equal runs give equal bytes.
 
@@ -84,5 +88,5 @@ def _rejections_document(record: PlanRecord) -> dict[str, JsonValue]:
 
 
 def _distinct_details(group: tuple[Rejection, ...]) -> list[JsonValue]:
-    """List what was refused with the same words once; report.csv has every layout."""
-    return list(dict.fromkeys(rejection.detail for rejection in group))
+    """List the first reasons, each once; report.csv has every layout."""
+    return list(dict.fromkeys(rejection.detail for rejection in group))[:MOST_DETAILS]

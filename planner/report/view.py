@@ -23,6 +23,9 @@ from planner.report.words import (
 )
 from planner.units import GIB, MIB, format_bytes, format_count, format_s
 
+SLOWER_RULE = "slower"
+"""Rule of the layouts that the search set aside: legal, but their lower bound is no better."""
+
 MOST_RANKS = 12
 """Pipeline ranks that the memory table shows one by one."""
 
@@ -178,18 +181,28 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
 
 
 def refused_words(outcome: SearchOutcome) -> str:
-    """Count the refused layouts by rule, "" where none was refused."""
-    groups = rejections_by_rule(outcome)
-    if not groups:
-        return ""
-    counts = ", ".join(f"{len(group)} {rule}" for rule, group in groups.items())
-    return f"Refused {len(outcome.rejections)} of {num_layouts(outcome)} layouts: {counts}"
+    """Count the refused layouts by rule, "" where none was refused or set aside."""
+    groups = dict(rejections_by_rule(outcome))
+    num_slower = len(groups.pop(SLOWER_RULE, ()))
+    num_refused = len(outcome.rejections) - num_slower
+    words = f"{num_layouts(outcome)} layouts"
+    if num_refused:
+        counts = ", ".join(f"{len(group)} {rule}" for rule, group in groups.items())
+        words += f", refused {num_refused}: {counts}"
+    if num_slower:
+        words += f"; set aside {num_slower}: even their lower bound is slower than those shown"
+    return f"Considered {words}" if outcome.rejections else ""
 
 
 def refused_details(outcome: SearchOutcome) -> Mapping[str, Sequence[tuple[str, int]]]:
-    """List, by rule, each distinct reason with the number of layouts that it refused."""
+    """List, by rule, each distinct reason with the number of layouts that it refused.
+
+    What was set aside for its bound is left out: there is one reason for all of it.
+    """
     details: dict[str, list[tuple[str, int]]] = {}
     for rule, group in rejections_by_rule(outcome).items():
+        if rule == SLOWER_RULE:
+            continue
         counts: dict[str, int] = {}
         for rejection in group:
             counts[rejection.detail] = counts.get(rejection.detail, 0) + 1

@@ -145,15 +145,14 @@ def policy_words(policies: tuple[str, ...], units: tuple[str, ...]) -> str:
 
 def _data_words(plan: Plan) -> str:
     degrees = plan.degrees
+    who = "one" if degrees.dp == 1 else f"each of {degrees.dp}"
+    plural = "microbatch" if plan.num_microbatches == 1 else "microbatches"
+    ranks = "data-parallel rank" if degrees.dp == 1 else "data-parallel ranks"
     batch = (
-        f"each of {degrees.dp} data-parallel ranks takes {plan.num_microbatches} microbatches "
-        f"of {plan.microbatch_size} per step"
+        f"{who} {ranks} takes {plan.num_microbatches} {plural} of {plan.microbatch_size} per step"
     )
     if degrees.dp == 1:
-        return (
-            f"one data-parallel rank takes {plan.num_microbatches} microbatches "
-            f"of {plan.microbatch_size} per step"
-        )
+        return batch
     if degrees.dp_shard == 1:
         return f"{batch}; every rank keeps a whole copy of its parameters"
     zero = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"

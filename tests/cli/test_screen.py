@@ -7,7 +7,7 @@ from plan_factory import make_cluster, make_costs, make_memory, make_outcome, ma
 from rich.console import Console
 
 from planner.cli.screen import print_result
-from planner.plan.types import SolverReport
+from planner.plan.types import Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import GIB, MIB
 
@@ -141,15 +141,27 @@ def test_an_estimate_has_nothing_to_compare_with():
     alone = replace(outcome, candidates=(outcome.best,), rule_of_thumb=None, rejections=())
     text = screen(make_record(alone), files=[])
     assert "Other layouts" not in text
-    assert "Refused" not in text
+    assert "Considered" not in text
     assert "Wrote" not in text
     assert "torchrun" not in text
 
 
 def test_refusals_are_counted_and_explained_on_demand():
-    assert "Refused 5 of 8 layouts: 3 memory, 2 kv_heads % tp" in screen(make_record())
+    assert "Considered 8 layouts, refused 5: 3 memory, 2 kv_heads % tp" in screen(make_record())
     text = screen(make_record(), verbose=True)
     assert "2 x  kv_heads 4 is not divisible by tp 8; tp 1, 2, 4 would work" in text
+
+
+def test_layouts_that_the_bound_rules_out_are_not_called_refused():
+    outcome = make_outcome()
+    slower = tuple(
+        Rejection(degrees=outcome.best.degrees, rule="slower", detail=f"{number} s")
+        for number in range(40)
+    )
+    record = make_record(replace(outcome, rejections=(*outcome.rejections, *slower)))
+    text = squeezed(screen(record))
+    assert "Considered 48 layouts, refused 5: 3 memory, 2 kv_heads % tp; set aside 40:" in text
+    assert "39 s" not in screen(record, verbose=True)
 
 
 def test_the_proof_and_its_limits():
