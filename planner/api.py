@@ -1,20 +1,28 @@
 """The library: ``planner.plan`` and ``planner.estimate``."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import RequestError
-from planner.plan.record import PlanRecord
+from planner.plan.record import ModelSummary, PlanRecord
+from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
 from planner.request import PlanRequest
-from planner.request_rules import check_request, fix_warnings
+from planner.request_rules import (
+    SAMPLES_PER_GPU,
+    check_request,
+    estimated_layout,
+    fix_warnings,
+    resolve_dtype,
+)
 from planner.result import PlanResult
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.graph.load import LoadedModel
+    from planner.strategy.rules import FixedValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +191,56 @@ def _search_outcome(
     from planner.hardware.profiles import load_cluster
 
     cluster = load_cluster(request.cluster, gpus=request.gpus, gpus_per_node=request.gpus_per_node)
+    dtype = resolve_dtype(request, cluster.device)
+    fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
         loaded = _load(request, model_object)
-    raise NotImplementedError(f"search for {loaded.description} on {cluster.name}")
+    with timed_phase(progress, "trace"):
+        from planner.graph.family import trace_family
+
+        graphs = trace_family(loaded, dtype=dtype)
+        graph = graphs.at(1)
+    with timed_phase(progress, "search"):
+        from planner.search.run import Planner, SearchRequest
+
+        search = SearchRequest(
+            model=ModelRef(
+                file=loaded.file,
+                module=loaded.module,
+                factory=loaded.factory,
+                seq_len=loaded.seq_len,
+            ),
+            global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
+            dtype=dtype,
+            fixed=_fixed_values(fixed),
+            top=request.top,
+            time_limit_s=request.time_limit_s,
+        )
+        outcome = Planner(graphs, cluster, search).run()
+    tokens = graph.tokens_per_sample
+    model = ModelSummary(
+        name=loaded.description,
+        num_parameters=graph.num_parameters,
+        seq_len=tokens if tokens > 1 else None,
+    )
+    return PlanRecord(request=request, model=model, cluster=cluster, outcome=outcome)
+
+
+def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
+    """Turn checked ``--fix`` values into their types."""
+    from planner.strategy.rules import FixedValues
+
+    names = {field.name for field in fields(FixedValues)}
+    types: Mapping[str, Callable[[str], object]] = {
+        "schedule": str,
+        "activation_checkpointing": str,
+        "reshard_after_forward": lambda value: value == "true",
+        "sequence_parallel": lambda value: value == "true",
+    }
+    chosen: Any = {
+        name: types.get(name, int)(value) for name, value in fixed.items() if name in names
+    }
+    return FixedValues(**chosen)
 
 
 def _load(request: PlanRequest, model_object: ModelObject | None) -> "LoadedModel":

@@ -10,6 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from planner.errors import RequestError
+from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest
 
@@ -18,6 +19,9 @@ PLANNED_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
 """Pipeline schedules that are planned, as torch names them."""
+
+SAMPLES_PER_GPU = 8
+"""Global batch size per device where the request names none."""
 
 CHECKPOINTING = ("none", "selective", "full")
 """Activation-checkpointing policies."""
@@ -76,6 +80,47 @@ def check_request(request: PlanRequest) -> PlanRequest:
         _check_choice(f"--dtype {request.dtype}", request.dtype, COMPUTE_DTYPES)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
+
+
+def resolve_dtype(request: PlanRequest, device: DeviceSpec) -> str:
+    """Choose the compute dtype: the one asked for, else the faster of bfloat16 and float32.
+
+    Raises:
+        RequestError: The device's profile has no peak for the dtype asked for.
+    """
+    peaks = device.peak_flop_per_s
+    if request.dtype is not None:
+        if request.dtype not in peaks:
+            raise RequestError(
+                f"--dtype {request.dtype} on {device.name}: its profile states no peak rate for "
+                "this dtype",
+                hint=f"It has {', '.join(d for d in COMPUTE_DTYPES if d in peaks)}.",
+            )
+        return request.dtype
+    return max(("float32", "bfloat16"), key=lambda dtype: peaks.get(dtype, 0.0))
+
+
+def estimated_layout(request: PlanRequest) -> dict[str, str]:
+    """Fix all degrees of an estimate: 1 where nothing is said, and the rest to data parallelism.
+
+    The devices that are left over go to dp_shard, to dp_replicate where dp_shard is fixed.
+
+    Raises:
+        RequestError: The fixed degrees leave devices over.
+    """
+    fixed = dict(request.fixed)
+    product = math.prod(int(fixed.get(axis, "1")) for axis in PLANNED_AXES)
+    left_over = request.gpus // product
+    filling = next((axis for axis in ("dp_shard", "dp_replicate") if axis not in fixed), None)
+    if filling is not None:
+        fixed[filling] = str(left_over)
+    elif left_over > 1:
+        raise RequestError(
+            f"--fix {' --fix '.join(f'{name}={value}' for name, value in request.fixed)} on "
+            f"{request.gpus} GPUs: the degrees multiply to {product}",
+            hint=f"Use --gpus {product}, or fix degrees that multiply to {request.gpus}.",
+        )
+    return {**dict.fromkeys(PLANNED_AXES, "1"), **fixed}
 
 
 def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:

@@ -201,8 +201,9 @@ def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
     lines: list[RenderableType] = []
     refused = refused_words(outcome)
     if refused:
-        lines.append(Text(refused + ("" if verbose else "  (-v: reasons)")))
-    if refused and verbose:
+        hint = "  (-v: reasons)" if refused_details(outcome) and not verbose else ""
+        lines.append(Text(refused + hint))
+    if verbose and refused_details(outcome):
         lines.append(_refusals(record))
     lines.append(Text(f"Solver: {solver_words(outcome.solver)}"))
     lines.append(Text(f"Not modelled: {NOT_MODELLED}", "dim"))

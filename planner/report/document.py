@@ -15,7 +15,6 @@ from planner.plan.serialize import (
 from planner.plan.types import Plan, Rejection
 from planner.report.figures import num_layouts, plan_figures, rejections_by_rule
 
-
 MOST_DETAILS = 20
 """Reasons that are listed for each rule."""
 
@@ -89,4 +88,5 @@ def _rejections_document(record: PlanRecord) -> dict[str, JsonValue]:
 
 def _distinct_details(group: tuple[Rejection, ...]) -> list[JsonValue]:
     """List the first reasons, each once; report.csv has every layout."""
-    return list(dict.fromkeys(rejection.detail for rejection in group))[:MOST_DETAILS]
+    distinct: dict[JsonValue, None] = {rejection.detail: None for rejection in group}
+    return list(distinct)[:MOST_DETAILS]

@@ -175,7 +175,7 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
         lines.append(_statement("Rule of thumb", "gives the same plan"))
     elif thumb is not None:
         lines.append(_other_layout("Rule of thumb", thumb, best))
-    elif outcome.candidates[1:]:
+    elif distinct_layouts(outcome, 2)[1:]:
         lines.append(_statement("Rule of thumb", "gives no layout that fits"))
     return tuple(lines)
 
