@@ -1075,6 +1075,13 @@ def _parameter_placements(module: nn.Module, sharding: ModuleSharding) -> dict[s
     return {name: Shard(1) if name == "weight" else Replicate() for name in names}
 
 
+def _redistribute(x: DTensor, wanted: Placement) -> DTensor:
+    """Change the layout, or do nothing: even an idle change would reduce gradients at once."""
+    if isinstance(wanted, Shard) and wanted.dim < 0:
+        wanted = Shard(wanted.dim % x.ndim)
+    return x if x.placements == (wanted,) else x.redistribute(placements=[wanted])
+
+
 @dataclass(frozen=True, slots=True)
 class _Edge:
     """Layout changes where a sharded region begins and ends."""
@@ -1091,7 +1098,7 @@ class _Edge:
         x = args[0]
         wanted = placement(self.sharding.input_layout)
         if isinstance(x, DTensor):
-            return (x.redistribute(placements=[wanted]), *args[1:])
+            return (_redistribute(x, wanted), *args[1:])
         if self.whole_features is not None and x.shape[-1] != self.whole_features:
             return (DTensor.from_local(x, self.mesh, [wanted], run_check=False), *args[1:])
         return (self._shared_view(x, wanted), *args[1:])
@@ -1113,14 +1120,14 @@ class _Edge:
             shared: DTensor = kept[1]
             return shared
         view = DTensor.from_local(x, self.mesh, [self.stream], run_check=False)
-        view = view.redistribute(placements=[wanted])
+        view = _redistribute(view, wanted)
         x.__dict__["_tensor_parallel_view"] = (key, view)
         return view
 
     def to_layout(self, output: Tensor) -> Tensor:
         """Change the output's layout."""
         assert isinstance(output, DTensor)
-        return output.redistribute(placements=[placement(self.sharding.output_layout)])
+        return _redistribute(output, placement(self.sharding.output_layout))
 
     def leave(self, _: nn.Module, __: Args, output: DTensor) -> Tensor:
         """Bring the output into its layout, as a local tensor where it goes on as one."""

@@ -1,0 +1,46 @@
+"""Runs emitted scripts for one step each and writes the collectives that rank 0 took part in.
+
+Called as ``torchrun ... count_collectives.py JOBS``; JOBS is a JSON file with a list of folders.
+"""
+
+import json
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from driver import TIMEOUT_S, run_script
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives on local tensors, those made inside DTensor ops too."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in ("_c10d_functional", "c10d") and "wait" not in func.name():
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def main(jobs_file):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    for index, folder in enumerate(json.loads(Path(jobs_file).read_text())):
+        with Collectives() as collectives:
+            run_script(folder, ["--steps", "1"], index)
+        if dist.get_rank() == 0:
+            counts = json.dumps(collectives.counts, sort_keys=True)
+            (Path(folder) / "collectives.json").write_text(counts)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

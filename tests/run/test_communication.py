@@ -1,0 +1,81 @@
+"""Emitted scripts communicate exactly what the layout needs, no hidden collective."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from example_plans import GPT, LLAMA, make_plan
+from launch import run, torchrun, write_script
+
+pytestmark = pytest.mark.run
+
+COUNTER = Path(__file__).with_name("count_collectives.py")
+LAYERS, MICROBATCHES = 8, 2
+LOSS = 3  # maximum, sum of exponentials, picked logit: of one number per token
+ENDS = 2  # embedding output forward, head input backward
+STEP = 3  # loss, gradient norm, slowest rank for the log: one or two numbers each
+
+TP = {"tp": 2, "microbatch_size": 8}
+DP = {"dp_shard": 2, "microbatch_size": 4}
+EXPECTED = {
+    "tp": (
+        TP,
+        {"all_reduce": MICROBATCHES * (4 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+    ),
+    "tp_full": (  # recomputation stops before the second all-reduce of a layer
+        {**TP, "recompute": "full"},
+        {"all_reduce": MICROBATCHES * (5 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+    ),
+    "tp_selective": (
+        {**TP, "recompute": "selective"},
+        {"all_reduce": MICROBATCHES * (5 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+    ),
+    "tp_sequence": (  # the stream is scattered before the blocks and gathered after them
+        {**TP, "sequence_parallel": True},
+        {
+            "all_gather_into_tensor": MICROBATCHES * (4 * LAYERS + 2),
+            "reduce_scatter_tensor": MICROBATCHES * 4 * LAYERS,
+            "all_reduce": MICROBATCHES * (ENDS + LOSS),
+            "allreduce_": STEP + 1,  # gradients of all norms in one
+        },
+    ),
+    "zero_3": (  # blocks are gathered forward and backward, the rest once a microbatch
+        DP,
+        {
+            "_allgather_base_": MICROBATCHES * (2 * LAYERS + 1),
+            "_reduce_scatter_base_": LAYERS + 1,
+            "allreduce_": STEP,
+        },
+    ),
+    "zero_2": (
+        {**DP, "reshard_after_forward": False},
+        {
+            "_allgather_base_": MICROBATCHES * (LAYERS + 1),
+            "_reduce_scatter_base_": LAYERS + 1,
+            "allreduce_": STEP,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("communication")
+    folders = [
+        write_script(root / f"{case.name}-{name}", make_plan(case, **layout))
+        for case in (GPT, LLAMA)
+        for name, (layout, _) in EXPECTED.items()
+    ]
+    jobs = root / "jobs.json"
+    jobs.write_text(json.dumps([str(folder) for folder in folders]))
+    run([sys.executable, *torchrun(2), str(COUNTER), str(jobs)], timeout_s=300)
+    return root
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_collectives_are_those_of_the_layout(counted, model, name):
+    counts = json.loads((counted / f"{model}-{name}" / "collectives.json").read_text())
+    counts.pop("_wrap_tensor_autograd", None)  # marks a result, moves nothing
+    assert counts == EXPECTED[name][1]
