@@ -881,11 +881,13 @@ class TensorParallel:
         inside = Replicate() if self.sequence_dim is None else Shard(self.sequence_dim)
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
         for index, _, block in self.stage.block_items():
-            for sharding in by_block.get(index, ()):
+            shardings = list(by_block.get(index, ()))
+            for sharding in shardings:
                 self._shard(block.get_submodule(sharding.module), sharding, inside)
             if self.sequence_dim is not None:
+                shardings += self._replicate_others(block, inside)
                 self._check_sequence_block(block, self.stage.anatomy.blocks[index])
-                self._gather_at_regions(block, by_block.get(index, ()))
+                self._gather_at_regions(block, shardings)
         for sharding in outer_shardings:
             module = self.stage.model.get_submodule(sharding.module)
             if not isinstance(module, _StandIn):
@@ -950,6 +952,18 @@ class TensorParallel:
         module.register_forward_pre_hook(edge.enter)
         module.register_forward_hook(edge.leave)
 
+    def _replicate_others(self, block: nn.Module, stream: Placement) -> list[ModuleSharding]:
+        """Run modules without an instruction whole, on the gathered stream."""
+        made = []
+        for path, module in block.named_modules():
+            plain = [p for p in module._parameters.values() if p is not None]
+            if not path or not plain or module in self.stage.sequence_modules:
+                continue
+            if any(not isinstance(parameter, DTensor) for parameter in plain):
+                made.append(ModuleSharding(path, "replicate", output_is_local=False))
+                self._shard(module, made[-1], stream)
+        return made
+
     def _check_sequence_block(self, block: nn.Module, path: str) -> None:
         """Refuse whole parameters that would see a part of the sequence only.
 
@@ -967,7 +981,7 @@ class TensorParallel:
     def _gather_at_regions(self, block: nn.Module, shardings: Sequence[ModuleSharding]) -> None:
         """Gather the sequence where a sharded region begins, not at its first projection.
 
-        A region is the largest submodule of the block that has sharded parameters only. Its own
+        A region is the largest submodule of the block whose parameters are all DTensors. Its own
         code (views of the input's shape) then sees the whole sequence.
 
         Raises:
@@ -975,7 +989,7 @@ class TensorParallel:
         """
         regions: dict[str, ModuleSharding] = {}
         for sharding in shardings:
-            if sharding.style != "column":
+            if sharding.style not in ("column", "replicate"):
                 continue
             paths = [sharding.module]
             while "." in paths[-1]:
@@ -983,7 +997,7 @@ class TensorParallel:
             inside = [path for path in paths[1:] if _is_sharded(block.get_submodule(path))]
             if inside:
                 regions.setdefault(inside[-1], sharding)
-            elif not sharding.output_is_local:
+            elif sharding.style == "column" and not sharding.output_is_local:
                 raise ValueError(
                     f"{sharding.module} is reshaped by code that also sees a part of the "
                     "sequence only: plan without sequence parallelism"
