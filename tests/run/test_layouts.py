@@ -1,9 +1,9 @@
 """Emitted scripts train as one process does, in every layout that matters."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import pytest
-from example_plans import GPT, LLAMA, MLP, ModelCase, make_plan
+from example_plans import GPT, LLAMA, MLP, ModelCase, make_plan, module_sharding
 from launch import (
     arguments_of,
     largest_difference,
@@ -12,6 +12,8 @@ from launch import (
     run_jobs,
     write_script,
 )
+
+from planner.strategy.sharding import UnitSharding
 
 pytestmark = pytest.mark.run
 
@@ -24,7 +26,7 @@ class Case:
     model: ModelCase
     layout: dict
     dtype: str = "float64"
-    options: tuple = field(default=())
+    shardings: tuple | None = None
 
     @property
     def id(self):
@@ -39,8 +41,25 @@ class Case:
         return product
 
     def plan(self):
-        return make_plan(self.model, **{"microbatch_size": 2, **self.layout})
+        plan = make_plan(self.model, **{"microbatch_size": 2, **self.layout})
+        return plan if self.shardings is None else replace(plan, shardings=self.shardings)
 
+
+WHOLE_ATTENTION = (
+    UnitSharding(
+        units=tuple(range(1, 9)),
+        modules=(
+            module_sharding("attention.wo", "replicate", output_layout="Shard(1)"),
+            module_sharding("ffn_norm", "sequence"),
+            module_sharding("feed_forward.w1", "column", output_layout="Shard(-1)"),
+            module_sharding("feed_forward.w3", "column", output_layout="Shard(-1)"),
+            module_sharding(
+                "feed_forward.w2", "row", input_layout="Shard(-1)", output_layout="Shard(1)"
+            ),
+        ),
+    ),
+)
+"""Attention whole on each rank, from the norm before it to its last projection."""
 
 LAYOUTS = {
     "dp_shard_4": {"dp_shard": 4},
@@ -83,6 +102,12 @@ CASES = [
     ),
     Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
     Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),
+    Case(
+        name="whole_attention",
+        model=LLAMA,
+        layout={"tp": 2, "dp_shard": 2, "microbatch_size": 8, "sequence_parallel": True},
+        shardings=WHOLE_ATTENTION,
+    ),
     Case(name="bf16", model=LLAMA, layout={"tp": 2, "dp_shard": 2}, dtype="bfloat16"),
     Case(name="bf16", model=GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
 ]

@@ -1119,9 +1119,10 @@ class _Edge:
 
     def enter_region(self, _: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Make the stream among the arguments a DTensor in the input layout."""
-        stream = _stream(args, kwargs)
-        view = self._shared_view(stream, placement(self.sharding.input_layout))
-        return _with_stream(args, kwargs, view)
+        stream, wanted = _stream(args, kwargs), placement(self.sharding.input_layout)
+        if isinstance(stream, DTensor):  # from a module that ran whole before the region
+            return _with_stream(args, kwargs, _redistribute(stream, wanted))
+        return _with_stream(args, kwargs, self._shared_view(stream, wanted))
 
     def _shared_view(self, x: Tensor, wanted: Placement) -> DTensor:
         """Return the DTensor of a stream tensor, one for all modules that read it.

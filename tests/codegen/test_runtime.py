@@ -1,0 +1,182 @@
+"""The runtime's parts that need no process group."""
+
+import copy
+
+import pytest
+import torch
+from example_plans import EXAMPLES
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import cross_entropy, linear
+
+from planner.codegen.runtime import parallel
+
+GPT = parallel.UserModel(file=EXAMPLES / "gpt.py", factory="build_model", seq_len=8)
+BLOCKS = tuple(f"transformer.h.{i}" for i in range(8))
+SPECS = tuple(parallel.StageSpec(0, a, b) for a, b in ((0, 0), (0, 3), (3, 8), (8, 8)))
+
+
+def options(*arguments):
+    return parallel.parse_options("", "float32", arguments)
+
+
+@pytest.fixture(scope="module")
+def anatomy():
+    model = parallel.build_model(GPT, 0, options())
+    inputs, _ = GPT.example_batch(2)
+    return parallel.examine(model, BLOCKS, inputs, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def stages(anatomy):
+    made = [parallel.Stage(anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
+    for stage in made:
+        stage.end_after_last_block()
+    return made
+
+
+def test_stages_in_a_row_compute_the_model_and_its_gradients(anatomy, stages):
+    model = copy.deepcopy(anatomy.model)
+    inputs, targets = GPT.example_batch(2)
+    expected = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    expected.backward()
+    stream = None
+    for stage in stages:
+        stream = stage(stream, inputs=inputs, targets=targets)
+    stream.backward()
+    assert stream.item() == expected.item()
+    found = dict(anatomy.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name].grad, parameter.grad)
+    anatomy.model.zero_grad()
+
+
+def test_stage_holds_only_what_it_runs(stages):
+    names = [sorted(name for name, _ in parallel.named_parameters(stage)) for stage in stages]
+    assert names[0] == ["transformer.wpe.weight", "transformer.wte.weight"]
+    assert {name.split(".")[2] for name in names[1]} == {"0", "1", "2"}
+    assert names[3] == [
+        "transformer.ln_f.bias",
+        "transformer.ln_f.weight",
+        "transformer.wte.weight",  # the tied head
+    ]
+
+
+def test_tied_parameters_are_seen_in_both_ends(anatomy):
+    assert anatomy.first_names["lm_head.weight"] == "transformer.wte.weight"
+    assert anatomy.users["transformer.wte.weight"] == {0, 9}
+
+
+class UsesEmbeddingTwice(nn.Module):
+    """Ties embedding and head without a second name."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x = self.embed(x) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return linear(x, self.embed.weight)
+
+
+def test_parameter_used_without_its_module_is_kept():
+    model = UsesEmbeddingTwice()
+    tokens = torch.randint(0, 10, (2, 3))
+    blocks = ("blocks.0", "blocks.1")
+    anatomy = parallel.examine(model, blocks, tokens, torch.float32)
+    specs = (parallel.StageSpec(0, 0, 1), parallel.StageSpec(1, 1, 2))
+    first, last = (parallel.Stage(anatomy, GPT, specs, index) for index in range(2))
+    stream = first(inputs=tokens, targets=None)
+    last.user = SumOfOutput()
+    assert last(stream, inputs=tokens, targets=None) == model(tokens).sum()
+    assert [name for name, _ in parallel.named_parameters(last)] == [
+        "embed.weight",
+        "blocks.1.weight",
+        "blocks.1.bias",
+    ]
+
+
+class SumOfOutput:
+    def loss(self, output, targets):
+        del targets
+        return output.sum()
+
+
+def test_global_batches_depend_on_seed_and_step_alone():
+    batches = parallel.Batches(model=GPT, global_batch_size=4, seed=1)
+    first, again = batches.global_batch(5), batches.global_batch(5)
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], batches.global_batch(6)[0])
+    halves = parallel.split_microbatches(first, 2)
+    assert torch.equal(torch.cat([half[0] for half in halves]), first[0])
+
+
+def test_same_weights_whatever_was_drawn_before():
+    torch.manual_seed(3)
+    first = parallel.build_on_cpu(GPT, 0, options())
+    second = parallel.build_on_cpu(GPT, 0, options())
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_parameters_on_meta_keep_ties_and_real_buffers():
+    llama = parallel.UserModel(file=EXAMPLES / "llama.py", factory="llama_tiny")
+    with parallel.parameters_on_meta():
+        tied = parallel._import(GPT).build_model()
+        model = parallel._import(llama).llama_tiny()
+    assert tied.lm_head.weight is tied.transformer.wte.weight
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert model.cos[0].tolist() == [1.0] * 4
+
+
+def test_large_model_asks_for_written_weights(monkeypatch):
+    monkeypatch.setattr(parallel, "MAX_BUILT_PARAMETERS", 1000)
+    with pytest.raises(RuntimeError, match="--write-init DIR"):
+        parallel.build_model(GPT, 0, options())
+    assert next(parallel.build_model(GPT, 0, options("--init", "x")).parameters()).is_meta
+
+
+def test_wrong_number_of_processes_says_how_to_start():
+    with (
+        pytest.raises(RuntimeError, match="--nproc-per-node 8"),
+        parallel.process_group(8, 1.0),
+    ):
+        pass
+
+
+def test_resume_needs_a_checkpoint_folder(capsys):
+    with pytest.raises(SystemExit):
+        options("--resume")
+    assert "--resume needs --checkpoint DIR" in capsys.readouterr().err
+
+
+def test_missing_loss_is_named():
+    nothing = parallel.UserModel(module="types", factory="x")
+    with pytest.raises(TypeError, match="no loss_fn"):
+        nothing.loss(torch.ones(2), None)
+    assert nothing.loss({"loss": torch.tensor(2.0)}, None) == 2.0
+    assert nothing.loss((torch.ones(2), torch.tensor(3.0)), None) == 3.0
+
+
+def test_loss_is_computed_in_float32_at_least():
+    logits = torch.randn(2, 3, 128, dtype=torch.bfloat16)
+    assert GPT.loss(logits, torch.zeros(2, 3, dtype=torch.long)).dtype is torch.float32
+
+
+def test_layouts_are_read_as_torch_spells_them():
+    assert parallel.placement("Replicate") == Replicate()
+    assert parallel.placement("Shard(-1)") == Shard(-1)
+    with pytest.raises(ValueError, match="no layout"):
+        parallel.placement("Partial")
+
+
+def test_torch_still_has_the_internals_that_the_runtime_needs():
+    parallel.install_dtensor_rules()
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    assert handlers[torch.ops.aten.cat.default] is parallel._cat_parts
+    assert parallel._StridedShard(0, split_factor=3).split_factor == 3
+    assert hasattr(DTensor._op_dispatcher, "_allow_implicit_replication")
