@@ -244,6 +244,7 @@ def _titled(title: str, *, gap: int = 2, heads: bool = True) -> Table:
         padding=(0, gap, 0, 0),
         pad_edge=False,
         show_header=heads,
+        header_style="",
     )
 
 
