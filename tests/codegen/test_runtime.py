@@ -6,6 +6,7 @@ import pytest
 import torch
 from example_plans import EXAMPLES
 from torch import nn
+from torch.distributed.run import get_args_parser
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import cross_entropy, linear
 
@@ -31,7 +32,7 @@ def anatomy():
 def stages(anatomy):
     made = [parallel.Stage(anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
     for stage in made:
-        stage.end_after_last_block()
+        stage.register_late_hooks()
     return made
 
 
@@ -152,6 +153,16 @@ def test_resume_needs_a_checkpoint_folder(capsys):
     with pytest.raises(SystemExit):
         options("--resume")
     assert "--resume needs --checkpoint DIR" in capsys.readouterr().err
+
+
+def test_torchrun_leaves_the_options_to_the_script():
+    """It would take an option for its own where that begins one of its own ambiguously."""
+    given = [
+        *("--steps", "3", "--log-file", "x", "--checkpoint", "x", "--checkpoint-every", "2"),
+        *("--resume", "--init", "x", "--dtype", "float64", "--timeout-s", "60"),
+    ]
+    parsed = get_args_parser().parse_args(["--nproc-per-node", "2", "train.py", *given])
+    assert parsed.training_script_args == given
 
 
 def test_missing_loss_is_named():

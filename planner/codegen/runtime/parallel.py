@@ -108,6 +108,10 @@ class Options:
         return torch.float64 if self.dtype is torch.float64 else torch.float32
 
 
+_LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
+since torchrun of Python before 3.12 takes --log for an option of its own"""
+
+
 def parse_options(
     description: str | None, dtype: str, arguments: Sequence[str] | None = None
 ) -> Options:
@@ -169,7 +173,11 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
     os.environ.setdefault("MASTER_PORT", "0")
     device = _local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
     yield device
     dist.barrier()  # without it, ranks that leave early abort the others
     dist.destroy_process_group()
@@ -638,6 +646,7 @@ class Stage(nn.Module):
         self.anatomy = anatomy
         self.sequence_modules: list[nn.Module] = []
         self.fused_modules: dict[str, int] = {}
+        self.after_blocks: Callable[..., Tree] | None = None
         self.units = stage_units(specs, index, len(anatomy.blocks))
         self._received: Tensor | None = None
         self._replace_outer_modules()
@@ -709,14 +718,17 @@ class Stage(nn.Module):
             last = self.model.get_submodule(blocks[-1])
             last.register_forward_hook(self._leave_stand_in)
 
-    def end_after_last_block(self) -> None:
-        """End the forward after the last block where the next stage holds the epilogue alone.
+    def register_late_hooks(self) -> None:
+        """Register what follows the last block, after the hooks that FSDP2 put on it.
 
-        To be called last: the block's other hooks (those of FSDP2) must run before this one.
+        There the forward ends where the next stage holds the epilogue alone, and there the
+        stream is gathered under sequence parallelism.
         """
-        if not self.is_last and self.spec.end_block == len(self.anatomy.blocks):
-            last = self.model.get_submodule(self.anatomy.blocks[-1])
-            last.register_forward_hook(self._stop_with_output)
+        blocks = self.anatomy.blocks
+        if not self.is_last and self.spec.end_block == len(blocks):
+            self.model.get_submodule(blocks[-1]).register_forward_hook(self._stop_with_output)
+        if self.is_last and self.after_blocks is not None:
+            self.model.get_submodule(blocks[-1]).register_forward_hook(self.after_blocks)
 
     def _stop_with_output(self, _: nn.Module, __: Args, output: Tree) -> NoReturn:
         raise _StreamEnd(output[0] if isinstance(output, tuple) else output)
@@ -1040,9 +1052,7 @@ class TensorParallel:
         if self.stage.is_first:
             first = self.stage.model.get_submodule(blocks[0])
             first.register_forward_pre_hook(scatter, with_kwargs=True)
-        if self.stage.is_last:
-            last = self.stage.model.get_submodule(blocks[-1])
-            last.register_forward_hook(gather)
+        self.stage.after_blocks = gather
 
 
 def _relayout(stream: Tensor, *, mesh: DeviceMesh, old: Placement, new: Placement) -> Tensor:
@@ -1372,7 +1382,7 @@ def shard_parameters(
                 mp_policy=policy,
             )
     fully_shard(stage, mesh=dp_mesh, reshard_after_forward=False, mp_policy=policy)
-    stage.end_after_last_block()
+    stage.register_late_hooks()
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
@@ -1892,6 +1902,7 @@ class Log:
         )
         sys.stdout.flush()
         if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("w" if step == 1 else "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
