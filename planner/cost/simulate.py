@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner.strategy.torch_schedules import Actions
+from planner.strategy.schedules import Actions
 
 
 def simulate_s(

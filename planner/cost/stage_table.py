@@ -73,13 +73,7 @@ class StageSeconds:
     @property
     def microbatch_s(self) -> float:
         """One microbatch, forward and backward."""
-        return (
-            self.compute_s
-            + self.recompute_s
-            + self.tp_comm_s
-            + self.dp_comm_s
-            + self.pp_comm_s
-        )
+        return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s + self.pp_comm_s
 
 
 class StageTable:
@@ -157,33 +151,37 @@ class StageTable:
         return self._traffic["reduce", num_bytes]
 
     def _exposed_gather_forward_s(self, index: int) -> float:
-        """The gather of a block hides behind the forward of the unit before it."""
-        gather_s = self._gather_s(index)
-        if self._is_root(index):
-            return gather_s
-        before = self.units[index - 1]
-        return max(0.0, gather_s - before.forward_s - before.forward_comm_s)
+        """The gather of a block hides behind the forward of the block before it.
+
+        Neighbouring blocks are taken to be alike, so that a block's price does not depend on
+        where the stage is cut.
+        """
+        unit = self.units[index]
+        hidden_s = 0.0 if self._is_root(index) else unit.forward_s + unit.forward_comm_s
+        return max(0.0, self._gather_s(index) - hidden_s)
 
     def _exposed_gather_backward_s(self, index: int) -> float:
-        """The gather of a block hides behind the backward of the unit after it.
+        """The gather of a block hides behind the backward of the block after it.
 
-        Under ZeRO-3 without a pipeline the reduction of that unit's gradients shares the link.
+        Under ZeRO-3 without a pipeline the reduction of that block's gradients shares the link.
         """
         if self._is_root(index):
             return 0.0
-        after = self.units[index + 1]
+        unit = self.units[index]
         traffic_s = self._gather_s(index)
-        if self._pp == 1 and not self._is_root(index + 1):
-            traffic_s += self._reduce_s(index + 1)
-        return max(0.0, traffic_s - after.backward_s - after.backward_comm_s)
+        if self._pp == 1:
+            traffic_s += self._reduce_s(index)
+        return max(0.0, traffic_s - unit.backward_s - unit.backward_comm_s)
 
     def _exposed_reduce_s(self, index: int) -> float:
-        """The reduction of a block's gradients hides behind the backward of the unit before."""
-        reduce_s = self._reduce_s(index)
-        if self._is_root(index) or index == 1:
-            return reduce_s
-        before = self.units[index - 1]
-        return max(0.0, reduce_s - before.backward_s - before.backward_comm_s)
+        """The reduction of a block's gradients hides behind the backward of the block before.
+
+        Nothing runs behind that of the first block and of the root.
+        """
+        unit = self.units[index]
+        is_last = self._is_root(index) or index == 1
+        hidden_s = 0.0 if is_last else unit.backward_s + unit.backward_comm_s
+        return max(0.0, self._reduce_s(index) - hidden_s)
 
     # -- a stage ----------------------------------------------------------------------------------
 

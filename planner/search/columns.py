@@ -1,14 +1,14 @@
 """Columns of the stage ILP: runs of units with the recomputation that fits.
 
 A stage of a configuration with one stage per rank needs, for each run of units, only the
-cheapest recomputation that fits; where a rank holds several stages they compete for its memory,
-and each run keeps its Pareto set of time against memory.
+cheapest recomputation that fits. Where a rank holds several stages they compete for its memory:
+each run keeps several columns there, one for each kind of recomputation of all its blocks.
 
 Finding the mix is a multiple-choice knapsack: blocks of one structure are alike, so that only
 counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
@@ -74,6 +74,19 @@ class ColumnMaker:
         table = self.table
         return 4 * table.sharded_parameter_bytes(first, end) + table.buffer_bytes(first, end)
 
+    def uniform_mixes(self, first: int, end: int) -> list[Mix]:
+        """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
+        fixed = [self._fixed_mix(first, end, kind) for kind in self._kinds]
+        fixed.sort(key=lambda mix: (mix.recompute_s, mix.kept_bytes))
+        kept: list[Mix] = []
+        for mix in fixed:
+            if all(
+                mix.kept_bytes < other.kept_bytes or mix.temporary_bytes < other.temporary_bytes
+                for other in kept
+            ):
+                kept.append(mix)
+        return kept
+
     def mixes(self, first: int, end: int) -> tuple[Mix, ...]:
         """Pareto set of recomputations of a run: fastest first, each next one smaller."""
         structures = tuple(unit.structure for unit in self.table.units[first:end])
@@ -88,7 +101,7 @@ class ColumnMaker:
         """The fastest recomputation of a run that fits a rank of its own."""
         room = capacity_bytes - self.static_bytes(first, end)
         shared = in_flight * self.table.shared_bytes(first, end)
-        fastest = self._fastest(first, end)
+        fastest = self._fixed_mix(first, end, self._kinds[0])
         if in_flight * fastest.kept_bytes + shared + fastest.temporary_bytes <= room:
             return fastest
         for mix in self.mixes(first, end):
@@ -108,21 +121,21 @@ class ColumnMaker:
             static_bytes=self.static_bytes(first, end),
         )
 
-    def _fastest(self, first: int, end: int) -> Mix:
-        """The mix without recomputation (or with the fixed kind)."""
+    def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
+        """The mix with one kind for all blocks."""
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         point = _Point(
-            recompute_s=sum(self.table.recompute_s(i, self._kinds[0]) for i in blocks),
-            kept_bytes=sum(self.table.units[i].activation_bytes[self._kinds[0]] for i in blocks),
+            recompute_s=sum(self.table.recompute_s(i, kind) for i in blocks),
+            kept_bytes=sum(self.table.units[i].activation_bytes[kind] for i in blocks),
             temporary_bytes=0.0,
             choices=(),
         )
-        return self._finished(first, end, dict.fromkeys(blocks, self._kinds[0]), point)
+        return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
     def _pareto(self, first: int, end: int) -> list[Mix]:
         """Merge the choices of each structure and keep what nothing else beats."""
         if len(self._kinds) == 1:
-            return [self._fastest(first, end)]
+            return [self._fixed_mix(first, end, self._kinds[0])]
         blocks: dict[str, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):

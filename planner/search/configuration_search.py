@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.cost.stage_table import StageTable
 from planner.search.columns import Column, ColumnMaker
@@ -47,11 +48,24 @@ class ConfigurationSearch:
         self.room_bytes = float(device.memory_bytes - device.reserve_bytes)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), len(table.units)]
         self._columns: dict[tuple[int, int, int], Column | None] = {}
-        whole = table.seconds_with(0, len(table.units), 0.0)
-        self._passing_s = whole.compute_s + whole.tp_comm_s
-        self._once_s = whole.optimizer_s / configuration.degrees.pp
+        end = len(table.units)
+        whole = table.seconds_with(0, end, 0.0)
+        pp = configuration.degrees.pp
+        self._passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
+        self._once_s = (whole.optimizer_s + whole.step_comm_s) / pp
+        self._even_s = self._passing_s / configuration.num_stages
+        self._unit_s = max(self._least_s(unit, unit + 1) for unit in range(end))
         self.bound_s = self._bound_s(self._passing_s / configuration.degrees.pp)
         """Lower bound: perfect balance, no recomputation, nothing exposed."""
+
+    @property
+    def counts_suffice(self) -> bool:
+        """Whether all blocks are alike and every cut between units is legal.
+
+        Then the length of a stage says all about it, except at the ends of the model.
+        """
+        blocks = {unit.structure for unit in self.table.units[1:-1]}
+        return len(blocks) == 1 and len(self.positions) == len(self.table.units) + 1
 
     def _bound_s(self, pace_s: float) -> float:
         configuration = self.configuration
@@ -78,9 +92,7 @@ class ConfigurationSearch:
         number = self._in_flight(stage)
         key = (number, first, end)
         if key not in self._columns:
-            mix = self._maker.cheapest(
-                first, end, in_flight=number, capacity_bytes=self.room_bytes
-            )
+            mix = self._maker.cheapest(first, end, in_flight=number, capacity_bytes=self.room_bytes)
             self._columns[key] = None if mix is None else self._maker.column(first, end, mix)
         return self._columns[key]
 
@@ -174,12 +186,15 @@ class ConfigurationSearch:
         stages = _joined(stages, len(self.table.units))
         if not all(stages):
             return None
+        if self.counts_suffice:
+            stages = [_one_per_length(columns) for columns in stages]
         shared = self.table.shared_bytes(0, len(self.table.units))
         return StageProblem(
             configuration=self.configuration,
             columns=tuple(tuple(columns) for columns in stages),
             room_bytes=None if alone else self.room_bytes,
             shared_bytes=float(shared),
+            num_units=len(self.table.units) if self.counts_suffice else None,
         )
 
     def _slowest_s(self, incumbent_s: float) -> float:
@@ -213,26 +228,26 @@ class ConfigurationSearch:
         return self.table.total("compute", first, end) + self.table.total("tp", first, end)
 
     def _columns_of(self, stage: int, first: int, end: int, *, alone: bool) -> list[Column]:
-        """Columns of a run: the cheapest that fits, or its Pareto set on a shared rank."""
+        """Columns of a run: the cheapest that fits, or one for each kind on a shared rank.
+
+        Stages that share a rank are searched within one unit of their even share: ranks take
+        turns, and turns of different length would leave them waiting in ways that the ILP's
+        objective does not see.
+        """
         if alone:
             column = self._column(stage, first, end)
             return [] if column is None else [column]
-        if self._least_s(first, end) > self._longest_virtual_s():
+        if abs(self._least_s(first, end) - self._even_s) > self._unit_s:
             return []
-        return [self._maker.column(first, end, mix) for mix in self._maker.mixes(first, end)]
-
-    def _longest_virtual_s(self) -> float:
-        """Longest stage considered where ranks hold several: a whole rank's even share."""
-        return self._passing_s / self.configuration.degrees.pp
+        mixes = self._maker.uniform_mixes(first, end)
+        return [self._maker.column(first, end, mix) for mix in mixes]
 
     def least_memory(self) -> tuple[int, int, tuple[str, ...]]:
         """Peak of an even cut with full recomputation: bytes, rank, and the kinds used."""
         pp = self.configuration.degrees.pp
-        cuts = [
-            self.positions[round(i * (len(self.positions) - 1) / pp)] for i in range(pp + 1)
-        ]
+        cuts = [self.positions[round(i * (len(self.positions) - 1) / pp)] for i in range(pp + 1)]
         worst: tuple[int, int, tuple[str, ...]] = (0, 0, ())
-        for stage, (first, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        for stage, (first, end) in enumerate(pairwise(cuts)):
             kinds = self._maker.mixes(first, end)[-1].kinds
             number = self._in_flight(stage) if self.configuration.virtual_stages == 1 else pp
             peak = self.table.memory(first, end, kinds, number).total_bytes
@@ -255,3 +270,12 @@ def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:
         needed = {column.first for column in kept}
         backward.append(kept)
     return backward[::-1]
+
+
+def _one_per_length(columns: list[Column]) -> list[Column]:
+    """One column for all runs of a stage that have the same price, wherever they start."""
+    found: dict[tuple[object, ...], Column] = {}
+    for column in columns:
+        key = (column.end - column.first, column.mix.kinds, column.microbatch_s, column.step_s)
+        found.setdefault(key, column)
+    return list(found.values())

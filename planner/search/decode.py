@@ -12,6 +12,7 @@ from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.model_pricing import PricedModel
 from planner.search.sharding_ilp import ShardingSolution
+from planner.search.stage_ilp import pace_factor, pace_s
 from planner.strategy.configuration import MESH_ORDER, Configuration
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.layout import REPLICATE, Layout
@@ -146,15 +147,13 @@ def _shared(table: StageTable, column: Column, shared_bytes: int | None) -> int:
 
 def step_costs(configuration: Configuration, seconds: Sequence[StageSeconds]) -> CostBreakdown:
     """Split the ILP's objective by cause, as the slowest rank sees it."""
-    pp, m, v = configuration.degrees.pp, configuration.num_microbatches, configuration.virtual_stages
-    ranks = [
-        [time for stage, time in enumerate(seconds) if rank_of_stage(stage, pp) == rank]
-        for rank in range(pp)
-    ]
+    pp, m = configuration.degrees.pp, configuration.num_microbatches
+    ranks = [seconds[rank::pp] for rank in range(pp)]
     slowest = max(ranks, key=lambda held: sum(time.microbatch_s for time in held))
     last = max(ranks, key=lambda held: sum(t.step_comm_s + t.optimizer_s for t in held))
-    passing_s = sum(time.microbatch_s for time in seconds) / v
-    pace_s = sum(time.microbatch_s for time in slowest)
+    stage_s = [time.microbatch_s for time in seconds]
+    running_s = sum(stage_s) / configuration.virtual_stages
+    running_s += pace_factor(configuration) * pace_s(configuration, stage_s)
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
@@ -162,7 +161,7 @@ def step_costs(configuration: Configuration, seconds: Sequence[StageSeconds]) ->
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),
-        bubble_s=max(0.0, passing_s - pace_s / v) if pp > 1 else 0.0,
+        bubble_s=max(0.0, running_s - m * sum(t.microbatch_s for t in slowest)) if pp > 1 else 0.0,
         optimizer_s=sum(time.optimizer_s for time in last),
     )
 
@@ -171,12 +170,7 @@ def _simulated_s(configuration: Configuration, seconds: Sequence[StageSeconds]) 
     """Step time by the schedule's own order of actions."""
     pp = configuration.degrees.pp
     once_s = max(
-        sum(
-            time.step_comm_s + time.optimizer_s
-            for stage, time in enumerate(seconds)
-            if rank_of_stage(stage, pp) == rank
-        )
-        for rank in range(pp)
+        sum(time.step_comm_s + time.optimizer_s for time in seconds[rank::pp]) for rank in range(pp)
     )
     if configuration.schedule == NO_SCHEDULE:
         return configuration.num_microbatches * seconds[0].microbatch_s + once_s
@@ -187,9 +181,7 @@ def _simulated_s(configuration: Configuration, seconds: Sequence[StageSeconds]) 
         num_microbatches=configuration.num_microbatches,
     )
     forward = [time.forward_share * time.microbatch_s for time in seconds]
-    backward = [
-        time.microbatch_s - part for time, part in zip(seconds, forward, strict=True)
-    ]
+    backward = [time.microbatch_s - part for time, part in zip(seconds, forward, strict=True)]
     simulated_s = simulate_s(
         actions, forward_s=forward, backward_s=backward, transfer_s=[0.0] * (len(seconds) - 1)
     )

@@ -17,7 +17,7 @@ from planner.search.columns import Column, ColumnMaker, MixCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext, decode_plan
 from planner.search.model_pricing import ModelPricer, PricedModel, ShardingChoice
-from planner.search.stage_ilp import StageSolution, solve_stages
+from planner.search.stage_ilp import StageProblem, solve_stages
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (
@@ -54,6 +54,37 @@ class _Solved:
     search: ConfigurationSearch
     columns: tuple[Column, ...]
     objective_s: float
+
+
+class _Incumbents:
+    """The best solutions so far."""
+
+    def __init__(self, top: int) -> None:
+        self.solved: list[_Solved] = []
+        self._top = top
+        self._best_by_layout: dict[tuple[object, str], float] = {}
+
+    def add(self, solved: _Solved) -> None:
+        """Take a solution in; layouts count once, by degrees and schedule."""
+        self.solved.append(solved)
+        configuration = solved.search.configuration
+        key = (configuration.degrees, configuration.schedule)
+        known = self._best_by_layout.get(key, float("inf"))
+        self._best_by_layout[key] = min(known, solved.objective_s)
+
+    def nth_s(self, place: int) -> float:
+        """Step time of the layout in that place; endless where there are fewer."""
+        times = sorted(self._best_by_layout.values())
+        return times[place - 1] if len(times) >= place else float("inf")
+
+    @property
+    def limit_s(self) -> float:
+        """Step time that a configuration must beat to be among the layouts to show."""
+        return self.nth_s(self._top)
+
+    def ranked(self) -> list[_Solved]:
+        """All solutions, fastest first."""
+        return sorted(self.solved, key=lambda solved: solved.objective_s)
 
 
 class Planner:
@@ -147,10 +178,18 @@ class Planner:
         legal = list(self._configurations())
         if not legal:
             raise self._nothing_legal()
-        open_searches = self._bounded(legal)
-        solved, kept = self._incumbents(open_searches)
-        best, report = self._prove(solved, kept)
-        candidates = self._candidates(best, solved)
+        searches = self._bounded(legal)
+        incumbents = _Incumbents(self._request.top)
+        for search in searches:
+            if search.configuration.virtual_stages == 1:
+                self._partition(search, incumbents)
+        for search in searches:
+            if search.configuration.virtual_stages > 1:
+                self._interleave(search, incumbents)
+        if not incumbents.solved:
+            raise self._nothing_fits(searches)
+        best, report = self._prove(incumbents, searches)
+        candidates = self._candidates(best, incumbents)
         return SearchOutcome(
             best=candidates[0],
             candidates=tuple(candidates),
@@ -177,76 +216,97 @@ class Planner:
                 )
         return sorted(found, key=lambda search: search.bound_s)
 
-    def _incumbents(
-        self, searches: list[ConfigurationSearch]
-    ) -> tuple[list[_Solved], list[ConfigurationSearch]]:
-        """Partition configurations with one stage per rank; keep all that may be best."""
-        solved: list[_Solved] = []
-        kept: list[ConfigurationSearch] = []
-        for search in searches:
-            if search.configuration.virtual_stages > 1:
-                kept.append(search)
-                continue
-            partition = search.best_partition()
-            if partition is None:
-                self._refuse_memory(search)
-                continue
-            kept.append(search)
-            solved.append(
-                _Solved(
-                    search=search, columns=partition.columns, objective_s=partition.objective_s
-                )
-            )
-        return sorted(solved, key=lambda s: s.objective_s), kept
+    def _partition(self, search: ConfigurationSearch, incumbents: "_Incumbents") -> None:
+        """Cut a configuration with one stage per rank, unless it cannot be among the best."""
+        if search.bound_s >= incumbents.limit_s:
+            self._refuse_slower(search)
+            return
+        partition = search.best_partition()
+        if partition is None:
+            search.bound_s = float("inf")
+            self._refuse_memory(search)
+            return
+        incumbents.add(
+            _Solved(search=search, columns=partition.columns, objective_s=partition.objective_s)
+        )
 
-    def _prove(
-        self, solved: list[_Solved], kept: list[ConfigurationSearch]
-    ) -> tuple[_Solved, SolverReport]:
-        """Solve the joint ILP over all configurations whose bound beats the incumbent."""
-        incumbent = solved[0] if solved else None
-        limit_s = incumbent.objective_s if incumbent else float("inf")
-        open_searches = [search for search in kept if search.bound_s < limit_s]
-        closed_s = min((s.bound_s for s in kept if s.bound_s >= limit_s), default=float("inf"))
-        problems = {
-            id(problem): (problem, search)
-            for search in open_searches
-            if (problem := search.problem(limit_s)) is not None
-        }
-        if not problems:
-            if incumbent is None:
-                raise self._nothing_fits(kept)
-            return incumbent, SolverReport(status="optimal", objective_s=limit_s, bound_s=limit_s)
+    def _interleave(self, search: ConfigurationSearch, incumbents: "_Incumbents") -> None:
+        """Cut a configuration with several stages per rank by its own ILP.
+
+        Only where it may be the best layout or the runner-up: these ILPs are the dearest.
+        """
+        limit_s = incumbents.nth_s(2)
+        if search.bound_s >= limit_s:
+            self._refuse_slower(search)
+            return
+        problem = search.problem(limit_s)
+        scale_s = limit_s if limit_s < float("inf") else search.bound_s
         try:
-            solution: StageSolution = solve_stages(
-                [problem for problem, _ in problems.values()],
-                scale_s=limit_s if incumbent else max(s.bound_s for s in open_searches),
+            if problem is None:
+                raise SolverError("no columns")
+            solution = solve_stages(
+                [problem],
+                scale_s=scale_s,
                 time_limit_s=self._request.time_limit_s,
+                cutoff_s=limit_s if limit_s < float("inf") else None,
             )
         except SolverError:
-            if incumbent is None:
-                raise
-            return incumbent, SolverReport(
-                status="time limit",
-                objective_s=limit_s,
-                bound_s=min(search.bound_s for search in open_searches),
-            )
-        found = _Solved(
-            search=problems[id(solution.problem)][1],
-            columns=solution.columns,
-            objective_s=solution.objective_s,
+            search.bound_s = max(search.bound_s, limit_s)
+            self._refuse_slower(search)
+            return
+        search.bound_s = max(search.bound_s, solution.bound_s)
+        incumbents.add(
+            _Solved(search=search, columns=solution.columns, objective_s=solution.objective_s)
         )
-        best = incumbent if incumbent and limit_s <= solution.objective_s else found
+
+    def _refuse_slower(self, search: ConfigurationSearch) -> None:
+        configuration = search.configuration
+        self._rejections.append(
+            Rejection(
+                degrees=configuration.degrees,
+                rule="slower",
+                detail=f"cannot be faster than {search.bound_s:.4g} s, behind those shown",
+                schedule=configuration.schedule,
+                microbatch_size=configuration.microbatch_size,
+            )
+        )
+
+    def _prove(
+        self, incumbents: "_Incumbents", searches: list[ConfigurationSearch]
+    ) -> tuple[_Solved, SolverReport]:
+        """Solve the joint ILP over all configurations whose bound beats the incumbent."""
+        incumbent = incumbents.ranked()[0]
+        limit_s = incumbent.objective_s
+        open_searches = [search for search in searches if search.bound_s < limit_s]
+        problems: dict[int, tuple[StageProblem, ConfigurationSearch]] = {}
+        for search in open_searches:
+            problem = search.problem(limit_s)
+            if problem is not None:
+                problems[id(problem)] = (problem, search)
+        if not problems:
+            return incumbent, SolverReport(status="optimal", objective_s=limit_s, bound_s=limit_s)
+        solution = solve_stages(
+            [problem for problem, _ in problems.values()],
+            scale_s=limit_s,
+            time_limit_s=self._request.time_limit_s,
+        )
+        best = incumbent
+        if solution.objective_s < limit_s:
+            search = problems[id(solution.problem)][1]
+            best = _Solved(
+                search=search, columns=solution.columns, objective_s=solution.objective_s
+            )
         return best, SolverReport(
             status=solution.status,
             objective_s=best.objective_s,
-            bound_s=min(solution.bound_s, closed_s, best.objective_s),
+            bound_s=min(solution.bound_s, best.objective_s),
         )
 
-    def _candidates(self, best: _Solved, solved: list[_Solved]) -> list[Plan]:
+    def _candidates(self, best: _Solved, incumbents: "_Incumbents") -> list[Plan]:
         """The best plan, then every other priced configuration, fastest first."""
         plans = [decode_plan(best.search, best.columns, self._context)]
         seen = {best.search.configuration}
-        for other in solved:
+        for other in incumbents.ranked():
             if other.search.configuration not in seen:
                 seen.add(other.search.configuration)
                 plans.append(decode_plan(other.search, other.columns, self._context))

@@ -31,7 +31,7 @@ class Minimisation:
     def __init__(self, name: str) -> None:
         """Start an empty program."""
         self._problem = pulp.LpProblem(name, pulp.LpMinimize)
-        self._objective: list[Term] = []
+        self.costs: list[Term] = []
         self._count = 0
 
     def binary(self) -> "pulp.LpVariable":
@@ -46,7 +46,7 @@ class Minimisation:
 
     def add_cost(self, terms: Iterable[Term]) -> None:
         """Add terms to the objective."""
-        self._objective += terms
+        self.costs += terms
 
     def equal(self, left: Iterable[Term], right: Iterable[Term] = (), constant: float = 0) -> None:
         """Require sum(left) == sum(right) + constant."""
@@ -68,7 +68,7 @@ class Minimisation:
         Raises:
             SolverError: No solver, no feasible point, or none found in time.
         """
-        self._problem.setObjective(pulp.lpSum(c * v for c, v in self._objective))
+        self._problem.setObjective(_difference(self.costs, ()))
         solver = pulp.HiGHS(
             msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1, random_seed=0
         )
@@ -108,7 +108,9 @@ def value_of(variable: "pulp.LpVariable") -> float:
 
 
 def _difference(left: Iterable[Term], right: Iterable[Term]) -> "pulp.LpAffineExpression":
-    """The expression sum(left) - sum(right)."""
-    terms = [coefficient * variable for coefficient, variable in left]
-    terms += [-coefficient * variable for coefficient, variable in right]
-    return pulp.lpSum(terms)
+    """The expression sum(left) - sum(right); a variable may stand on both sides."""
+    coefficients: dict[pulp.LpVariable, float] = {}
+    for sign, terms in ((1.0, left), (-1.0, right)):
+        for coefficient, variable in terms:
+            coefficients[variable] = coefficients.get(variable, 0.0) + sign * coefficient
+    return pulp.LpAffineExpression(list(coefficients.items()))

@@ -8,7 +8,9 @@ Sets
 Variables
     u[c]             1 where configuration c is chosen
     x[c,s,j]         1 where stage s of configuration c is column j
-    W                seconds that the slowest rank adds
+    P[c,k]           seconds of a microbatch in the slowest stage of turn k: the k-th stage of
+                     every rank (one turn where a rank holds one stage)
+    W                seconds that the slowest stages add over the step
     D                seconds once per step: exposed gradient and parameter traffic, optimiser
     M[c,r]           highest transient of rank r, where a rank holds several stages
 
@@ -16,8 +18,9 @@ Objective, with m[c] microbatches and v[c] stages per rank
     sum_c,s,j (1 / v[c]) t[c,s,j] x[c,s,j]  +  W  +  D
 
     One microbatch passes all stages (fill and drain, shortened v times where stages interleave),
-    the other m - 1 / v follow at the pace of the slowest rank (Narayanan et al. 2021,
-    2104.04473, section 2.2: bubble (p - 1) / v of a rank's time per microbatch).
+    the other m - 1 / v follow at the pace of the slowest stages (Narayanan et al. 2021,
+    2104.04473, section 2.2: bubble (p - 1) / v of a rank's time per microbatch). Ranks take
+    turns together, so that each turn lasts as long as its slowest stage.
 
 Constraints
     one configuration    sum_c u[c] = 1                                            ``_choose``
@@ -25,8 +28,14 @@ Constraints
     contiguity           columns of s that end at b = columns of s + 1 that start
                          at b, for every b; the first starts at 0, the last ends
                          at the end (no other columns are made)                    ``_join``
-    pace                 W >= (m - 1 / v) sum_{s on r} sum_j t x, for every c, r   ``_pace``
-    once per step        D >= sum_{s on r} sum_j d x, for every c, r               ``_pace``
+                         where blocks are alike, a column stands for all runs of
+                         its length, and the lengths add up to the model:
+                         sum_s,j length x[c,s,j] = units u[c]                      ``_add_up``
+    pace                 P[c,k] >= sum_j t x[c,s,j] for every s in turn k          ``_pace_rows``
+                         W >= (m[c] - 1 / v[c]) sum_k P[c,k], for every c          ``_pace_rows``
+    once per step        D >= sum_{s on r} sum_j d x, for every c, r               ``_once_rows``
+    cutoff               the objective is at most the incumbent's, where one is
+                         known                                                     ``_cut_off``
     memory               sum_{s on r} sum_j (static + n[s] kept) x + M <= capacity,
                          for every vector n of microbatches in flight              ``_memory``
                          M >= transient of each stage on r                         ``_memory``
@@ -37,7 +46,7 @@ stages took minutes; as columns they take milliseconds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.search.columns import Column
 from planner.search.solver import Minimisation, Solution, Term, is_chosen
@@ -60,6 +69,9 @@ class StageProblem:
     """Memory of a rank less the reserve, where its stages compete for it; else None."""
     shared_bytes: float
     """Saved constants per microbatch in flight, counted where ``room_bytes`` is given."""
+    num_units: int | None
+    """Units of the model where blocks are alike, so that a column stands for all runs of its
+    length; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +95,27 @@ def pace_factor(configuration: Configuration) -> float:
     return configuration.num_microbatches - 1 / configuration.virtual_stages
 
 
+def pace_s(configuration: Configuration, stage_s: Sequence[float]) -> float:
+    """Seconds per microbatch at which the pipeline runs: the slowest stage of every turn."""
+    pp = configuration.degrees.pp
+    return sum(max(stage_s[turn : turn + pp]) for turn in range(0, len(stage_s), pp))
+
+
 def objective_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns, as the ILP's objective has it."""
-    ranks = range(configuration.degrees.pp)
-    by_rank = [
-        [c for s, c in enumerate(columns) if rank_of_stage(s, len(ranks)) == r] for r in ranks
-    ]
-    pace_s = max(sum(column.microbatch_s for column in held) for held in by_rank)
-    once_s = max(sum(column.step_s for column in held) for held in by_rank)
-    passing_s = sum(column.microbatch_s for column in columns) / configuration.virtual_stages
-    return passing_s + pace_factor(configuration) * pace_s + once_s
+    pp = configuration.degrees.pp
+    stage_s = [column.microbatch_s for column in columns]
+    once_s = max(sum(column.step_s for column in columns[rank::pp]) for rank in range(pp))
+    passing_s = sum(stage_s) / configuration.virtual_stages
+    return passing_s + pace_factor(configuration) * pace_s(configuration, stage_s) + once_s
 
 
 def solve_stages(
-    problems: Sequence[StageProblem], *, scale_s: float, time_limit_s: float
+    problems: Sequence[StageProblem],
+    *,
+    scale_s: float,
+    time_limit_s: float,
+    cutoff_s: float | None = None,
 ) -> StageSolution:
     """Choose among configurations and cuts.
 
@@ -104,13 +123,17 @@ def solve_stages(
         problems: Configurations with their columns.
         scale_s: A step time of the right size (the incumbent's).
         time_limit_s: Limit for the solver.
+        cutoff_s: Step time that a choice must not exceed.
 
     Raises:
         SolverError: No choice exists, or none was found in time.
     """
     model = _Model(problems, _SCALED_OBJECTIVE / scale_s)
+    if cutoff_s is not None:
+        model.cut_off(cutoff_s)
     solution: Solution = model.minimisation.solve(time_limit_s=time_limit_s)
     problem, columns = model.chosen()
+    columns = _placed(columns)
     found_s = objective_s(problem.configuration, columns)
     return StageSolution(
         problem=problem,
@@ -119,6 +142,17 @@ def solve_stages(
         bound_s=min(found_s, solution.bound / model.scale),
         status=solution.status,
     )
+
+
+def _placed(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Move columns that stand for all runs of their length to where they follow one another."""
+    placed: list[Column] = []
+    first = 0
+    for column in columns:
+        length = column.end - column.first
+        placed.append(replace(column, first=first, end=first + length))
+        first += length
+    return tuple(placed)
 
 
 class _Model:
@@ -138,8 +172,12 @@ class _Model:
         ]
         self._choose()
         for index, problem in enumerate(problems):
-            self._join(index, problem)
+            if problem.num_units is None:
+                self._join(index, problem)
+            else:
+                self._add_up(index, problem, problem.num_units)
             self._pace_rows(index, problem)
+            self._once_rows(index, problem)
             if problem.room_bytes is not None:
                 self._memory(index, problem, problem.room_bytes)
 
@@ -168,18 +206,48 @@ class _Model:
             for cut in {**ends, **starts}:
                 self.minimisation.equal(ends.get(cut, []), starts.get(cut, []))
 
+    def _add_up(self, index: int, problem: StageProblem, num_units: int) -> None:
+        """The lengths of the stages add up to the model."""
+        lengths = [
+            (float(column.end - column.first), x)
+            for columns, variables in zip(problem.columns, self._x[index], strict=True)
+            for column, x in zip(columns, variables, strict=True)
+        ]
+        self.minimisation.equal(lengths, [(float(num_units), self._chosen[index][1])])
+
     def _pace_rows(self, index: int, problem: StageProblem) -> None:
-        """The slowest rank sets the pace; the dearest rank ends the step."""
+        """Each turn lasts as long as its slowest stage; the turns set the pace."""
         configuration = problem.configuration
-        factor = pace_factor(configuration) * self.scale
-        for rank in range(configuration.degrees.pp):
+        pp = configuration.degrees.pp
+        turns: list[Term] = []
+        for turn in range(configuration.virtual_stages):
+            slowest = self.minimisation.non_negative()
+            turns.append((pace_factor(configuration), slowest))
+            for stage in range(turn * pp, (turn + 1) * pp):
+                self.minimisation.at_most(
+                    [
+                        (self.scale * column.microbatch_s, x)
+                        for column, x in zip(
+                            problem.columns[stage], self._x[index][stage], strict=True
+                        )
+                    ],
+                    [(1.0, slowest)],
+                )
+        self.minimisation.at_most(turns, [self._pace])
+
+    def _once_rows(self, index: int, problem: StageProblem) -> None:
+        """The dearest rank ends the step."""
+        for rank in range(problem.configuration.degrees.pp):
             held = self._held(index, problem, rank)
-            self.minimisation.at_most(
-                [(factor * column.microbatch_s, x) for _, column, x in held], [self._pace]
-            )
             self.minimisation.at_most(
                 [(self.scale * column.step_s, x) for _, column, x in held], [self._once]
             )
+
+    def cut_off(self, cutoff_s: float) -> None:
+        """Only choices whose objective is at most ``cutoff_s``."""
+        self.minimisation.at_most(
+            self.minimisation.costs, constant=self.scale * cutoff_s * (1 + 1e-9)
+        )
 
     def _memory(self, index: int, problem: StageProblem, room_bytes: float) -> None:
         """What the stages of a rank keep, in units of the room, with the highest transient."""

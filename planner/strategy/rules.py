@@ -8,7 +8,7 @@ from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import NO_SCHEDULE, schedule_rule
 
-VIRTUAL_STAGES = (2, 3, 4)
+VIRTUAL_STAGES = (2, 4)
 """Stages per rank that the search tries for interleaved schedules."""
 
 
@@ -110,7 +110,9 @@ def configurations(
     """All configurations of legal degrees; a broken rule where a fixed value allows none.
 
     GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
-    microbatches in flight. One shard is not resharded.
+    microbatches in flight. One shard is not resharded, and under a pipeline resharding is left
+    out unless fixed: torch's schedules keep the parameters of a stage gathered from backward to
+    backward, so that it saves no memory and gathers more often.
     """
     samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
@@ -137,7 +139,7 @@ def configurations(
             if schedule == "GPipe" and fixed.schedule is None and samples // size >= degrees.pp:
                 continue
             found = True
-            for reshard in _options(degrees.dp_shard > 1, fixed.reshard_after_forward):
+            for reshard in _reshards(degrees, fixed):
                 for split in _options(_can_split(degrees, facts), fixed.sequence_parallel):
                     yield Configuration(
                         degrees=degrees,
@@ -150,6 +152,12 @@ def configurations(
                     )
     if not found and reason is not None:
         yield BrokenRule(rule="microbatches < stages", detail=reason)
+
+
+def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
+    if fixed.reshard_after_forward is None and degrees.pp > 1:
+        return (False,)
+    return _options(degrees.dp_shard > 1, fixed.reshard_after_forward)
 
 
 def _can_split(degrees: ParallelDegrees, facts: ModelFacts) -> bool:

@@ -5,7 +5,8 @@ Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``
 
 from functools import cache
 
-from planner.strategy.torch_schedules import Actions, interleaved_actions
+Actions = tuple[tuple[int, bool], ...]
+"""Actions of one rank in order: (stage, True for a forward, False for a backward)."""
 
 SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B")
 """Schedules that the search considers; "none" stands for no pipeline."""
@@ -15,7 +16,7 @@ NO_SCHEDULE = "none"
 def schedule_rule(
     schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int
 ) -> str | None:
-    """Limits of torch's schedule classes.
+    """Limits of torch's schedule classes, and of what interleaving is good for.
 
     Returns:
         The rule that is broken, with its numbers, None where the schedule runs.
@@ -23,7 +24,12 @@ def schedule_rule(
     if schedule == "1F1B" and num_microbatches < pp:
         return f"1F1B needs microbatches >= stages, but {num_microbatches} < {pp}"
     if schedule == "Interleaved1F1B":
-        rounds = max(1, num_microbatches // pp)
+        if num_microbatches < pp:
+            return (
+                f"Interleaved1F1B needs microbatches >= pipeline ranks to interleave, but "
+                f"{num_microbatches} < {pp}"
+            )
+        rounds = num_microbatches // pp
         if num_microbatches % rounds:
             return (
                 f"Interleaved1F1B needs microbatches % rounds == 0, but "
@@ -44,18 +50,39 @@ def actions_by_rank(
     """Order of forwards and backwards on every pipeline rank.
 
     1F1B (Narayanan et al. 2019, PipeDream-flush) runs min(m, stages left) forwards, then
-    alternates; GPipe (Huang et al. 2019) all forwards, then all backwards.
+    alternates; GPipe (Huang et al. 2019) all forwards, then all backwards; Interleaved1F1B
+    (Narayanan et al. 2021) goes round the stages of a rank. The same orders as torch's schedule
+    classes make, which take seconds for hundreds of stages.
     """
     if schedule == "Interleaved1F1B":
-        return interleaved_actions(
-            pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
-        )
-    found = []
+        return tuple(_interleaved(rank, pp, virtual_stages, num_microbatches) for rank in range(pp))
+    found: list[Actions] = []
     for rank in range(pp):
         warmup = num_microbatches if schedule == "GPipe" else min(num_microbatches, pp - rank)
         steady = ((rank, False), (rank, True)) * (num_microbatches - warmup)
         found.append(((rank, True),) * warmup + steady + ((rank, False),) * warmup)
     return tuple(found)
+
+
+def _interleaved(rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> Actions:
+    """One rank under Interleaved1F1B: warm-up forwards, pairs, the remaining backwards.
+
+    Microbatches go round the rank's stages in groups of ``group``; the warm-up covers all but
+    the last stage for one group, and two more forwards for every rank behind this one.
+    """
+    group = num_microbatches // max(1, num_microbatches // pp)
+    total = num_microbatches * virtual_stages
+    warmup = min(total, (virtual_stages - 1) * group + 2 * (pp - 1 - rank))
+
+    def stage(step: int) -> int:
+        return (step // group) % virtual_stages * pp + rank
+
+    forwards = [(stage(step), True) for step in range(total)]
+    last = (virtual_stages - 1) * pp + 2 * rank
+    backwards = [(last - stage(step), False) for step in range(total)]
+    paired = total - warmup
+    steady = [a for pair in zip(forwards[warmup:], backwards, strict=False) for a in pair]
+    return tuple(forwards[:warmup] + steady + backwards[paired:])
 
 
 @cache
