@@ -4,8 +4,15 @@ import pytest
 from plan_factory import make_plan
 
 from planner.errors import RequestError
+from planner.hardware.profiles import load_cluster
 from planner.request import PlanRequest
-from planner.request_rules import check_request, fix_warnings, parse_fix
+from planner.request_rules import (
+    check_request,
+    estimated_layout,
+    fix_warnings,
+    parse_fix,
+    resolve_dtype,
+)
 from planner.strategy.mesh import ParallelDegrees
 
 REQUEST = PlanRequest(model="model.py", gpus=8)
@@ -102,3 +109,36 @@ def test_settings_without_effect_are_named():
         "--fix schedule=1F1B has no effect: the plan has pp=1",
     )
     assert fix_warnings(REQUEST, plan) == ()
+
+
+@pytest.mark.parametrize(("cluster", "dtype"), [("h100-sxm", "bfloat16"), ("v100-sxm", "float32")])
+def test_the_faster_dtype_of_the_device_is_the_default(cluster, dtype):
+    device = load_cluster(cluster, gpus=8).device
+    assert resolve_dtype(REQUEST, device) == dtype
+
+
+def test_a_dtype_that_the_device_has_not_is_refused():
+    device = load_cluster("v100-sxm", gpus=8).device
+    with pytest.raises(RequestError, match="--dtype bfloat16 on v100") as caught:
+        resolve_dtype(replace(REQUEST, dtype="bfloat16"), device)
+    assert "float32" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "degrees"),
+    [
+        ([], {"dp_replicate": "1", "dp_shard": "8", "tp": "1", "pp": "1"}),
+        (["tp=2"], {"dp_replicate": "1", "dp_shard": "4", "tp": "2", "pp": "1"}),
+        (["dp_shard=4"], {"dp_replicate": "2", "dp_shard": "4", "tp": "1", "pp": "1"}),
+        (["dp_replicate=2", "pp=4"], {"dp_replicate": "2", "dp_shard": "1", "tp": "1", "pp": "4"}),
+    ],
+)
+def test_an_estimate_gives_the_devices_left_over_to_data_parallelism(settings, degrees):
+    assert estimated_layout(check_request(request_with(*settings))) == degrees
+
+
+def test_an_estimate_that_leaves_devices_idle_is_refused():
+    request = check_request(request_with("dp_shard=2", "dp_replicate=2"))
+    with pytest.raises(RequestError, match="multiply to 4") as caught:
+        estimated_layout(request)
+    assert "--gpus 4" in caught.value.hint
