@@ -201,29 +201,38 @@ def _search_outcome(
         graphs = trace_family(loaded, dtype=dtype)
         graph = graphs.at(1)
     with timed_phase(progress, "search"):
-        from planner.search.run import Planner, SearchRequest
+        from planner.search.run import Search
+        from planner.search.space import SearchRequest
 
-        search = SearchRequest(
-            model=ModelRef(
-                file=loaded.file,
-                module=loaded.module,
-                factory=loaded.factory,
-                seq_len=loaded.seq_len,
+        search = Search(
+            graphs,
+            cluster,
+            SearchRequest(
+                model=ModelRef(
+                    file=loaded.file,
+                    module=loaded.module,
+                    factory=loaded.factory,
+                    seq_len=loaded.seq_len,
+                ),
+                global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
+                dtype=dtype,
+                fixed=_fixed_values(fixed),
+                top=request.top,
+                time_limit_s=request.time_limit_s,
             ),
-            global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
-            dtype=dtype,
-            fixed=_fixed_values(fixed),
-            top=request.top,
-            time_limit_s=request.time_limit_s,
+            resize=lambda gpus: load_cluster(
+                request.cluster, gpus=gpus, gpus_per_node=request.gpus_per_node
+            ),
         )
-        outcome = Planner(graphs, cluster, search).run()
+        outcome = search.run()
+        rows = search.op_rows(outcome.best)
     tokens = graph.tokens_per_sample
     model = ModelSummary(
         name=loaded.description,
         num_parameters=graph.num_parameters,
         seq_len=tokens if tokens > 1 else None,
     )
-    return PlanRecord(request=request, model=model, cluster=cluster, outcome=outcome)
+    return PlanRecord(request=request, model=model, cluster=cluster, outcome=outcome, op_rows=rows)
 
 
 def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.stage_table import StageTable
 from planner.search.columns import Column, ColumnMaker
 from planner.search.model_pricing import PricedModel
@@ -23,6 +24,24 @@ class Partition:
     """One per stage."""
     objective_s: float
     """Step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMemory:
+    """What the fullest rank of a configuration needs at the least."""
+
+    memory: MemoryBreakdown
+    """By component."""
+    rank: int
+    """Pipeline rank."""
+    kinds: tuple[str, ...]
+    """Recomputation of its units."""
+
+    @property
+    def kinds_words(self) -> str:
+        """The recomputation in words."""
+        kinds = {kind for kind in self.kinds if kind != "none"}
+        return f"{'/'.join(sorted(kinds))} recomputation" if kinds else "no recomputation"
 
 
 class ConfigurationSearch:
@@ -242,17 +261,25 @@ class ConfigurationSearch:
         mixes = self._maker.uniform_mixes(first, end)
         return [self._maker.column(first, end, mix) for mix in mixes]
 
-    def least_memory(self) -> tuple[int, int, tuple[str, ...]]:
-        """Peak of an even cut with full recomputation: bytes, rank, and the kinds used."""
+    def least_memory(self) -> LeastMemory:
+        """The fullest rank of an even cut with the recomputation that keeps the least."""
         pp = self.configuration.degrees.pp
         cuts = [self.positions[round(i * (len(self.positions) - 1) / pp)] for i in range(pp + 1)]
-        worst: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+        found = []
         for stage, (first, end) in enumerate(pairwise(cuts)):
-            kinds = self._maker.mixes(first, end)[-1].kinds
+            mix = min(
+                self._maker.uniform_mixes(first, end),
+                key=lambda mix: mix.kept_bytes + mix.temporary_bytes,
+            )
             number = self._in_flight(stage) if self.configuration.virtual_stages == 1 else pp
-            peak = self.table.memory(first, end, kinds, number).total_bytes
-            worst = max(worst, (peak, stage, kinds))
-        return worst
+            found.append(
+                LeastMemory(
+                    memory=self.table.memory(first, end, mix.kinds, number),
+                    rank=stage,
+                    kinds=mix.kinds,
+                )
+            )
+        return max(found, key=lambda need: need.memory.total_bytes)
 
 
 def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:

@@ -68,7 +68,8 @@ class ModelPricer:
             self._priced[choice] = self._price(choice)
         return self._priced[choice]
 
-    def _pricing(self, tp: int) -> Pricing:
+    def pricing(self, tp: int) -> Pricing:
+        """Device and tp group of a tp degree."""
         return Pricing(
             device=self._cluster.device,
             dtype=self._dtype,
@@ -77,7 +78,7 @@ class ModelPricer:
 
     def _price(self, choice: ShardingChoice) -> PricedModel | None:
         graph = self._graphs.at(choice.microbatch_size)
-        pricing = self._pricing(choice.tp)
+        pricing = self.pricing(choice.tp)
         solutions: dict[str, ShardingSolution] = {}
         prices: dict[str, PricedUnit] = {}
         for unit in representatives(graph):

@@ -1,0 +1,54 @@
+"""The best solutions of a search so far."""
+
+from dataclasses import dataclass
+
+from planner.search.columns import Column
+from planner.search.configuration_search import ConfigurationSearch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """A solution of one configuration."""
+
+    search: ConfigurationSearch
+    """The configuration with its prices."""
+    columns: tuple[Column, ...]
+    """Its stages."""
+    objective_s: float
+    """Its step time."""
+
+
+class Incumbents:
+    """Solutions found, and what a new one must beat."""
+
+    def __init__(self, top: int) -> None:
+        """Start empty.
+
+        Args:
+            top: Layouts that the user wants to see.
+        """
+        self.solved: list[Solved] = []
+        self._top = top
+        self._best_by_layout: dict[tuple[object, str], float] = {}
+
+    def add(self, solved: Solved) -> None:
+        """Take a solution in; layouts count once, by degrees and schedule."""
+        self.solved.append(solved)
+        configuration = solved.search.configuration
+        key = (configuration.degrees, configuration.schedule)
+        known = self._best_by_layout.get(key, float("inf"))
+        self._best_by_layout[key] = min(known, solved.objective_s)
+
+    def nth_s(self, place: int) -> float:
+        """Step time of the layout in that place; endless where there are fewer."""
+        times = sorted(self._best_by_layout.values())
+        return times[place - 1] if len(times) >= place else float("inf")
+
+    @property
+    def limit_s(self) -> float:
+        """Step time that a configuration must beat to be among the layouts to show."""
+        return self.nth_s(self._top)
+
+    def ranked(self) -> list[Solved]:
+        """All solutions, fastest first."""
+        return sorted(self.solved, key=lambda solved: solved.objective_s)

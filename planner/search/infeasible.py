@@ -1,0 +1,88 @@
+"""What to tell a user for whose model nothing fits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from planner.cost.breakdown import MemoryBreakdown
+from planner.errors import InfeasiblePlanError
+from planner.hardware.spec import ClusterSpec
+from planner.search.configuration_search import ConfigurationSearch
+from planner.search.space import LayoutSpace
+from planner.strategy.rules import FixedValues
+from planner.units import format_bytes
+
+Resize = Callable[[int], ClusterSpec]
+"""The same cluster with another number of devices."""
+
+_MOST_GPUS = 16384
+_COMPONENTS = {
+    "params_bytes": "parameters",
+    "grads_bytes": "gradients",
+    "optimizer_bytes": "optimiser states",
+    "activations_bytes": "activations",
+    "buffers_bytes": "gathered parameters and buffers",
+    "temporary_bytes": "temporaries",
+    "reserve_bytes": "reserve",
+}
+
+
+def nothing_fits(
+    space: LayoutSpace, searches: Sequence[ConfigurationSearch], resize: Resize
+) -> InfeasiblePlanError:
+    """Say by how much the closest layout misses, where, and the smallest change that fits."""
+    needs = [(search.least_memory(), search) for search in searches]
+    need, search = min(needs, key=lambda pair: pair[0].memory.total_bytes)
+    capacity = space.cluster.device.memory_bytes
+    short = need.memory.total_bytes - capacity
+    degrees = search.configuration.degrees
+    name, size = _largest_component(need.memory)
+    return InfeasiblePlanError(
+        f"no layout of {space.cluster.num_gpus} x {space.cluster.device.name} holds the model: "
+        f"the closest (dp_replicate {degrees.dp_replicate}, dp_shard {degrees.dp_shard}, "
+        f"tp {degrees.tp}, pp {degrees.pp}, microbatch {search.configuration.microbatch_size}, "
+        f"{need.kinds_words}) needs {format_bytes(need.memory.total_bytes)} of "
+        f"{format_bytes(capacity)} on stage {need.rank}: short by {format_bytes(short)}, "
+        f"the largest part {name} with {format_bytes(size)}",
+        hint=_smallest_change(space, resize),
+        shortfall_bytes_by_stage={need.rank: short},
+    )
+
+
+def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:
+    sizes = {field: getattr(memory, field) for field in _COMPONENTS}
+    largest = max(sizes, key=lambda field: sizes[field])
+    return _COMPONENTS[largest], sizes[largest]
+
+
+def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
+    """The first change that fits: less fixed, else the least power of two of more devices."""
+    fixed = space.request.fixed
+    for setting in ("activation_checkpointing", "microbatch_size"):
+        value = getattr(fixed, setting)
+        if value is not None and _fits(space, space.cluster, replace(fixed, **{setting: None})):
+            return f"It fits without --fix {setting}={value}."
+    free = replace(fixed, dp_replicate=None, dp_shard=None, tp=None, pp=None)
+    if free != fixed and _fits(space, space.cluster, free):
+        return "It fits with other degrees: fix fewer axes."
+    gpus = 2 * space.cluster.num_gpus
+    while gpus <= _MOST_GPUS:
+        if _fits(space, resize(gpus), free):
+            return f"The smallest change that fits: --gpus {gpus}."
+        gpus *= 2
+    return f"Not even {_MOST_GPUS} of these devices hold it: use a smaller model or --seq-len."
+
+
+def _fits(space: LayoutSpace, cluster: ClusterSpec, fixed: FixedValues) -> bool:
+    """Whether some layout with the smallest microbatch fits a cluster."""
+    batch = max(space.request.global_batch_size, cluster.num_gpus)
+    batch += -batch % cluster.num_gpus
+    request = replace(space.request, fixed=fixed, global_batch_size=batch)
+    other = LayoutSpace(space.graphs, cluster, request)
+    legal, _ = other.legal()
+    smallest = min((c.microbatch_size for c in legal), default=0)
+    tried = [c for c in legal if c.microbatch_size == smallest and c.virtual_stages == 1]
+    return any(
+        search.best_partition() is not None
+        for configuration in tried
+        for search in other.searches(configuration)
+    )

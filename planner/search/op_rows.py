@@ -1,0 +1,98 @@
+"""Every forward op of a plan with its price on one rank: the rows of ops.csv."""
+
+from collections.abc import Iterator
+
+from planner.cost.node_pricing import Pricing, conversion_s, forward_op_s
+from planner.cost.work import forward_work, shares_of
+from planner.graph.operator_graph import Unit
+from planner.plan.record import OpRow
+from planner.plan.types import Plan
+from planner.search.model_pricing import ModelPricer, PricedModel, ShardingChoice
+from planner.search.sharding_ilp import ShardingSolution
+
+
+def plan_choice(plan: Plan) -> ShardingChoice:
+    """The choice of layouts that a plan was priced under."""
+    styles = {m.style for sharding in plan.shardings for m in sharding.modules}
+    return ShardingChoice(
+        tp=plan.degrees.tp,
+        sequence_parallel=plan.sequence_parallel,
+        split_tables="vocab_embedding" in styles,
+        microbatch_size=plan.microbatch_size,
+    )
+
+
+def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
+    """Price the plan's forward ops one by one, in execution order.
+
+    Args:
+        plan: The plan.
+        pricer: Prices of its model on its cluster.
+    """
+    choice = plan_choice(plan)
+    priced = pricer.priced(choice)
+    assert priced is not None
+    pricing = pricer.pricing(choice.tp)
+    stage_of_unit = {
+        unit: stage.index
+        for stage in plan.stages
+        for unit in range(stage.first_unit, stage.end_unit)
+    }
+    by_structure = {
+        structure: _unit_rows(solution, priced, pricing)
+        for structure, solution in priced.solutions.items()
+    }
+    return tuple(
+        row
+        for unit in priced.graph.units
+        for row in _placed(by_structure[unit.structure], unit, priced, stage_of_unit[unit.index])
+    )
+
+
+_Row = tuple[str, str, float, float, float]
+"""Op name, placement, compute seconds, communication seconds, bytes."""
+
+
+def _unit_rows(solution: ShardingSolution, priced: PricedModel, pricing: Pricing) -> list[_Row]:
+    """Rows of a unit's representative, in the order of its forward ops."""
+    graph = priced.graph
+    problem = solution.problem
+    entering = {value: (p, q) for value, p, q in solution.conversions}
+    rows: dict[int, _Row] = {}
+    for node, strategy, price in zip(
+        problem.folded.nodes, solution.chosen, solution.prices, strict=True
+    ):
+        share = shares_of(strategy.layouts, problem.context.tp)
+        for position, op_id in enumerate(node.ops):
+            op = graph.ops[op_id]
+            work = forward_work(graph, op, share)
+            comm_s = price.forward_comm_s if position == len(node.ops) - 1 else 0.0
+            for value in op.inputs if node.inputs else ():
+                if value in entering and value in node.inputs:
+                    comm_s += conversion_s(graph, value, *entering.pop(value), pricing)[0]
+            placement = strategy.layouts.get(op.outputs[0]) if op.outputs else None
+            rows[op_id] = (
+                op.name,
+                str(placement) if placement is not None else "Replicate",
+                0.0 if op.is_view else forward_op_s(graph, op, share, pricing),
+                comm_s,
+                work.read_bytes + work.write_bytes,
+            )
+    return [rows[op] for op in problem.unit.forward_ops]
+
+
+def _placed(rows: list[_Row], unit: Unit, priced: PricedModel, stage: int) -> Iterator[OpRow]:
+    """Rows of one unit from those of its representative."""
+    for op_id, (name, placement, compute_s, comm_s, num_bytes) in zip(
+        unit.forward_ops, rows, strict=True
+    ):
+        yield OpRow(
+            op=name,
+            unit=unit.name,
+            module=priced.graph.ops[op_id].module,
+            stage=stage,
+            placement=placement,
+            compute_s=compute_s,
+            comm_s=comm_s,
+            bytes=round(num_bytes),
+        )

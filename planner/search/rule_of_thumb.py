@@ -1,0 +1,51 @@
+"""The layout that people take without a planner: the baseline beside every plan.
+
+Tensor parallelism as small as fits inside a node, then pipeline stages, the rest data parallel
+with the state sharded, the largest microbatch that fits, and full recomputation only where
+nothing fits without it.
+"""
+
+from collections.abc import Iterator
+
+from planner.plan.types import Plan
+from planner.search.decode import decode_plan
+from planner.search.space import LayoutSpace
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.rules import FixedValues, broken_rule, configurations, divisors
+
+
+def rule_of_thumb(space: LayoutSpace) -> Plan | None:
+    """Find the baseline, None where nothing of its form fits."""
+    for degrees in _in_order(space.cluster.num_gpus, space.cluster.gpus_per_node):
+        if broken_rule(degrees, space.facts, space.request.global_batch_size):
+            continue
+        for kind in ("none", "full"):
+            plan = _largest_microbatch(space, degrees, kind)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _in_order(gpus: int, gpus_per_node: int) -> Iterator[ParallelDegrees]:
+    """Smallest tp first, inside a node; then more and more pipeline stages."""
+    inside = [tp for tp in divisors(gpus) if tp <= gpus_per_node]
+    for tp in inside:
+        yield ParallelDegrees(tp=tp, dp_shard=gpus // tp)
+    widest = inside[-1]
+    for pp in divisors(gpus // widest)[1:]:
+        yield ParallelDegrees(tp=widest, pp=pp, dp_shard=gpus // widest // pp)
+
+
+def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str) -> Plan | None:
+    fixed = FixedValues(
+        virtual_stages=1, reshard_after_forward=False, sequence_parallel=degrees.tp > 1
+    )
+    found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
+    legal = [item for item in found if isinstance(item, Configuration)]
+    for configuration in sorted(legal, key=lambda c: -c.microbatch_size):
+        for search in space.searches(configuration, kind=kind):
+            partition = search.best_partition()
+            if partition is not None:
+                return decode_plan(search, partition.columns, space.context)
+    return None
