@@ -56,7 +56,7 @@ def is_causal(graph: OperatorGraph, op: OpNode) -> bool:
     if named is not None:
         return bool(named)
     flags = [argument for argument in op.arguments if isinstance(argument, bool)]
-    # (…, dropout_p, is_causal, return_debug_mask) or (…, compute_log_sumexp, dropout_p, is_causal)
+    # (dropout_p, is_causal, return_debug_mask) or (compute_log_sumexp, dropout_p, is_causal)
     position = -1 if "efficient" in op.name else 0
     return bool(flags and flags[position])
 

@@ -1,0 +1,182 @@
+"""The second ILP: exact against enumeration, and joint as good as one per configuration."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner.errors import SolverError
+from planner.search.columns import Column, Mix
+from planner.search.stage_ilp import StageProblem, objective_s, solve_stages
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import in_flight
+
+ROOM = 1000.0
+
+
+def configuration(pp, virtual_stages, num_microbatches):
+    schedule = "Interleaved1F1B" if virtual_stages > 1 else "1F1B" if pp > 1 else "none"
+    return Configuration(
+        degrees=ParallelDegrees(pp=pp),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        microbatch_size=1,
+        num_microbatches=num_microbatches,
+        reshard_after_forward=False,
+        sequence_parallel=False,
+    )
+
+
+def column(first, end, time, step, static, kept, kind="none"):
+    mix = Mix(kinds=(kind,) * (end - first), recompute_s=0.0, kept_bytes=kept, temporary_bytes=0.0)
+    return Column(
+        first=first, end=end, mix=mix, microbatch_s=time, step_s=step, static_bytes=static
+    )
+
+
+@st.composite
+def problems(draw, *, virtual_stages=1):
+    pp = draw(st.integers(2 if virtual_stages > 1 else 1, 3))
+    num_stages = pp * virtual_stages
+    num_units = draw(st.integers(num_stages, num_stages + 3))
+    seconds = draw(st.lists(st.integers(1, 20), min_size=num_units, max_size=num_units))
+    kept = draw(st.lists(st.integers(1, 60), min_size=num_units, max_size=num_units))
+    static = draw(st.integers(1, 60))
+    number = draw(st.integers(pp, 3 * pp)) if virtual_stages == 1 else 2 * pp
+    config = configuration(pp, virtual_stages, number)
+    stages = []
+    for _ in range(num_stages):
+        columns = []
+        for first, end in combinations(range(num_units + 1), 2):
+            time, size = sum(seconds[first:end]) * 1e-3, sum(kept[first:end])
+            step, fixed = (end - first) * 2e-3, static * (end - first)
+            columns.append(column(first, end, time, step, fixed, size))
+            if virtual_stages > 1:
+                columns.append(column(first, end, 1.3 * time, step, fixed, size // 4, "full"))
+        stages.append(columns)
+    stages[0] = [c for c in stages[0] if c.first == 0]
+    stages[-1] = [c for c in stages[-1] if c.end == num_units]
+    if num_stages == 1:
+        stages = [[c for c in stages[0] if c.end == num_units]]
+    return StageProblem(
+        configuration=config,
+        columns=tuple(tuple(columns) for columns in stages),
+        room_bytes=ROOM if virtual_stages > 1 else None,
+        shared_bytes=0.0,
+        num_units=None,
+    )
+
+
+def fits(problem, chosen):
+    config = problem.configuration
+    if problem.room_bytes is None:
+        return True
+    for rank in range(config.degrees.pp):
+        held = chosen[rank :: config.degrees.pp]
+        for counts in in_flight(
+            config.schedule, pp=config.degrees.pp, virtual_stages=config.virtual_stages,
+            num_microbatches=config.num_microbatches, rank=rank,
+        ):  # fmt: skip
+            size = sum(
+                c.static_bytes + n * c.mix.kept_bytes for c, n in zip(held, counts, strict=True)
+            )
+            if size > problem.room_bytes:
+                return False
+    return True
+
+
+def enumerated_s(problem):
+    best = float("inf")
+
+    def extend(stage, chosen):
+        nonlocal best
+        if stage == len(problem.columns):
+            if fits(problem, chosen):
+                best = min(best, objective_s(problem.configuration, chosen))
+            return
+        place = chosen[-1].end if chosen else 0
+        for candidate in problem.columns[stage]:
+            if candidate.first == place:
+                extend(stage + 1, [*chosen, candidate])
+
+    extend(0, [])
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_one_stage_per_rank_equals_enumeration(problem):
+    solution = solve_stages([problem], scale_s=0.1, time_limit_s=20)
+    assert solution.objective_s == pytest.approx(enumerated_s(problem), rel=1e-6)
+    assert solution.bound_s == pytest.approx(solution.objective_s, rel=1e-6)
+    assert solution.status == "optimal"
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(virtual_stages=2))
+def test_stages_that_share_a_rank_equal_enumeration(problem):
+    least = enumerated_s(problem)
+    if least == float("inf"):
+        with pytest.raises(SolverError):
+            solve_stages([problem], scale_s=0.1, time_limit_s=20)
+        return
+    solution = solve_stages([problem], scale_s=0.1, time_limit_s=20)
+    assert solution.objective_s == pytest.approx(least, rel=1e-6)
+    assert fits(problem, solution.columns)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(problems(), min_size=2, max_size=4))
+def test_the_joint_ilp_equals_one_per_configuration(several):
+    joint = solve_stages(several, scale_s=0.1, time_limit_s=20)
+    separate = [solve_stages([p], scale_s=0.1, time_limit_s=20).objective_s for p in several]
+    assert joint.objective_s == pytest.approx(min(separate), rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 4), st.integers(6, 10), st.integers(4, 9))
+def test_alike_blocks_need_only_counts(pp, num_units, number):
+    """Where all runs of one length cost the same, lengths that add up replace positions."""
+
+    def columns(stage):
+        ends = [0, num_units]
+        return [
+            column(first, end, 1e-3 * (end - first) + 5e-4 * (stage == 0), 1e-4, 1.0, 1)
+            for first, end in combinations(range(num_units + 1), 2)
+            if (stage > 0 or first == ends[0]) and (stage < pp - 1 or end == ends[1])
+        ]
+
+    assume(number >= pp)
+    stages = tuple(tuple(columns(stage)) for stage in range(pp))
+    single = tuple(
+        tuple({c.end - c.first: c for c in stage}.values()) for stage in stages
+    )
+    config = configuration(pp, 1, number)
+    exact = StageProblem(
+        configuration=config, columns=stages, room_bytes=None, shared_bytes=0.0, num_units=None
+    )
+    counted = StageProblem(
+        configuration=config, columns=single, room_bytes=None, shared_bytes=0.0,
+        num_units=num_units,
+    )  # fmt: skip
+    first = solve_stages([exact], scale_s=0.1, time_limit_s=20)
+    second = solve_stages([counted], scale_s=0.1, time_limit_s=20)
+    assert second.objective_s == pytest.approx(first.objective_s, rel=1e-6)
+    assert [c.first for c in second.columns][1:] == [c.end for c in second.columns][:-1]
+
+
+def test_a_cutoff_below_the_optimum_finds_nothing():
+    config = configuration(2, 1, 4)
+    stages = (
+        tuple(column(0, end, 1e-3 * end, 0.0, 1.0, 1) for end in (1, 2)),
+        tuple(column(first, 3, 1e-3 * (3 - first), 0.0, 1.0, 1) for first in (1, 2)),
+    )
+    problem = StageProblem(
+        configuration=config, columns=stages, room_bytes=None, shared_bytes=0.0, num_units=None
+    )
+    best = solve_stages([problem], scale_s=0.01, time_limit_s=20).objective_s
+    assert best == pytest.approx(3e-3 + 3 * 2e-3)
+    with pytest.raises(SolverError):
+        solve_stages([problem], scale_s=0.01, time_limit_s=20, cutoff_s=best * 0.99)

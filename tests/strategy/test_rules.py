@@ -1,0 +1,85 @@
+"""Legal degrees and configurations, and the reasons for those that are not."""
+
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.strategy.configuration import Configuration
+from planner.strategy.facts import ModelFacts
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.rules import (
+    BrokenRule,
+    FixedValues,
+    broken_rule,
+    configurations,
+    divisors,
+    enumerate_degrees,
+)
+
+FACTS = ModelFacts(heads=(8,), kv_heads=(4,), vocabularies=(128,), sequence=64, max_stages=10)
+
+
+@given(st.integers(1, 300))
+def test_divisors_divide_and_none_is_missing(number):
+    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+@given(st.integers(1, 96))
+def test_every_product_of_degrees_is_enumerated_once(gpus):
+    found = list(enumerate_degrees(gpus, FixedValues()))
+    assert all(degrees.world_size == gpus for degrees in found)
+    assert len(set(found)) == len(found)
+    quadruples = sum(
+        1
+        for a in divisors(gpus)
+        for b in divisors(gpus // a)
+        for _ in divisors(gpus // a // b)
+    )
+    assert len(found) == quadruples
+
+
+def test_fixed_degrees_are_kept():
+    found = list(enumerate_degrees(8, FixedValues(tp=2, pp=2)))
+    assert {(d.tp, d.pp) for d in found} == {(2, 2)}
+    assert {prod((d.dp_replicate, d.dp_shard)) for d in found} == {2}
+
+
+def test_kv_heads_refuse_with_the_values_that_work():
+    rule = broken_rule(ParallelDegrees(tp=8), FACTS, 64)
+    assert rule == BrokenRule(
+        rule="kv_heads % tp", detail="kv_heads 4 % tp 8 = 4; tp can be 1, 2, 4"
+    )
+
+
+def test_vocabulary_batch_and_stages_refuse():
+    odd = ModelFacts(heads=(), kv_heads=(), vocabularies=(50257,), sequence=64, max_stages=4)
+    assert broken_rule(ParallelDegrees(tp=2), odd, 64).rule == "vocabulary % tp"
+    assert broken_rule(ParallelDegrees(pp=8), odd, 64).rule == "stages > cuts"
+    refused = broken_rule(ParallelDegrees(dp_shard=7), odd, 64)
+    assert refused.rule == "global_batch_size % dp"
+    assert "dp can be 1, 2, 4" in refused.detail
+
+
+def test_configurations_use_the_whole_batch():
+    degrees = ParallelDegrees(dp_shard=2, tp=2, pp=2)
+    found = list(configurations(degrees, FACTS, 32, FixedValues()))
+    assert all(isinstance(c, Configuration) for c in found)
+    assert all(c.microbatch_size * c.num_microbatches * 2 == 32 for c in found)
+    assert {c.schedule for c in found} == {"1F1B", "GPipe", "Interleaved1F1B"}
+    assert all(c.schedule != "GPipe" or c.num_microbatches < 2 for c in found)
+    assert {c.sequence_parallel for c in found} == {True, False}
+
+
+def test_a_fixed_microbatch_that_does_not_divide_is_refused():
+    (found,) = configurations(ParallelDegrees(), FACTS, 12, FixedValues(microbatch_size=5))
+    assert isinstance(found, BrokenRule)
+    assert "12 samples" in found.detail
+
+
+def test_a_fixed_schedule_that_cannot_run_is_refused():
+    (found,) = configurations(
+        ParallelDegrees(pp=8), FACTS, 4, FixedValues(schedule="1F1B", microbatch_size=1)
+    )
+    assert isinstance(found, BrokenRule)
+    assert "4 < 8" in found.detail
