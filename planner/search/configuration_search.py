@@ -67,6 +67,7 @@ class ConfigurationSearch:
         self.room_bytes = float(device.memory_bytes - device.reserve_bytes)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), len(table.units)]
         self._columns: dict[tuple[int, int, int], Column | None] = {}
+        self._shared_columns: dict[tuple[int, int], list[Column]] = {}
         end = len(table.units)
         whole = table.seconds_with(0, end, 0.0)
         pp = configuration.degrees.pp
@@ -191,29 +192,30 @@ class ConfigurationSearch:
         """
         slowest_s = self._slowest_s(incumbent_s)
         alone = self.configuration.virtual_stages == 1
+        counted = self.counts_suffice
         stages: list[list[Column]] = []
         reached = {0}
         for stage in range(self.configuration.num_stages):
+            runs = self._lengths(stage) if counted else self._runs(stage, reached, slowest_s)
             columns = [
                 column
-                for first, end in self._runs(stage, reached, slowest_s)
+                for first, end in runs
                 for column in self._columns_of(stage, first, end, alone=alone)
                 if column.microbatch_s <= slowest_s
             ]
             reached = {column.end for column in columns}
             stages.append(columns)
-        stages = _joined(stages, len(self.table.units))
+        if not counted:
+            stages = _joined(stages, len(self.table.units))
         if not all(stages):
             return None
-        if self.counts_suffice:
-            stages = [_one_per_length(columns) for columns in stages]
         shared = self.table.shared_bytes(0, len(self.table.units))
         return StageProblem(
             configuration=self.configuration,
             columns=tuple(tuple(columns) for columns in stages),
             room_bytes=None if alone else self.room_bytes,
             shared_bytes=float(shared),
-            num_units=len(self.table.units) if self.counts_suffice else None,
+            num_units=len(self.table.units) if counted else None,
         )
 
     def _slowest_s(self, incumbent_s: float) -> float:
@@ -242,6 +244,19 @@ class ConfigurationSearch:
                 if later == 0 or self._least_s(end, last) <= later * slowest_s:
                     yield first, end
 
+    def _lengths(self, stage: int) -> Iterator[tuple[int, int]]:
+        """One run for each length of a stage, where blocks are alike; it stands for all."""
+        units, num_stages = len(self.table.units), self.configuration.num_stages
+        longest = units - (num_stages - 1)
+        if num_stages == 1:
+            yield 0, units
+        elif stage == 0:
+            yield from ((0, length) for length in range(1, longest + 1))
+        elif stage == num_stages - 1:
+            yield from ((units - length, units) for length in range(1, longest + 1))
+        else:
+            yield from ((1, 1 + length) for length in range(1, min(longest, units - 2) + 1))
+
     def _least_s(self, first: int, end: int) -> float:
         """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
         return self.table.total("compute", first, end) + self.table.total("tp", first, end)
@@ -258,8 +273,11 @@ class ConfigurationSearch:
             return [] if column is None else [column]
         if abs(self._least_s(first, end) - self._even_s) > self._unit_s:
             return []
-        mixes = self._maker.uniform_mixes(first, end)
-        return [self._maker.column(first, end, mix) for mix in mixes]
+        if (first, end) not in self._shared_columns:
+            mixes = self._maker.uniform_mixes(first, end)
+            made = [self._maker.column(first, end, mix) for mix in mixes]
+            self._shared_columns[first, end] = made
+        return self._shared_columns[first, end]
 
     def least_memory(self) -> LeastMemory:
         """The fullest rank of an even cut with the recomputation that keeps the least."""
@@ -297,12 +315,3 @@ def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:
         needed = {column.first for column in kept}
         backward.append(kept)
     return backward[::-1]
-
-
-def _one_per_length(columns: list[Column]) -> list[Column]:
-    """One column for all runs of a stage that have the same price, wherever they start."""
-    found: dict[tuple[object, ...], Column] = {}
-    for column in columns:
-        key = (column.end - column.first, column.mix.kinds, column.microbatch_s, column.step_s)
-        found.setdefault(key, column)
-    return list(found.values())
