@@ -124,12 +124,9 @@ class ColumnMaker:
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
         """The mix with one kind for all blocks."""
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
-        point = _Point(
-            recompute_s=sum(self.table.recompute_s(i, kind) for i in blocks),
-            kept_bytes=sum(self.table.units[i].activation_bytes[kind] for i in blocks),
-            temporary_bytes=0.0,
-            choices=(),
-        )
+        recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
+        kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
+        point: _Point = (recompute_s, kept_bytes, 0.0, ())
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
     def _pareto(self, first: int, end: int) -> list[Mix]:
@@ -140,28 +137,39 @@ class ColumnMaker:
         for index in range(first, end):
             if index not in (0, self._last):
                 blocks.setdefault(self.table.units[index].structure, []).append(index)
-        front = [_Point(recompute_s=0.0, kept_bytes=0, temporary_bytes=0.0, choices=())]
+        front: list[_Point] = [(0.0, 0, 0.0, ())]
         for indices in blocks.values():
-            choices = [self._alike(indices[0], counts) for counts in _counts(len(indices))]
-            front = _prune(point.plus(choice) for point in front for choice in choices)
+            choices = self._alike(indices[0], len(indices))
+            if len(front) > 1 or front[0][3]:
+                choices = [_both(point, choice) for point in front for choice in choices]
+            front = _prune(choices)
         mixes = []
         for point in front:
             kinds: dict[int, str] = {}
-            for indices, counts in zip(blocks.values(), point.choices, strict=True):
+            for indices, counts in zip(blocks.values(), point[3], strict=True):
                 kinds.update(zip(indices, _in_order(counts), strict=True))
             mixes.append(self._finished(first, end, kinds, point))
         return mixes
 
-    def _alike(self, index: int, counts: tuple[int, ...]) -> "_Point":
-        """Time and memory of alike blocks with so many of each kind."""
+    def _alike(self, index: int, number: int) -> "list[_Point]":
+        """Time and memory of ``number`` alike blocks, for every count of each kind."""
         unit = self.table.units[index]
-        used = [(kind, n) for kind, n in zip(CHECKPOINTING, counts, strict=True) if n]
-        return _Point(
-            recompute_s=sum(self.table.recompute_s(index, kind) * n for kind, n in used),
-            kept_bytes=sum(unit.activation_bytes[kind] * n for kind, n in used),
-            temporary_bytes=max((unit.temporary_bytes[kind] for kind, _ in used), default=0),
-            choices=(counts,),
-        )
+        none_kept, selective_kept, full_kept = (unit.activation_bytes[k] for k in CHECKPOINTING)
+        none_top, selective_top, full_top = (unit.temporary_bytes[k] for k in CHECKPOINTING)
+        selective_s, full_s = (self.table.recompute_s(index, k) for k in CHECKPOINTING[1:])
+        return [
+            (
+                selective * selective_s + full * full_s,
+                none * none_kept + selective * selective_kept + full * full_kept,
+                max(
+                    none_top if none else 0,
+                    selective_top if selective else 0,
+                    full_top if full else 0,
+                ),
+                ((none, selective, full),),
+            )
+            for none, selective, full in _counts(number)
+        ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
@@ -170,30 +178,25 @@ class ColumnMaker:
         kept = sum(self.table.units[index].activation_bytes["none"] for index in ends)
         return Mix(
             kinds=listed,
-            recompute_s=point.recompute_s,
-            kept_bytes=point.kept_bytes + kept,
+            recompute_s=point[0],
+            kept_bytes=point[1] + kept,
             temporary_bytes=self.table.temporary_bytes(first, end, listed),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
-    """A choice of kinds for some structures."""
+_Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
+"""A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
+and per structure how many blocks of each kind, in the order of CHECKPOINTING."""
 
-    recompute_s: float
-    kept_bytes: int
-    temporary_bytes: float
-    choices: tuple[tuple[int, ...], ...]
-    """Per structure: how many blocks of each kind, in the order of CHECKPOINTING."""
 
-    def plus(self, other: "_Point") -> "_Point":
-        """Both choices together."""
-        return _Point(
-            recompute_s=self.recompute_s + other.recompute_s,
-            kept_bytes=self.kept_bytes + other.kept_bytes,
-            temporary_bytes=max(self.temporary_bytes, other.temporary_bytes),
-            choices=self.choices + other.choices,
-        )
+def _both(left: _Point, right: _Point) -> _Point:
+    """Two choices together."""
+    return (
+        left[0] + right[0],
+        left[1] + right[1],
+        max(left[2], right[2]),
+        left[3] + right[3],
+    )
 
 
 def _counts(number: int) -> Iterator[tuple[int, ...]]:
@@ -212,16 +215,13 @@ def _in_order(counts: tuple[int, ...]) -> list[str]:
     ]
 
 
-def _prune(points: Iterator[_Point]) -> list[_Point]:
+def _prune(points: list[_Point]) -> list[_Point]:
     """Points that no other beats in time, kept bytes and transients, fastest first."""
     front: list[_Point] = []
     best: dict[float, int] = {}
-    for point in sorted(points, key=lambda p: (p.recompute_s, p.kept_bytes, p.temporary_bytes)):
-        beaten = any(
-            temporary <= point.temporary_bytes and kept <= point.kept_bytes
-            for temporary, kept in best.items()
-        )
-        if not beaten:
+    for point in sorted(points):
+        _, kept_bytes, temporary_bytes, _ = point
+        if not any(top <= temporary_bytes and kept <= kept_bytes for top, kept in best.items()):
             front.append(point)
-            best[point.temporary_bytes] = point.kept_bytes
+            best[temporary_bytes] = kept_bytes
     return front
