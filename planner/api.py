@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.graph.load import LoadedModel
+    from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
 
 
@@ -202,24 +203,11 @@ def _search_outcome(
         graph = graphs.at(1)
     with timed_phase(progress, "search"):
         from planner.search.run import Search
-        from planner.search.space import SearchRequest
 
         search = Search(
             graphs,
             cluster,
-            SearchRequest(
-                model=ModelRef(
-                    file=loaded.file,
-                    module=loaded.module,
-                    factory=loaded.factory,
-                    seq_len=loaded.seq_len,
-                ),
-                global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
-                dtype=dtype,
-                fixed=_fixed_values(fixed),
-                top=request.top,
-                time_limit_s=request.time_limit_s,
-            ),
+            _search_request(request, loaded, dtype=dtype, fixed=fixed),
             resize=lambda gpus: load_cluster(
                 request.cluster, gpus=gpus, gpus_per_node=request.gpus_per_node
             ),
@@ -233,6 +221,27 @@ def _search_outcome(
         seq_len=tokens if tokens > 1 else None,
     )
     return PlanRecord(request=request, model=model, cluster=cluster, outcome=outcome, op_rows=rows)
+
+
+def _search_request(
+    request: PlanRequest, loaded: "LoadedModel", *, dtype: str, fixed: Mapping[str, str]
+) -> "SearchRequest":
+    """Resolve what the request leaves open."""
+    from planner.search.space import SearchRequest
+
+    return SearchRequest(
+        model=ModelRef(
+            file=loaded.file,
+            module=loaded.module,
+            factory=loaded.factory,
+            seq_len=loaded.seq_len,
+        ),
+        global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
+        dtype=dtype,
+        fixed=_fixed_values(fixed),
+        top=request.top,
+        time_limit_s=request.time_limit_s,
+    )
 
 
 def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":

@@ -1,0 +1,1 @@
+"""The search: ILPs over layouts and stages. PuLP is imported in ``solver`` only."""

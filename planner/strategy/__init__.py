@@ -1,0 +1,1 @@
+"""What can be decided: axes, layouts, schedules, and the rules of what is legal."""

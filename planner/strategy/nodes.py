@@ -98,45 +98,57 @@ def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
     entering, leaving = _boundary(graph, unit)
     constants = _constants(graph, unit, entering)
     groups = _group(graph, unit, leaves, constants, entering)
-    producer = {
-        value: index
-        for index, (_, _, ops) in enumerate(groups)
-        for op in ops
-        for value in graph.ops[op].outputs
-    }
-    readers: dict[int, set[int]] = {}
-    for index, (_, _, ops) in enumerate(groups):
-        for op in ops:
-            for value in graph.ops[op].inputs:
-                readers.setdefault(value, set()).add(index)
+    producer, readers = _uses(graph, groups)
     nodes = []
     for index, (kind, module, ops) in enumerate(groups):
-        read = dict.fromkeys(
+        inputs = [
+            value
+            for value in _read(graph, ops)
+            if producer.get(value) != index and (value in producer or value in entering)
+        ]
+        outputs = [
             value
             for op in ops
-            for value in graph.ops[op].inputs
-            if producer.get(value) != index
-            and value not in constants
-            and (value in producer or value in entering)
-        )
-        made = dict.fromkeys(value for op in ops for value in graph.ops[op].outputs)
-        outputs = tuple(
-            value
-            for value in made
-            if value not in constants and (value in leaving or readers.get(value, set()) - {index})
-        )
+            for value in graph.ops[op].outputs
+            if value in leaving or readers.get(value, set()) - {index}
+        ]
         nodes.append(
             Node(
-                index=index, kind=kind, module=module, ops=tuple(ops), inputs=tuple(read),
-                outputs=outputs,
+                index=index,
+                kind=kind,
+                module=module,
+                ops=tuple(ops),
+                inputs=tuple(value for value in inputs if value not in constants),
+                outputs=tuple(value for value in outputs if value not in constants),
             )
-        )  # fmt: skip
+        )
     return FoldedUnit(
         nodes=tuple(nodes),
         boundary_inputs=tuple(entering),
         boundary_outputs=tuple(leaving),
         constants=frozenset(constants),
     )
+
+
+_Group = tuple[NodeKind, str, list[int]]
+"""Kind, module path and ops of a node."""
+
+
+def _uses(graph: OperatorGraph, groups: list[_Group]) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """Group that makes each value, and groups that read it."""
+    producer: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for index, (_, _, ops) in enumerate(groups):
+        for op in ops:
+            producer.update(dict.fromkeys(graph.ops[op].outputs, index))
+            for value in graph.ops[op].inputs:
+                readers.setdefault(value, set()).add(index)
+    return producer, readers
+
+
+def _read(graph: OperatorGraph, ops: list[int]) -> dict[int, None]:
+    """Values that ops read, each once, in order."""
+    return dict.fromkeys(value for op in ops for value in graph.ops[op].inputs)
 
 
 def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[int, None]]:
@@ -184,9 +196,9 @@ def _group(
     leaves: frozenset[str],
     constants: set[int],
     entering: Mapping[int, None],
-) -> list[tuple[NodeKind, str, list[int]]]:
+) -> list[_Group]:
     """Split the ops into module calls, connected regions of glue, and constants."""
-    modules: list[tuple[NodeKind, str, list[int]]] = []
+    modules: list[_Group] = []
     glue: list[OpNode] = []
     constant_ops: list[int] = []
     previous = ""

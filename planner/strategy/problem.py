@@ -61,25 +61,9 @@ def sharding_problem(
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
-    modules = {
-        node.index: module_strategies(node, context) if tp > 1 else _only(node, context)
-        for node in folded.nodes
-        if node.kind is NodeKind.MODULE
-    }
-    if split_tables is not None and tp > 1:
-        tables = table_storages(graph)
-        modules = {
-            index: tuple(s for s in found if _treats_tables(s, graph, tables, split=split_tables))
-            for index, found in modules.items()
-        }
-    candidates: dict[int, list[Layout]] = {value: [stream] for value in folded.boundary_inputs}
-    for node in folded.nodes:
-        for strategy in modules.get(node.index, ()):
-            for value, layout in strategy.outputs.items():
-                candidates.setdefault(value, [])
-                if layout not in candidates[value]:
-                    candidates[value].append(layout)
+    modules = _module_strategies(folded, context, split_tables=split_tables)
     strategies = []
+    candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:
         if node.kind is NodeKind.MODULE:
             found = modules[node.index]
@@ -89,6 +73,43 @@ def sharding_problem(
             found = (_constant(node),)
         strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+Strategies = dict[int, tuple[NodeStrategy, ...]]
+"""Strategies by node."""
+
+
+def _module_strategies(
+    folded: FoldedUnit, context: UnitContext, *, split_tables: bool | None
+) -> Strategies:
+    """Strategies of the unit's modules; on one rank there is one way to run each."""
+    modules = {
+        node.index: module_strategies(node, context)
+        for node in folded.nodes
+        if node.kind is NodeKind.MODULE
+    }
+    if context.tp == 1:
+        return {index: found[:1] for index, found in modules.items()}
+    if split_tables is None:
+        return modules
+    graph = context.graph
+    tables = table_storages(graph)
+    return {
+        index: tuple(s for s in found if _treats_tables(s, graph, tables, split=split_tables))
+        for index, found in modules.items()
+    }
+
+
+def _candidates(folded: FoldedUnit, modules: Strategies, stream: Layout) -> dict[int, list[Layout]]:
+    """Layouts in which each value between nodes can be had."""
+    candidates: dict[int, list[Layout]] = {value: [stream] for value in folded.boundary_inputs}
+    for found in modules.values():
+        for strategy in found:
+            for value, layout in strategy.outputs.items():
+                known = candidates.setdefault(value, [])
+                if layout not in known:
+                    known.append(layout)
+    return candidates
 
 
 def _readers(graph: OperatorGraph, unit: Unit) -> dict[int, tuple[int, ...]]:
@@ -116,11 +137,6 @@ def _treats_tables(
     if not any(graph.values[value].storage in tables for value in strategy.layouts):
         return True
     return strategy.style in (("vocab_embedding", "column") if split else ("replicate",))
-
-
-def _only(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
-    """The single way to run a module on one rank."""
-    return module_strategies(node, context)[:1]
 
 
 def _constant(node: Node) -> NodeStrategy:
