@@ -4,6 +4,7 @@ Called as ``torchrun ... count_collectives.py JOBS``; JOBS is a JSON file with a
 """
 
 import json
+import os
 import sys
 from collections import Counter
 from datetime import timedelta
@@ -44,3 +45,5 @@ def main(jobs_file):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # as an emitted script does, see parallel.leave

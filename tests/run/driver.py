@@ -42,3 +42,5 @@ def main(jobs_file):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # as an emitted script does, see parallel.leave

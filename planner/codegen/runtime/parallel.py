@@ -183,6 +183,17 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
+def leave() -> NoReturn:
+    """End the process at once after a run that went well.
+
+    When the interpreter takes gloo's threads down one by one, it sometimes aborts ("terminate
+    called without an active exception"), and torchrun then reports a failure.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _local_device() -> torch.device:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -247,7 +258,8 @@ class UserModel:
                 f"{self.file or self.module} has no loss_fn(output, targets), and the model "
                 f"returns a {type(output).__name__} instead of its loss: add one of the two"
             )
-        whole: Tensor = loss.full_tensor() if isinstance(loss, DTensor) else loss
+        # A copy of one number: FSDP2 warns of outputs that are views.
+        whole: Tensor = loss.full_tensor().clone() if isinstance(loss, DTensor) else loss
         return whole
 
 
@@ -1724,6 +1736,11 @@ def _gather_parts(
 def _join(parts: Sequence[Tensor]) -> Tensor:
     first = parts[0]
     assert isinstance(first, DTensor)
+    if first.shape[0] % _num_shards(first):
+        raise ValueError(
+            f"{first.shape[0]} features of a fused projection do not divide into "
+            f"{_num_shards(first)} shards (tp x dp_shard): such a layout has no checkpoints"
+        )
     full = torch.cat([part.full_tensor() for part in parts if isinstance(part, DTensor)])
     placements = [kept if kept.is_replicate() else Shard(0) for kept in first.placements]
     return distribute_tensor(full, first.device_mesh, placements, src_data_rank=None)
