@@ -1,0 +1,163 @@
+"""The whole search: known answers, monotony, and the plan priced again from scratch."""
+
+from dataclasses import replace
+
+import pytest
+from searches import search_for
+
+from planner.errors import InfeasiblePlanError, RequestError
+from planner.hardware.profiles import load_cluster
+from planner.search.reprice import reprice_s
+
+
+def scaled_links(cluster, factor):
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+        for link in cluster.links
+    )
+    return replace(cluster, links=links)
+
+
+def scaled_memory(cluster, factor):
+    device = replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * factor))
+    return replace(cluster, device=device)
+
+
+@pytest.fixture(scope="module")
+def h100():
+    return load_cluster("h100-sxm", gpus=8)
+
+
+@pytest.fixture(scope="module")
+def outcome(big_gpt, h100):
+    return search_for(big_gpt, h100)
+
+
+def test_the_best_is_proven_and_first(outcome):
+    assert outcome.solver.status == "optimal"
+    assert outcome.solver.gap < 1e-6
+    times = [plan.costs.step_time_s for plan in outcome.candidates]
+    assert times == sorted(times)
+    assert outcome.best == outcome.candidates[0]
+    assert outcome.best.costs.step_time_s == pytest.approx(outcome.solver.objective_s, rel=1e-6)
+
+
+def test_pricing_a_plan_from_scratch_gives_the_objective(outcome, big_gpt, h100):
+    for plan in outcome.candidates:
+        assert reprice_s(plan, big_gpt, h100) == pytest.approx(plan.costs.step_time_s, rel=1e-6)
+    assert reprice_s(outcome.best, big_gpt, h100) == pytest.approx(
+        outcome.solver.objective_s, rel=1e-6
+    )
+
+
+def test_every_plan_is_complete_and_fits(outcome, h100):
+    for plan in (*outcome.candidates, outcome.rule_of_thumb):
+        assert plan.degrees.world_size == 8
+        assert plan.microbatch_size * plan.num_microbatches * plan.degrees.dp == 64
+        assert plan.stages[0].first_unit == 0
+        assert plan.stages[-1].end_unit == len(plan.units)
+        for before, after in zip(plan.stages[:-1], plan.stages[1:], strict=True):
+            assert before.end_unit == after.first_unit
+        assert len(plan.memory_by_rank) == plan.degrees.pp
+        assert plan.peak_memory_bytes <= h100.device.memory_bytes
+
+
+def test_the_rule_of_thumb_is_no_faster(outcome):
+    assert outcome.rule_of_thumb.costs.step_time_s >= outcome.best.costs.step_time_s
+    assert outcome.rule_of_thumb.degrees.tp == 1
+    assert outcome.rule_of_thumb.degrees.pp == 1
+
+
+def test_without_a_pipeline_there_is_no_bubble(outcome):
+    for plan in outcome.candidates:
+        if plan.degrees.pp == 1:
+            assert plan.costs.bubble_s == 0
+            assert plan.costs.pp_comm_s == 0
+        else:
+            assert plan.costs.bubble_s > 0
+
+
+@pytest.mark.parametrize("factor", [0.03, 0.3, 3.0])
+def test_more_bandwidth_is_never_slower(big_gpt, h100, outcome, factor):
+    other = search_for(big_gpt, scaled_links(h100, factor)).best.costs.step_time_s
+    same = outcome.best.costs.step_time_s
+    assert (other <= same * (1 + 1e-9)) == (factor > 1) or other == pytest.approx(same)
+
+
+@pytest.mark.parametrize("factor", [0.15, 0.3, 3.0])
+def test_more_memory_is_never_slower(big_gpt, h100, outcome, factor):
+    other = search_for(big_gpt, scaled_memory(h100, factor)).best.costs.step_time_s
+    same = outcome.best.costs.step_time_s
+    assert (other <= same * (1 + 1e-9)) == (factor > 1) or other == pytest.approx(same)
+
+
+def test_parameters_per_rank_fall_with_dp_shard(big_gpt, h100):
+    sizes = [
+        search_for(big_gpt, h100, dp_shard=shards, tp=1, pp=1).best.memory_by_rank[0].params_bytes
+        for shards in (1, 2, 4, 8)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == pytest.approx(8 * sizes[3], rel=1e-6)
+
+
+def test_fixed_values_are_kept(big_gpt, h100):
+    fixed = {
+        "tp": 2,
+        "pp": 2,
+        "schedule": "Interleaved1F1B",
+        "microbatch_size": 2,
+        "activation_checkpointing": "full",
+    }
+    for plan in search_for(big_gpt, h100, **fixed).candidates:
+        assert (plan.degrees.tp, plan.degrees.pp) == (2, 2)
+        assert plan.schedule == "Interleaved1F1B"
+        assert plan.microbatch_size == 2
+        for stage in plan.stages:
+            blocks = [
+                kind
+                for unit, kind in zip(
+                    range(stage.first_unit, stage.end_unit),
+                    stage.activation_checkpointing,
+                    strict=True,
+                )
+                if 0 < unit < len(plan.units) - 1
+            ]
+            assert set(blocks) <= {"full"}
+
+
+def test_a_simulated_schedule_agrees_with_the_formula(big_gpt, h100):
+    """Even stages: the closed form of the bubble is the schedule's own."""
+    plan = search_for(big_gpt, h100, pp=2, tp=1, schedule="1F1B", microbatch_size=1).best
+    assert plan.simulated_step_time_s == pytest.approx(plan.costs.step_time_s, rel=0.03)
+
+
+def test_less_memory_brings_recomputation(big_gpt, h100):
+    small = scaled_memory(h100, 0.15)
+    plan = search_for(big_gpt, small, tp=1, pp=1, dp_shard=8).best
+    kinds = {kind for stage in plan.stages for kind in stage.activation_checkpointing}
+    assert kinds & {"selective", "full"} or plan.microbatch_size == 1
+    assert plan.peak_memory_bytes <= small.device.memory_bytes
+
+
+def test_nothing_fits_says_by_how_much_and_what_would(big_gpt, h100):
+    tiny = scaled_memory(h100, 0.06)
+    with pytest.raises(InfeasiblePlanError) as error:
+        search_for(big_gpt, tiny)
+    message = str(error.value)
+    assert "short by" in message
+    assert "on stage" in message
+    assert "the largest part" in message
+    assert error.value.shortfall_bytes_by_stage
+    assert "fits" in error.value.hint
+
+
+def test_no_legal_layout_names_every_rule(llama):
+    seven = load_cluster("h100-sxm", gpus=7, gpus_per_node=7)
+    with pytest.raises(RequestError, match="global_batch_size 8"):
+        search_for(llama, seven, batch=8, pp=1)
+
+
+def test_uneven_stages_follow_uneven_blocks(mlp, h100):
+    plan = search_for(mlp, h100, pp=2, dp_replicate=1).best
+    lengths = [stage.end_unit - stage.first_unit for stage in plan.stages]
+    assert sum(lengths) == len(plan.units)
