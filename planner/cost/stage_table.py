@@ -102,7 +102,7 @@ class StageTable:
         self._pp = degrees.pp
         self._last = len(self.units) - 1
         self._sums: dict[str, list[float]] = {}
-        self._traffic: dict[tuple[str, int], float] = {}
+        self._traffic: dict[tuple[str, float], float] = {}
         self._build()
 
     def _build(self) -> None:
@@ -115,7 +115,8 @@ class StageTable:
         self._add("gathered", lambda i: units[i].gathered_bytes)
         self._add("gather_forward", self._exposed_gather_forward_s)
         self._add("gather_backward", self._exposed_gather_backward_s)
-        self._add("reduce_hidden", self._exposed_reduce_s)
+        self._add("reduce_exposed", lambda i: self._exposed_s(i, self._reduce_s(i)))
+        self._add("replicas_exposed", lambda i: self._exposed_s(i, self._replicas_s(i)))
         self._add("reduce", self._reduce_s)
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
 
@@ -141,14 +142,22 @@ class StageTable:
             self._traffic["gather", num_bytes] = all_gather_s(num_bytes, self._shard)
         return self._traffic["gather", num_bytes]
 
-    def _reduce_s(self, index: int) -> float:
-        """Reduce-scatter over dp_shard, then all-reduce of the shard over dp_replicate."""
+    def _scatter_s(self, index: int) -> float:
+        """Reduce-scatter of the gradients over dp_shard."""
         num_bytes = self.units[index].parameter_bytes
-        if ("reduce", num_bytes) not in self._traffic:
-            self._traffic["reduce", num_bytes] = reduce_scatter_s(
-                num_bytes, self._shard
-            ) + all_reduce_s(num_bytes / self._shard.num_ranks, self._replicate)
-        return self._traffic["reduce", num_bytes]
+        if ("scatter", num_bytes) not in self._traffic:
+            self._traffic["scatter", num_bytes] = reduce_scatter_s(num_bytes, self._shard)
+        return self._traffic["scatter", num_bytes]
+
+    def _replicas_s(self, index: int) -> float:
+        """All-reduce of the gradients' shard over dp_replicate."""
+        num_bytes = self.units[index].parameter_bytes / self._shard.num_ranks
+        if ("replicas", num_bytes) not in self._traffic:
+            self._traffic["replicas", num_bytes] = all_reduce_s(num_bytes, self._replicate)
+        return self._traffic["replicas", num_bytes]
+
+    def _reduce_s(self, index: int) -> float:
+        return self._scatter_s(index) + self._replicas_s(index)
 
     def _exposed_gather_forward_s(self, index: int) -> float:
         """The gather of a block hides behind the forward of the block before it.
@@ -170,18 +179,18 @@ class StageTable:
         unit = self.units[index]
         traffic_s = self._gather_s(index)
         if self._pp == 1:
-            traffic_s += self._reduce_s(index)
+            traffic_s += self._scatter_s(index)
         return max(0.0, traffic_s - unit.backward_s - unit.backward_comm_s)
 
-    def _exposed_reduce_s(self, index: int) -> float:
-        """The reduction of a block's gradients hides behind the backward of the block before.
+    def _exposed_s(self, index: int, traffic_s: float) -> float:
+        """What of a reduction the backward of the block before does not hide.
 
         Nothing runs behind that of the first block and of the root.
         """
         unit = self.units[index]
         is_last = self._is_root(index) or index == 1
         hidden_s = 0.0 if is_last else unit.backward_s + unit.backward_comm_s
-        return max(0.0, self._reduce_s(index) - hidden_s)
+        return max(0.0, traffic_s - hidden_s)
 
     # -- a stage ----------------------------------------------------------------------------------
 
@@ -228,8 +237,9 @@ class StageTable:
     def _data_parallel_s(self, first: int, end: int) -> tuple[float, float]:
         """Exposed data-parallel traffic of each microbatch and of the step.
 
-        Without a pipeline, ZeRO-3 gathers forward and backward and reduces in every microbatch,
-        ZeRO-2 gathers in the first and reduces in the last, behind its backward. torch's
+        Without a pipeline, ZeRO-3 gathers forward and backward and reduce-scatters in every
+        microbatch (replicas add their shards in the last), ZeRO-2 gathers in the first and
+        reduces in the last, behind its backward. torch's
         schedules reduce after the last backward of the stage, unhidden; with ZeRO-3 a backward
         leaves the parameters for the next forward, so that each microbatch gathers once and the
         step once more.
@@ -243,9 +253,10 @@ class StageTable:
             every_s = backward_s if self.configuration.reshard_after_forward else 0.0
             return every_s, once_s
         if self.configuration.reshard_after_forward:
-            tail_s = sum(self._reduce_s(i) for i in (0, 1, self._last) if first <= i < end)
-            return forward_s + backward_s + tail_s, summed_s
-        return 0.0, forward_s + total("reduce_hidden", first, end) + summed_s
+            tail_s = sum(self._scatter_s(i) for i in (0, 1, self._last) if first <= i < end)
+            replicas_s = total("replicas_exposed", first, end)
+            return forward_s + backward_s + tail_s, replicas_s + summed_s
+        return 0.0, forward_s + total("reduce_exposed", first, end) + summed_s
 
     def _tied_s(self, first: int, end: int) -> float:
         """All-reduce of the gradients of weights that the first and the last stage share."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError, PlannerError, RequestError
+from planner.graph import torch_private
 from planner.graph.source import line_of_traceback
 from planner.graph.user_module import UserModule, import_user_module
 
@@ -150,15 +151,18 @@ class LoadedModel:
     def loss(self, output: UserObject, targets: UserObject) -> Tensor:
         """Turn the model's output into the scalar to differentiate.
 
-        Without a ``loss_fn`` the model returns its loss: a scalar, an object or dict with a
-        ``loss``, or a tuple with exactly one scalar floating-point tensor.
+        A ``loss_fn`` gets 16-bit outputs in float32, as in the script. Without one the model
+        returns its loss: a scalar, an object or dict with a ``loss``, or a tuple with exactly
+        one scalar floating-point tensor.
 
         Raises:
             ModelError: The loss function raises, or there is no scalar with a gradient.
         """
         if self.loss_fn is not None:
             with self.running("Calling loss_fn(output, targets)"):
-                loss = self.loss_fn(output, targets)
+                loss = self.loss_fn(
+                    torch_private.tree_map_only(Tensor, _at_least_float32, output), targets
+                )
             asked = "loss_fn must return a scalar tensor with a gradient, but it returned"
         else:
             loss = _returned_loss(output)
@@ -310,6 +314,10 @@ def _floating_dtype(name: str) -> torch.dtype:
             hint='Use "bfloat16", "float32" or "float64".',
         )
     return dtype
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _required(user_module: UserModule, factory: str) -> Callable[[], nn.Module]:

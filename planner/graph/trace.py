@@ -3,13 +3,11 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
-from planner.graph.block_list import heaviest_list
 from planner.graph.kernels import fused_kernels
 from planner.graph.load import Batch, LoadedModel, default_dtype
 from planner.graph.operator_graph import (
@@ -22,10 +20,7 @@ from planner.graph.operator_graph import (
 )
 from planner.graph.record import RawOp, Recorder
 from planner.graph.recording import ModuleListing, Recording
-from planner.graph.torch_private import TorchResult
 from planner.graph.units import assemble, find_layout
-
-_REDUCED_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def trace_model(model: LoadedModel, *, microbatch_size: int, dtype: str) -> OperatorGraph:
@@ -53,7 +48,6 @@ def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Reco
     with (
         default_dtype(compute),
         fused_kernels(),
-        _block_input_casts(module, compute),
         _paused_collector(),
     ):
         _run_step(model, module, inputs, recorder)
@@ -104,31 +98,6 @@ def _paused_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def _block_input_casts(module: nn.Module, compute: torch.dtype) -> Iterator[None]:
-    """Cast what enters a block to the compute dtype, as FSDP2's mixed precision does."""
-    blocks = heaviest_list(module)
-    if compute not in _REDUCED_PRECISION or blocks is None:
-        yield
-        return
-
-    def cast(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchResult:
-        return torch_private.tree_map_only(
-            Tensor,
-            lambda tensor: tensor.to(compute) if tensor.is_floating_point() else tensor,
-            (args, kwargs),
-        )
-
-    handles = [
-        block.register_forward_pre_hook(cast, with_kwargs=True) for block in blocks.children()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int) -> Recording:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 
-from planner.graph.block_list import imbalance
 from planner.graph.cuts import Cut, find_cuts
 from planner.graph.operator_graph import (
     CutPoint,
@@ -170,7 +169,9 @@ def _best_candidate(recording: Recording, num_forward: int) -> _Candidate | None
         if calls is None:
             continue
         bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
-        cost = imbalance([flop_before[end] - flop_before[start] for start, end in pairwise(bounds)])
+        cost = _imbalance(
+            [flop_before[end] - flop_before[start] for start, end in pairwise(bounds)]
+        )
         if best is None or cost < least:
             best, least = _Candidate(listing=listing, calls=calls), cost
     return best
@@ -260,3 +261,12 @@ def _spans(
         )
         for unit, place in enumerate(places)
     )
+
+
+def _imbalance(parts: Sequence[int]) -> int:
+    """Measure how unevenly a whole is cut into parts: the sum of their squares.
+
+    Of all lists of blocks the one that cuts the model into the most even pieces is the best, and
+    the sum of squares falls with every further even cut.
+    """
+    return sum(part * part for part in parts)

@@ -154,9 +154,12 @@ def test_reduced_precision_is_what_a_mixed_precision_run_does():
     graph = trace_model(example("llama.py"), microbatch_size=2, dtype="bfloat16")
     dtypes = {graph.values[op.outputs[0]].dtype for op in graph.ops if op.name in ("mm", "addmm")}
     assert dtypes == {"bfloat16"}
-    # Rotary tables are float32 buffers; they are cast where they enter a block.
-    casts = [op for op in graph.ops if op.name == "_to_copy" and op.module == "layers.0"]
-    assert len(casts) == 2
+    # Rotary tables are float32 buffers, and what they multiply becomes float32.
+    rotated = [op for op in graph.ops if op.name == "mul" and op.module == "layers.0.attention"]
+    assert {graph.values[op.outputs[0]].dtype for op in rotated} == {"float32"}
+    # The loss sees float32 logits.
+    losses = [op for op in graph.ops if op.name == "_log_softmax"]
+    assert [graph.values[op.inputs[0]].dtype for op in losses] == ["float32"]
     buffers = {each.name: each.size_bytes for each in graph.storages if each.name in ("cos", "sin")}
     assert buffers == {"cos": 64 * 4 * 4, "sin": 64 * 4 * 4}
 

@@ -44,14 +44,14 @@ EXPECTED = {
         DP,
         {
             "_allgather_base_": MICROBATCHES * (2 * LAYERS + 1),
-            "_reduce_scatter_base_": LAYERS + 1,
+            "_reduce_scatter_base_": MICROBATCHES * (LAYERS + 1),
             "allreduce_": STEP,
         },
     ),
-    "zero_2": (
+    "zero_2": (  # gathered in the first microbatch, reduced in the last
         {**DP, "reshard_after_forward": False},
         {
-            "_allgather_base_": MICROBATCHES * (LAYERS + 1),
+            "_allgather_base_": LAYERS + 1,
             "_reduce_scatter_base_": LAYERS + 1,
             "allreduce_": STEP,
         },

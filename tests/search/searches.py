@@ -36,7 +36,9 @@ def mlp() -> GraphFamily:
     return trace_family(load_model(str(EXAMPLES / "mlp.py"), seq_len=None), dtype="bfloat16")
 
 
-def request_for(cluster: ClusterSpec, *, batch: int | None = None, **fixed: object) -> SearchRequest:
+def request_for(
+    cluster: ClusterSpec, *, batch: int | None = None, **fixed: object
+) -> SearchRequest:
     return SearchRequest(
         model=ModelRef(file="model.py", module=None, factory="build_model", seq_len=None),
         global_batch_size=batch or 8 * cluster.num_gpus,

@@ -53,11 +53,7 @@ def enumerated_s(problem, prices, prices_of_change):
         chosen = tuple(s[k] for s, k in zip(problem.strategies, positions, strict=True))
         consistent = all(
             strategy.inputs[value]
-            == (
-                chosen[producer[value]].outputs[value]
-                if value in producer
-                else problem.boundary
-            )
+            == (chosen[producer[value]].outputs[value] if value in producer else problem.boundary)
             for node, strategy in zip(nodes, chosen, strict=True)
             if node.kind is not NodeKind.MODULE
             for value in node.inputs
@@ -83,9 +79,7 @@ def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, c
     rates = pricing(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
     solution = solve_sharding(problem, rates, time_limit_s=20)
     prices = price_strategies(problem, rates)
-    least = enumerated_s(
-        problem, prices, lambda change: sum(conversion_s(graph, *change, rates))
-    )
+    least = enumerated_s(problem, prices, lambda change: sum(conversion_s(graph, *change, rates)))
     assert solution.objective_s == pytest.approx(least, rel=1e-6)
 
 

@@ -150,9 +150,7 @@ def test_alike_blocks_need_only_counts(pp, num_units, number):
 
     assume(number >= pp)
     stages = tuple(tuple(columns(stage)) for stage in range(pp))
-    single = tuple(
-        tuple({c.end - c.first: c for c in stage}.values()) for stage in stages
-    )
+    single = tuple(tuple({c.end - c.first: c for c in stage}.values()) for stage in stages)
     config = configuration(pp, 1, number)
     exact = StageProblem(
         configuration=config, columns=stages, room_bytes=None, shared_bytes=0.0, num_units=None

@@ -1,11 +1,19 @@
 """Shards followed through views are the shards that the view of a real tensor has."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.strategy.layout import REPLICATE, Layout, can_shard, shard, through_reshape
-from planner.strategy.layout import through_segments
+from planner.strategy.layout import (
+    REPLICATE,
+    Layout,
+    can_shard,
+    shard,
+    through_reshape,
+    through_segments,
+)
 
 
 def local(tensor: torch.Tensor, layout: Layout, rank: int, tp: int) -> torch.Tensor:
@@ -23,7 +31,7 @@ def reshapes(draw):
         cuts = sorted(draw(st.sets(st.integers(1, len(factors) - 1))))
         edges = [0, *cuts, len(factors)]
         sizes = []
-        for start, end in zip(edges[:-1], edges[1:], strict=True):
+        for start, end in pairwise(edges):
             size = 1
             for factor in factors[start:end]:
                 size *= factor

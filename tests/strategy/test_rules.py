@@ -31,10 +31,7 @@ def test_every_product_of_degrees_is_enumerated_once(gpus):
     assert all(degrees.world_size == gpus for degrees in found)
     assert len(set(found)) == len(found)
     quadruples = sum(
-        1
-        for a in divisors(gpus)
-        for b in divisors(gpus // a)
-        for _ in divisors(gpus // a // b)
+        1 for a in divisors(gpus) for b in divisors(gpus // a) for _ in divisors(gpus // a // b)
     )
     assert len(found) == quadruples
 

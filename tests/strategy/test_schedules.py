@@ -38,7 +38,9 @@ def test_actions_are_torchs(schedule, pp, virtual_stages, num_microbatches):
 
 
 @pytest.mark.parametrize(("schedule", "pp", "virtual_stages", "num_microbatches"), CASES)
-def test_in_flight_is_the_most_that_the_actions_hold(schedule, pp, virtual_stages, num_microbatches):
+def test_in_flight_is_the_most_that_the_actions_hold(
+    schedule, pp, virtual_stages, num_microbatches
+):
     rows = actions_by_rank(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )

@@ -660,6 +660,7 @@ class Stage(nn.Module):
         self.fused_modules: dict[str, int] = {}
         self.after_blocks: Callable[..., Tree] | None = None
         self.units = stage_units(specs, index, len(anatomy.blocks))
+        self.stays_sharded = False
         self._received: Tensor | None = None
         self._replace_outer_modules()
         self._replace_blocks()
@@ -741,6 +742,19 @@ class Stage(nn.Module):
             self.model.get_submodule(blocks[-1]).register_forward_hook(self._stop_with_output)
         if self.is_last and self.after_blocks is not None:
             self.model.get_submodule(blocks[-1]).register_forward_hook(self.after_blocks)
+
+    def prepare_backward(self, *, is_last: bool) -> None:
+        """Tell FSDP2 what a microbatch does with gradients and parameters; no pipeline.
+
+        Under ZeRO-3 both lie sharded between microbatches: gradients are reduce-scattered and
+        parameters gathered again in each. Else both stay whole until the last microbatch.
+        Replicas add up their gradients in the last in any case.
+        """
+        # FSDP2 adds these methods to the class at run time, unseen by type checkers.
+        sharded = is_last or self.stays_sharded
+        self.set_requires_gradient_sync(sharded)  # type: ignore[operator]
+        self.set_reshard_after_backward(sharded)  # type: ignore[operator]
+        self.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def _stop_with_output(self, _: nn.Module, __: Args, output: Tree) -> NoReturn:
         raise _StreamEnd(output[0] if isinstance(output, tuple) else output)
@@ -1394,6 +1408,7 @@ def shard_parameters(
                 mp_policy=policy,
             )
     fully_shard(stage, mesh=dp_mesh, reshard_after_forward=False, mp_policy=policy)
+    stage.stays_sharded = reshard_after_forward
     stage.register_late_hooks()
 
 
@@ -1460,7 +1475,7 @@ class Runner:
         (stage,) = self.stages
         for microbatch in split_microbatches((inputs, targets), self.num_microbatches):
             is_last = len(losses) == self.num_microbatches - 1
-            stage.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            stage.prepare_backward(is_last=is_last)
             loss = stage(inputs=microbatch[0], targets=microbatch[1])
             torch.autograd.backward(loss / self.num_microbatches)
             losses.append(loss.detach())
