@@ -8,6 +8,7 @@ from planner.errors import InfeasiblePlanError
 from planner.hardware.spec import ClusterSpec
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.space import LayoutSpace
+from planner.strategy.configuration import Configuration
 from planner.strategy.rules import FixedValues
 from planner.units import format_bytes
 
@@ -78,11 +79,17 @@ def _fits(space: LayoutSpace, cluster: ClusterSpec, fixed: FixedValues) -> bool:
     batch += -batch % cluster.num_gpus
     request = replace(space.request, fixed=fixed, global_batch_size=batch)
     other = LayoutSpace(space.graphs, cluster, request)
+    if not other.state_fits():
+        return False
     legal, _ = other.legal()
-    smallest = min((c.microbatch_size for c in legal), default=0)
-    tried = [c for c in legal if c.microbatch_size == smallest and c.virtual_stages == 1]
     return any(
         search.best_partition() is not None
-        for configuration in tried
+        for configuration in smallest(legal)
         for search in other.searches(configuration)
     )
+
+
+def smallest(legal: Sequence[Configuration]) -> list[Configuration]:
+    """The configurations that need the least: smallest microbatch, one stage per rank."""
+    size = min((configuration.microbatch_size for configuration in legal), default=0)
+    return [c for c in legal if c.microbatch_size == size and c.virtual_stages == 1]

@@ -13,7 +13,7 @@ from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents, Solved
-from planner.search.infeasible import Resize, nothing_fits
+from planner.search.infeasible import Resize, nothing_fits, smallest
 from planner.search.op_rows import op_rows
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.space import LayoutSpace, SearchRequest, memory_refusal, refusal
@@ -56,6 +56,9 @@ class Search:
         legal, self._rejections = self._space.legal()
         if not legal:
             raise self._nothing_legal()
+        if not self._space.state_fits():
+            # No need to price them all to know that nothing fits, only the smallest.
+            legal = smallest(legal)
         searches = self._bounded(legal)
         incumbents = Incumbents(self._request.top)
         for search in searches:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
+from planner.cost.unit_pricing import master_bytes
 from planner.graph.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
@@ -76,6 +77,12 @@ class LayoutSpace:
                 else:
                     refused.append(Rejection(degrees=degrees, rule=item.rule, detail=item.detail))
         return found, refused
+
+    def state_fits(self) -> bool:
+        """Whether parameters, gradients and optimiser states fit, spread over all devices."""
+        device = self.cluster.device
+        state_bytes = 4 * master_bytes(self.request.dtype) * self.graphs.at(1).num_parameters
+        return state_bytes / self.cluster.num_gpus <= device.memory_bytes - device.reserve_bytes
 
     def searches(
         self, configuration: Configuration, *, kind: str | None = None
