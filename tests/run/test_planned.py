@@ -1,0 +1,121 @@
+"""Scripts of plans that the search itself made: what the plan says, the script does."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from launch import (
+    arguments_of,
+    largest_difference,
+    largest_weight_difference,
+    outcome_of,
+    run,
+    run_jobs,
+    torchrun,
+)
+
+import planner
+from planner.hardware.profiles import PROFILES_FOLDER
+
+pytestmark = pytest.mark.run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+CASES = {
+    "gpt-dp_shard_4": ("gpt", {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2}),
+    "gpt-tp_4": ("gpt", {"tp": 4, "sequence_parallel": False}),
+    "gpt-tp_4_sequence": ("gpt", {"tp": 4, "sequence_parallel": True}),
+    "gpt-pp_4": ("gpt", {"pp": 4, "schedule": "1F1B"}),
+    "gpt-full": ("gpt", {"tp": 2, "dp_shard": 2, "activation_checkpointing": "full"}),
+    "llama-hsdp": ("llama", {"dp_replicate": 2, "dp_shard": 2}),
+    "llama-tp_4": ("llama", {"tp": 4, "sequence_parallel": False}),
+    "llama-tp_4_sequence": ("llama", {"tp": 4, "sequence_parallel": True}),
+    "llama-pp_2_tp_2": ("llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
+    "llama-selective": ("llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
+    "mlp-pp_4": ("mlp", {"pp": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def fast_links(tmp_path_factory):
+    """The CPU cluster with links so fast that the layouts are those of large models."""
+    text = (PROFILES_FOLDER / "clusters" / "cpu.toml").read_text()
+    text = re.sub(r"(latency_us_per_\w+ = \{ value =) \d+", r"\1 0", text)
+    text = re.sub(r"(unidirectional = \{ value =) [\d.]+", r"\1 10000", text)
+    path = tmp_path_factory.mktemp("cluster") / "fast.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory, fast_links):
+    root = tmp_path_factory.mktemp("planned")
+    plans = {}
+    jobs, references = [], {}
+    for name, (model, fix) in CASES.items():
+        result = planner.plan(
+            str(EXAMPLES / f"{model}.py"), gpus=4, cluster=fast_links, dtype="float64",
+            global_batch_size=16, fix=fix,
+        )  # fmt: skip
+        result.save(root / name)
+        plans[name] = result.best
+        jobs.append((root / name, arguments_of(root / name)))
+        references.setdefault(
+            model,
+            (root / name, arguments_of(root / name, name="reference", extra=("--reference",))),
+        )
+    run_jobs(list(references.values()), root / "references.json")
+    run_jobs(jobs, root / "jobs.json", num_processes=4)
+    return root, plans, {model: folder for model, (folder, _) in references.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planned_layout_trains_as_one_process(outcomes, name):
+    root, _, references = outcomes
+    expected = outcome_of(references[CASES[name][0]], name="reference")
+    found = outcome_of(root / name)
+    assert largest_difference(found.losses, expected.losses) < 1e-8
+    assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-8
+    assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
+def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
+    _, plans, _ = outcomes
+    styles = {
+        module.module: module.style
+        for sharding in plans["llama-tp_4_sequence"].shardings
+        for module in sharding.modules
+    }
+    assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
+    assert styles["attention.wo"] == styles["feed_forward.w2"] == "row"
+    assert styles["attention_norm"] == styles["ffn_norm"] == "sequence"
+
+
+def test_three_axes_run_from_the_command_line(tmp_path, fast_links):
+    """As a user does it: the command, then torchrun on 8 processes."""
+    folder = tmp_path / "run"
+    script = folder / "train.py"
+    plan = [
+        str(Path(sys.executable).with_name("plan")),
+        *(str(EXAMPLES / "llama.py"), "--gpus", "8", "--cluster", fast_links),
+        *("--dtype", "float32", "--global-batch-size", "16", "--out", str(folder)),
+        *("--fix", "tp=2", "--fix", "pp=2", "--fix", "dp_shard=2"),
+    ]
+    run(plan, timeout_s=60)
+    run(
+        [sys.executable, *torchrun(8), str(script), "--steps", "3",
+         "--log-file", str(folder / "run.jsonl")],
+        timeout_s=200,
+    )  # fmt: skip
+    run(
+        [sys.executable, str(script), "--reference", "--steps", "3",
+         "--log", str(folder / "reference.jsonl")],
+        timeout_s=100,
+    )  # fmt: skip
+    losses = [
+        [float(loss) for loss in re.findall(r'"loss": ([\d.e-]+)', (folder / name).read_text())]
+        for name in ("run.jsonl", "reference.jsonl")
+    ]
+    assert len(losses[0]) == 3
+    assert largest_difference(*losses) < 1e-5
