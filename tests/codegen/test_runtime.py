@@ -22,22 +22,26 @@ def options(*arguments):
 
 
 @pytest.fixture(scope="module")
-def anatomy():
-    model = parallel.build_model(GPT, 0, options())
-    inputs, _ = GPT.example_batch(2)
-    return parallel.examine(model, BLOCKS, inputs, torch.float32)
+def whole():
+    return parallel.build_model(GPT, 0, options())
 
 
 @pytest.fixture(scope="module")
-def stages(anatomy):
-    made = [parallel.Stage(anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
+def anatomy(whole):
+    inputs, _ = GPT.example_batch(2)
+    return parallel.examine(whole, BLOCKS, inputs, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def stages(whole, anatomy):
+    made = [parallel.Stage(whole, anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
     for stage in made:
         stage.register_late_hooks()
     return made
 
 
-def test_stages_in_a_row_compute_the_model_and_its_gradients(anatomy, stages):
-    model = copy.deepcopy(anatomy.model)
+def test_stages_in_a_row_compute_the_model_and_its_gradients(whole, stages):
+    model = copy.deepcopy(whole)
     inputs, targets = GPT.example_batch(2)
     expected = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     expected.backward()
@@ -46,10 +50,10 @@ def test_stages_in_a_row_compute_the_model_and_its_gradients(anatomy, stages):
         stream = stage(stream, inputs=inputs, targets=targets)
     stream.backward()
     assert stream.item() == expected.item()
-    found = dict(anatomy.model.named_parameters())
+    found = dict(whole.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name].grad, parameter.grad)
-    anatomy.model.zero_grad()
+    whole.zero_grad()
 
 
 def test_stage_holds_only_what_it_runs(stages):
@@ -90,7 +94,7 @@ def test_parameter_used_without_its_module_is_kept():
     blocks = ("blocks.0", "blocks.1")
     anatomy = parallel.examine(model, blocks, tokens, torch.float32)
     specs = (parallel.StageSpec(0, 0, 1), parallel.StageSpec(1, 1, 2))
-    first, last = (parallel.Stage(anatomy, GPT, specs, index) for index in range(2))
+    first, last = (parallel.Stage(model, anatomy, GPT, specs, index) for index in range(2))
     stream = first(inputs=tokens, targets=None)
     last.user = SumOfOutput()
     assert last(stream, inputs=tokens, targets=None) == model(tokens).sum()

@@ -438,10 +438,8 @@ class StageSpec:
 class Anatomy:
     """What a dry run on the meta device tells about the model."""
 
-    model: nn.Module
-    """The whole model."""
     twin: nn.Module
-    """The same on the meta device."""
+    """The model on the meta device."""
     blocks: tuple[str, ...]
     """Module paths of the blocks in execution order."""
     users: Mapping[str, frozenset[int]]
@@ -530,7 +528,6 @@ def examine(
         first_names[name] = first
         users[first] = frozenset(recorder.units_by_id.get(id(parameter), {0}))
     return Anatomy(
-        model=model,
         twin=twin,
         blocks=tuple(blocks),
         users=users,
@@ -642,13 +639,21 @@ class Stage(nn.Module):
     """The units of one pipeline stage: takes the stream, returns the stream or the loss."""
 
     def __init__(
-        self, anatomy: Anatomy, user: UserModel, specs: Sequence[StageSpec], index: int
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        user: UserModel,
+        specs: Sequence[StageSpec],
+        index: int,
     ) -> None:
-        """Cut the stage out of a copy of the model that shares its parameters."""
+        """Cut the stage out of a copy of the model that shares its parameters.
+
+        The whole model can be dropped once all stages of the rank are made.
+        """
         super().__init__()
-        shared: dict[int, Any] = {id(t): t for t in anatomy.model.parameters()}
-        shared |= {id(t): t for t in anatomy.model.buffers()}
-        self.model = copy.deepcopy(anatomy.model, shared)
+        shared: dict[int, Any] = {id(t): t for t in model.parameters()}
+        shared |= {id(t): t for t in model.buffers()}
+        self.model = copy.deepcopy(model, shared)
         self.index = index
         self.device = torch.device("cpu")
         self.is_first = index == 0
