@@ -1,4 +1,4 @@
-"""Time and memory of any run of neighbouring units under one configuration.
+"""Time of any run of neighbouring units under one configuration.
 
 All sums over units are prefix sums, so a stage [first, end) costs constant time to price.
 
@@ -9,25 +9,19 @@ Time of one microbatch on a stage:
     + transfers to and from the neighbouring stages
 
 and once per step: gradient reduction, parameter gathers that happen once, the optimiser.
-
-Memory (Rajbhandari et al. 2020, 1910.02054; Korthikanti et al. 2022, 2205.05198): parameters,
-gradients and AdamW's two moments in the optimiser's dtype over dp_shard, activations of every
-microbatch in flight, gathered parameters and unsharded gradients, pipeline receive buffers (torch
-keeps one for every microbatch of the step), and the highest transient.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.collective import (
     all_gather_s,
     all_reduce_s,
     point_to_point_s,
     reduce_scatter_s,
 )
-from planner.cost.unit_pricing import PricedUnit
+from planner.cost.stage_memory import ModelUnits, StageMemory
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.configuration import Configuration, axis_stride
@@ -35,18 +29,6 @@ from planner.strategy.configuration import Configuration, axis_stride
 _OPTIMIZER_PASSES = 10
 """Bytes that clipping and AdamW move per byte of a parameter: the norm reads the gradient (1),
 clipping reads and writes it (2), the fused update reads four tensors and writes three (7)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUnits:
-    """The priced units of a model in order, for one tp, stream layout and microbatch size."""
-
-    units: tuple[PricedUnit, ...]
-    """Prologue, blocks, epilogue."""
-    tied_parameter_bytes: int
-    """Bytes of weights that prologue and epilogue share, counted in both."""
-    tied_gathered_bytes: int
-    """The same in the compute dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +74,8 @@ class StageTable:
         self.units = model.units
         self.configuration = configuration
         self.device = cluster.device
+        self.memory = StageMemory(model, configuration, cluster.device)
+        """What the same stages hold."""
         self._model = model
         degrees = configuration.degrees
         self._shard = _group(cluster, configuration, "dp_shard")
@@ -111,8 +95,6 @@ class StageTable:
         self._add("compute", lambda i: units[i].forward_s + units[i].backward_s)
         self._add("tp_forward", lambda i: units[i].forward_comm_s)
         self._add("tp", lambda i: units[i].forward_comm_s + units[i].backward_comm_s)
-        self._add("parameters", lambda i: units[i].parameter_bytes)
-        self._add("gathered", lambda i: units[i].gathered_bytes)
         self._add("gather_forward", self._exposed_gather_forward_s)
         self._add("gather_backward", self._exposed_gather_backward_s)
         self._add("reduce_exposed", lambda i: self._exposed_s(i, self._reduce_s(i)))
@@ -272,7 +254,7 @@ class StageTable:
             self.device.memory_bandwidth_bytes_per_s
             * self.device.efficiency.pointwise_bandwidth_fraction
         )
-        return _OPTIMIZER_PASSES * self.sharded_parameter_bytes(first, end) / bandwidth
+        return _OPTIMIZER_PASSES * self.memory.sharded_parameter_bytes(first, end) / bandwidth
 
     def _transfers_s(self, first: int, end: int) -> float:
         """Transfers of one microbatch, activations and gradients.
@@ -285,83 +267,6 @@ class StageTable:
         cuts = [cut for cut in (first, end) if 0 < cut <= self._last]
         return sum(
             point_to_point_s(self.units[cut].input_bytes, self._pipeline_link) for cut in cuts
-        )
-
-    # -- memory -----------------------------------------------------------------------------------
-
-    def _local_parameter_bytes(self, first: int, end: int) -> float:
-        """Parameters of a stage on one tp rank, tied ones once."""
-        held = self.total("parameters", first, end)
-        whole = first == 0 and end == self._last + 1
-        return held - self._model.tied_parameter_bytes if whole else held
-
-    def sharded_parameter_bytes(self, first: int, end: int) -> float:
-        """Parameters of a stage on one rank."""
-        return self._local_parameter_bytes(first, end) / self._shard.num_ranks
-
-    def buffer_bytes(self, first: int, end: int) -> float:
-        """Gathered parameters, unsharded gradients and pipeline receive buffers of a stage."""
-        configuration = self.configuration
-        pipelined = self._pp > 1
-        whole = first == 0 and end == self._last + 1
-        units = self.units[first:end]
-        gathered = self.total("gathered", first, end)
-        if whole:
-            gathered -= self._model.tied_gathered_bytes
-        largest = max((unit.gathered_bytes for unit in units), default=0)
-        root = sum(self.units[i].gathered_bytes for i in (0, self._last) if first <= i < end)
-        if configuration.reshard_after_forward and not pipelined:
-            gathered = min(gathered, root + 2 * largest)
-        local = self._local_parameter_bytes(first, end)
-        largest_gradient = 2.0 * max((unit.parameter_bytes for unit in units), default=0)
-        accumulates = configuration.num_microbatches > 1 and (
-            pipelined or not configuration.reshard_after_forward
-        )
-        # Unsharded gradients turn into shards group by group in the last microbatch.
-        unsharded = max(0.0, local - self.sharded_parameter_bytes(first, end)) if accumulates else 0
-        receive = 0
-        if pipelined:
-            entering = self.units[first].input_bytes if first > 0 else 0
-            leaving = self.units[end].input_bytes if end <= self._last else 0
-            receive = configuration.num_microbatches * (entering + leaving)
-        return gathered + max(unsharded, min(largest_gradient, local)) + receive
-
-    def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> float:
-        """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
-        has_epilogue = end == self._last + 1
-        released = self.units[self._last].activation_bytes["none"] if has_epilogue else 0
-        highest = 0.0
-        for index, kind in zip(range(first, end), kinds, strict=True):
-            later = released if index != self._last else 0
-            highest = max(highest, self.units[index].temporary_bytes[kind] - later)
-        return highest
-
-    def shared_bytes(self, first: int, end: int) -> int:
-        """Saved constants that the stage's units share, for one microbatch."""
-        return max((unit.shared_bytes for unit in self.units[first:end]), default=0)
-
-    def memory(self, first: int, end: int, kinds: Sequence[str], in_flight: int) -> MemoryBreakdown:
-        """Peak memory of a rank that holds the stage [first, end) alone.
-
-        Args:
-            first: First unit.
-            end: One past the last unit.
-            kinds: Recomputation of each unit.
-            in_flight: Microbatches whose activations are held at the peak.
-        """
-        sharded = round(self.sharded_parameter_bytes(first, end))
-        kept = sum(
-            self.units[index].activation_bytes[kind]
-            for index, kind in zip(range(first, end), kinds, strict=True)
-        )
-        return MemoryBreakdown(
-            params_bytes=sharded,
-            grads_bytes=sharded,
-            optimizer_bytes=2 * sharded,
-            activations_bytes=in_flight * (kept + self.shared_bytes(first, end)),
-            buffers_bytes=round(self.buffer_bytes(first, end)),
-            temporary_bytes=round(self.temporary_bytes(first, end, kinds)),
-            reserve_bytes=self.device.reserve_bytes,
         )
 
 

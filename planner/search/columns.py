@@ -44,7 +44,9 @@ class Column:
     step_s: float
     """Exposed traffic and optimiser, once per step."""
     static_bytes: float
-    """Parameters, gradients, optimiser states and buffers."""
+    """Parameters, gradients, optimiser states and buffers while backward runs."""
+    reduction_bytes: float
+    """All that the stage holds when gradients are reduced after backward."""
 
 
 MixCache = dict[tuple[object, ...], tuple[Mix, ...]]
@@ -68,11 +70,6 @@ class ColumnMaker:
         self._kinds = CHECKPOINTING if fixed_kind is None else (fixed_kind,)
         self._last = len(table.units) - 1
         self._mixes = known_mixes
-
-    def static_bytes(self, first: int, end: int) -> float:
-        """Memory that does not depend on recomputation, the reserve apart."""
-        table = self.table
-        return 4 * table.sharded_parameter_bytes(first, end) + table.buffer_bytes(first, end)
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -99,8 +96,11 @@ class ColumnMaker:
         self, first: int, end: int, *, in_flight: int, capacity_bytes: float
     ) -> Mix | None:
         """The fastest recomputation of a run that fits a rank of its own."""
-        room = capacity_bytes - self.static_bytes(first, end)
-        shared = in_flight * self.table.shared_bytes(first, end)
+        memory = self.table.memory
+        if memory.reduction_bytes(first, end) > capacity_bytes:
+            return None
+        room = capacity_bytes - memory.static_bytes(first, end)
+        shared = in_flight * memory.shared_bytes(first, end)
         fastest = self._fixed_mix(first, end, self._kinds[0])
         if in_flight * fastest.kept_bytes + shared + fastest.temporary_bytes <= room:
             return fastest
@@ -118,7 +118,8 @@ class ColumnMaker:
             mix=mix,
             microbatch_s=seconds.microbatch_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
-            static_bytes=self.static_bytes(first, end),
+            static_bytes=self.table.memory.static_bytes(first, end),
+            reduction_bytes=self.table.memory.reduction_bytes(first, end),
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
@@ -180,7 +181,7 @@ class ColumnMaker:
             kinds=listed,
             recompute_s=point[0],
             kept_bytes=point[1] + kept,
-            temporary_bytes=self.table.temporary_bytes(first, end, listed),
+            temporary_bytes=self.table.memory.temporary_bytes(first, end, listed),
         )
 
 

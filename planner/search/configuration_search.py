@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.cost.breakdown import MemoryBreakdown
+from planner.cost.stage_memory import HeldStage
 from planner.cost.stage_table import StageTable
 from planner.search.columns import Column, ColumnMaker
 from planner.search.model_pricing import PricedModel
@@ -209,7 +210,7 @@ class ConfigurationSearch:
             stages = _joined(stages, len(self.table.units))
         if not all(stages):
             return None
-        shared = self.table.shared_bytes(0, len(self.table.units))
+        shared = self.table.memory.shared_bytes(0, len(self.table.units))
         return StageProblem(
             configuration=self.configuration,
             columns=tuple(tuple(columns) for columns in stages),
@@ -292,7 +293,9 @@ class ConfigurationSearch:
             number = self._in_flight(stage) if self.configuration.virtual_stages == 1 else pp
             found.append(
                 LeastMemory(
-                    memory=self.table.memory(first, end, mix.kinds, number),
+                    memory=self.table.memory.peak(
+                        [HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=number)]
+                    ),
                     rank=stage,
                     kinds=mix.kinds,
                 )

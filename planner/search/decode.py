@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.simulate import simulate_s
+from planner.cost.stage_memory import HeldStage
 from planner.cost.stage_table import StageSeconds, StageTable
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
@@ -94,7 +95,7 @@ def _stages(
                 activation_checkpointing=column.mix.kinds,
                 forward_s=forward_s,
                 backward_s=time.microbatch_s - forward_s,
-                memory=table.memory(column.first, column.end, column.mix.kinds, most),
+                memory=table.memory.peak([_held(column, most)]),
             )
         )
     return tuple(found)
@@ -113,36 +114,29 @@ def _in_flight(configuration: Configuration, rank: int) -> tuple[tuple[int, ...]
 def _memory_by_rank(
     configuration: Configuration, table: StageTable, columns: Sequence[Column]
 ) -> tuple[MemoryBreakdown, ...]:
-    """Each rank at its fullest moment: its stages together, one transient, one reserve."""
+    """Each rank at its fullest moment."""
     pp = configuration.degrees.pp
-    shared = table.shared_bytes(0, len(table.units)) if configuration.virtual_stages > 1 else None
-    found = []
-    for rank in range(pp):
-        held = [c for stage, c in enumerate(columns) if rank_of_stage(stage, pp) == rank]
-        moments = [
-            sum(
-                number * (column.mix.kept_bytes + _shared(table, column, shared))
-                for number, column in zip(counts, held, strict=True)
-            )
-            for counts in _in_flight(configuration, rank)
-        ]
-        sharded = round(sum(table.sharded_parameter_bytes(c.first, c.end) for c in held))
-        found.append(
-            MemoryBreakdown(
-                params_bytes=sharded,
-                grads_bytes=sharded,
-                optimizer_bytes=2 * sharded,
-                activations_bytes=max(moments),
-                buffers_bytes=round(sum(table.buffer_bytes(c.first, c.end) for c in held)),
-                temporary_bytes=round(max(c.mix.temporary_bytes for c in held)),
-                reserve_bytes=table.device.reserve_bytes,
-            )
+    return tuple(
+        max(
+            (
+                table.memory.peak(
+                    [
+                        _held(column, number)
+                        for column, number in zip(columns[rank::pp], counts, strict=True)
+                    ]
+                )
+                for counts in _in_flight(configuration, rank)
+            ),
+            key=lambda memory: memory.total_bytes,
         )
-    return tuple(found)
+        for rank in range(pp)
+    )
 
 
-def _shared(table: StageTable, column: Column, shared_bytes: int | None) -> int:
-    return table.shared_bytes(column.first, column.end) if shared_bytes is None else shared_bytes
+def _held(column: Column, in_flight: int) -> HeldStage:
+    return HeldStage(
+        first=column.first, end=column.end, kinds=column.mix.kinds, in_flight=in_flight
+    )
 
 
 def step_costs(configuration: Configuration, seconds: Sequence[StageSeconds]) -> CostBreakdown:

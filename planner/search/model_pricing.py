@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.node_pricing import Pricing
-from planner.cost.stage_table import ModelUnits
+from planner.cost.stage_memory import ModelUnits
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.graph.family import GraphFamily
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind

@@ -39,6 +39,7 @@ Constraints
     memory               sum_{s on r} sum_j (static + n[s] kept) x + M <= capacity,
                          for every vector n of microbatches in flight              ``_memory``
                          M >= transient of each stage on r                         ``_memory``
+                         sum_{s on r} sum_j reduction x <= capacity                ``_memory``
 
 With one stage per rank, columns that do not fit are not made, and no memory row is needed.
 Written with integer layer counts per stage and kind instead, instances of 126 layers on 16
@@ -254,6 +255,9 @@ class _Model:
         configuration = problem.configuration
         for rank in range(configuration.degrees.pp):
             held = self._held(index, problem, rank)
+            self.minimisation.at_most(
+                [(column.reduction_bytes / room_bytes, x) for _, column, x in held], constant=1.0
+            )
             transient: Term = (1.0, self.minimisation.non_negative())
             for stage in {stage for stage, _, _ in held}:
                 self.minimisation.at_most(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner.cost.collective import all_gather_s, reduce_scatter_s
+from planner.cost.stage_memory import HeldStage
 from planner.cost.stage_table import StageTable
 from planner.graph.family import trace_family
 from planner.graph.load import load_model
@@ -59,33 +60,53 @@ def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     assert model.tied_parameter_bytes == tied
     whole = table(model, cluster, dp_shard=8)
     total = sum(u.parameter_bytes for u in model.units)
-    assert whole.sharded_parameter_bytes(0, 14) == pytest.approx((total - tied) / 8)
+    assert whole.memory.sharded_parameter_bytes(0, 14) == pytest.approx((total - tied) / 8)
     cut = table(model, cluster, pp=2, dp_shard=4)
-    halves = cut.sharded_parameter_bytes(0, 6) + cut.sharded_parameter_bytes(6, 14)
+    halves = cut.memory.sharded_parameter_bytes(0, 6) + cut.memory.sharded_parameter_bytes(6, 14)
     assert halves == pytest.approx(total / 4)
 
 
 def test_state_is_sixteen_bytes_per_parameter_over_the_shards(model, cluster):
     for shards in (1, 2, 8):
-        memory = table(model, cluster, dp_shard=shards, dp_replicate=8 // shards).memory(
-            0, 14, ("none",) * 14, 1
+        memory = table(model, cluster, dp_shard=shards, dp_replicate=8 // shards).memory.peak(
+            [HeldStage(first=0, end=14, kinds=("none",) * 14, in_flight=1)]
         )
         state = memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
         elements = sum(u.parameter_bytes for u in model.units) / 4 - 50304 * 768
         assert state == pytest.approx(16 * elements / shards, rel=1e-6)
 
 
-def test_resharding_holds_fewer_gathered_parameters(model, cluster):
-    kept = table(model, cluster, dp_shard=8, reshard=False).buffer_bytes(0, 14)
-    freed = table(model, cluster, dp_shard=8, reshard=True).buffer_bytes(0, 14)
-    assert freed < kept
+def test_resharding_holds_the_root_and_two_blocks(model, cluster):
+    kept = table(model, cluster, dp_shard=8, reshard=False).memory
+    freed = table(model, cluster, dp_shard=8, reshard=True).memory
+    unsharded = kept.local_parameter_bytes(0, 14) / 2  # bfloat16
+    assert kept.gathered_bytes(0, 14) == unsharded
+    root = 2 * (50304 * 768 + 1024 * 768 + 2 * 768)
+    assert freed.gathered_bytes(0, 14) == root + 2 * model.units[1].gathered_bytes
 
 
-def test_accumulated_gradients_stay_unsharded_without_resharding(model, cluster):
-    often = table(model, cluster, dp_shard=8, microbatches=4).buffer_bytes(0, 14)
-    unsharded = table(model, cluster, dp_replicate=8).sharded_parameter_bytes(0, 14)
-    gathered = unsharded / 2  # bfloat16
-    assert often == pytest.approx(gathered + unsharded * 7 / 8, rel=1e-6)
+def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, cluster):
+    local = table(model, cluster, dp_shard=8).memory.local_parameter_bytes(0, 14)
+
+    def earlier(**options):
+        return table(model, cluster, dp_shard=8, **options).memory.earlier_gradient_bytes(0, 14)
+
+    assert earlier(microbatches=1) == (0, 0)
+    assert earlier(reshard=True) == (local / 8, 0)
+    assert earlier(reshard=False) == (local / 8, local * 7 / 8)
+
+
+def test_the_fuller_moment_counts(model, cluster):
+    """Without recomputation the backward is the fuller one, with it the reduction."""
+    memory = table(model, cluster, dp_shard=8, reshard=True, microbatches=1).memory
+
+    def peak(kind):
+        kinds = ("none", *(kind,) * 12, "none")
+        return memory.peak([HeldStage(first=0, end=14, kinds=kinds, in_flight=1)])
+
+    assert peak("none").activations_bytes > 0
+    assert peak("none").total_bytes >= peak("full").total_bytes
+    assert peak("full").total_bytes >= memory.reduction_bytes(0, 14)
 
 
 def test_replicas_add_their_gradients_once_a_step(model, cluster):
@@ -95,8 +116,8 @@ def test_replicas_add_their_gradients_once_a_step(model, cluster):
 
 
 def test_receive_buffers_are_kept_for_every_microbatch(model, cluster):
-    few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).buffer_bytes(6, 14)
-    many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).buffer_bytes(6, 14)
+    few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).memory.receive_bytes(6, 14)
+    many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory.receive_bytes(6, 14)
     assert many - few == 4 * model.units[6].input_bytes
 
 
@@ -130,9 +151,8 @@ def test_one_rank_has_no_data_parallel_traffic(model, cluster):
 
 
 def test_temporaries_of_blocks_may_use_what_the_epilogue_left(model, cluster):
-    priced = table(model, cluster, dp_shard=8)
+    memory = table(model, cluster, dp_shard=8).memory
     kinds = ("none",) * 14
-    with_head = priced.temporary_bytes(0, 14, kinds)
-    assert with_head == priced.units[13].temporary_bytes["none"]
-    without = priced.temporary_bytes(1, 3, ("full", "full"))
-    assert without == priced.units[1].temporary_bytes["full"]
+    assert memory.temporary_bytes(0, 14, kinds) == model.units[13].temporary_bytes["none"]
+    without = memory.temporary_bytes(1, 3, ("full", "full"))
+    assert without == model.units[1].temporary_bytes["full"]

@@ -32,7 +32,13 @@ def configuration(pp, virtual_stages, num_microbatches):
 def column(first, end, time, step, static, kept, kind="none"):
     mix = Mix(kinds=(kind,) * (end - first), recompute_s=0.0, kept_bytes=kept, temporary_bytes=0.0)
     return Column(
-        first=first, end=end, mix=mix, microbatch_s=time, step_s=step, static_bytes=static
+        first=first,
+        end=end,
+        mix=mix,
+        microbatch_s=time,
+        step_s=step,
+        static_bytes=static,
+        reduction_bytes=static,
     )
 
 
