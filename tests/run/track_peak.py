@@ -1,0 +1,111 @@
+"""Runs an emitted script and prints the bytes of live tensors at the fullest moment of a step.
+
+Called as ``torchrun ... track_peak.py FOLDER ARGUMENTS``. The first step is left out: optimiser
+states are made in it.
+"""
+
+import gc
+import importlib.util
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+MEASURED_STEP = 2
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all storages that ops have made and that are still alive, and their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = {}
+        self.now = self.peak = 0
+
+    def __enter__(self):
+        resize = torch.UntypedStorage.resize_
+        self._resize = resize
+
+        def resized(storage, size):
+            done = resize(storage, size)
+            if storage._cdata in self.live:
+                self.see(storage)
+            return done
+
+        torch.UntypedStorage.resize_ = resized
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.UntypedStorage.resize_ = self._resize
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # the ops on its local tensors follow
+        out = op(*args, **(kwargs or {}))
+        pytree.tree_map_only(torch.Tensor, self.see_tensor, out)
+        return out
+
+    def see_tensor(self, tensor):
+        if is_traceable_wrapper_subclass(tensor):
+            for name in tensor.__tensor_flatten__()[0]:
+                self.see_tensor(getattr(tensor, name))
+        elif not tensor.is_meta:
+            self.see(tensor.untyped_storage())
+
+    def see(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        known = self.live.get(key)
+        if known is not None and known[1]() is storage:
+            self.now += size - known[0]
+            known[0] = size
+        else:
+            if known is not None:
+                self.now -= known[0]  # the address was used before
+            entry = [size, None]
+            entry[1] = weakref.ref(storage, lambda _: self.forget(key, entry))
+            self.live[key] = entry
+            self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def forget(self, key, entry):
+        if self.live.get(key) is entry:
+            del self.live[key]
+            self.now -= entry[0]
+
+
+def main(folder, arguments):
+    sys.path.insert(0, folder)
+    import parallel
+
+    tracker = LiveBytes()
+    run = parallel.Runner.run
+    steps = []
+
+    def measured(self, *args):
+        steps.append(1)
+        gc.collect()
+        tracker.peak = tracker.now
+        loss = run(self, *args)
+        if len(steps) == MEASURED_STEP:
+            report = Path(folder) / f"peak-{dist.get_rank()}"
+            report.write_text(str(tracker.peak))
+        return loss
+
+    parallel.Runner.run = measured
+    parallel.leave = lambda: None
+    spec = importlib.util.spec_from_file_location("train", Path(folder) / "train.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    with tracker:
+        script.main(["--steps", str(MEASURED_STEP), *arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
+    os._exit(0)
