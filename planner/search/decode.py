@@ -196,10 +196,14 @@ def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
 def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
     unit = solution.problem.unit
     prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    stream = solution.problem.boundary
+    gathered = {v for v, source, _ in solution.conversions if source.is_shard and source != stream}
     local_readers = _values_read_by_dtensor_regions(solution)
     found = []
     for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
-        if node.kind is not NodeKind.MODULE or _runs_as_is(strategy):
+        if node.kind is not NodeKind.MODULE:
+            continue
+        if _runs_as_is(strategy) and gathered.isdisjoint(node.inputs):
             continue
         (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
         ndim = len(graph.values[output].shape) if output >= 0 else 0
@@ -219,7 +223,11 @@ def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSh
 
 
 def _runs_as_is(strategy: NodeStrategy) -> bool:
-    """Whether a module runs unchanged: whole parameters, whole input, whole output."""
+    """Whether a module needs no instruction: whole parameters, whole input, whole output.
+
+    A whole input that comes as the stream's shard is gathered by the runtime without one; what
+    comes out of a split region is not.
+    """
     layouts = (*strategy.inputs.values(), *strategy.outputs.values())
     return strategy.style == "replicate" and all(layout == REPLICATE for layout in layouts)
 
