@@ -1,5 +1,7 @@
 """Runs an emitted script twice and compares: on all its processes, and on one as the reference.
 
+Shows the measured step time beside the predicted one, too.
+
     python examples/compare_losses.py plans/demo --processes 8 --steps 3
 
 Both runs start from the same weights and read the same global batches, so that their losses agree
@@ -32,7 +34,10 @@ def main() -> int:
         one_process = [sys.executable, str(script), "--reference"]
         run([*one_process, *options, "--log-file", str(reference_log)], arguments.timeout)
         planned, reference = read_losses(planned_log), read_losses(reference_log)
-    return report(planned, reference, arguments)
+        measured_s = min(record["step_time_s"] for record in read_log(planned_log))
+    code = report(planned, reference, arguments)
+    report_step_time(arguments.folder, measured_s)
+    return code
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -54,9 +59,21 @@ def run(command: list[str], timeout_s: float) -> None:
         sys.exit(f"the run above ended with exit code {done.returncode}")
 
 
+def read_log(log: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
 def read_losses(log: Path) -> dict[int, float]:
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return {record["step"]: record["loss"] for record in records}
+    return {int(record["step"]): record["loss"] for record in read_log(log)}
+
+
+def report_step_time(folder: Path, measured_s: float) -> None:
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    predicted_s = plan["best"]["costs"]["step_time_s"]
+    print(
+        f"Step time: predicted {predicted_s * 1e3:.0f} ms, fastest measured "
+        f"{measured_s * 1e3:.0f} ms ({measured_s / predicted_s:.1f} times)."
+    )
 
 
 def report(

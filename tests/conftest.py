@@ -1,1 +1,7 @@
-"""Lies here so that this folder is on the import path of all tests (``plan_factory``)."""
+"""Settings of all tests; lies here so that this folder is on their import path, too."""
+
+from hypothesis import settings
+
+# Machines that run tests are shared: a slow example is no failure.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
