@@ -16,8 +16,9 @@ from planner.search.incumbents import Incumbents, Solved
 from planner.search.infeasible import Resize, nothing_fits, smallest
 from planner.search.op_rows import op_rows
 from planner.search.rule_of_thumb import rule_of_thumb
+from planner.search.solver import NoSolutionError
 from planner.search.space import LayoutSpace, SearchRequest, memory_refusal, refusal
-from planner.search.stage_ilp import StageProblem, solve_stages
+from planner.search.stage_ilp import StageProblem, StageSolution, solve_stages
 from planner.strategy.configuration import Configuration
 
 
@@ -121,23 +122,32 @@ class Search:
             self._refuse_slower(search)
             return
         problem = search.problem(limit_s)
-        scale_s = limit_s if limit_s < float("inf") else search.bound_s
         try:
             if problem is None:
-                raise SolverError("no columns")
-            solution = solve_stages(
-                [problem],
-                scale_s=scale_s,
-                time_limit_s=self._request.time_limit_s,
-                cutoff_s=limit_s if limit_s < float("inf") else None,
-            )
-        except SolverError:
+                raise NoSolutionError("no columns")
+            solution = self._solve([problem], limit_s, search.bound_s)
+        except NoSolutionError:
+            if limit_s == float("inf"):
+                self._rejections.append(memory_refusal(search))
+            else:
+                self._refuse_slower(search)
             search.bound_s = max(search.bound_s, limit_s)
-            self._refuse_slower(search)
             return
+        except SolverError:
+            return  # out of time: its bound stays, and the joint ILP decides
         search.bound_s = max(search.bound_s, solution.bound_s)
         incumbents.add(
             Solved(search=search, columns=solution.columns, objective_s=solution.objective_s)
+        )
+
+    def _solve(self, problems: list[StageProblem], limit_s: float, bound_s: float) -> StageSolution:
+        """Solve the stage ILP below a limit, which may be endless."""
+        known = limit_s < float("inf")
+        return solve_stages(
+            problems,
+            scale_s=limit_s if known else bound_s,
+            time_limit_s=self._request.time_limit_s,
+            cutoff_s=limit_s if known else None,
         )
 
     def _refuse_slower(self, search: ConfigurationSearch) -> None:
@@ -161,13 +171,18 @@ class Search:
             problem = search.problem(limit_s)
             if problem is not None:
                 problems[id(problem)] = (problem, search)
-        if not problems:
-            return incumbent, SolverReport(status="optimal", objective_s=limit_s, bound_s=limit_s)
-        solution = solve_stages(
-            [problem for problem, _ in problems.values()],
-            scale_s=limit_s,
-            time_limit_s=self._request.time_limit_s,
-        )
+        proven = SolverReport(status="optimal", objective_s=limit_s, bound_s=limit_s)
+        least_s = min((search.bound_s for search in open_searches), default=limit_s)
+        try:
+            if not problems:
+                return incumbent, proven
+            solution = self._solve([problem for problem, _ in problems.values()], limit_s, least_s)
+        except NoSolutionError:
+            return incumbent, proven
+        except SolverError:
+            return incumbent, SolverReport(
+                status="time limit", objective_s=limit_s, bound_s=least_s
+            )
         best = incumbent
         if solution.objective_s < limit_s:
             search = problems[id(solution.problem)][1]

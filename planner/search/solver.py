@@ -10,6 +10,10 @@ from planner.errors import SolverError
 Term = tuple[float, "pulp.LpVariable"]
 
 
+class NoSolutionError(SolverError):
+    """The program is proven to have no feasible point."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """What the solver returned."""
@@ -66,7 +70,8 @@ class Minimisation:
             gap: Relative gap at which to stop; 0 proves optimality to the solver's tolerance.
 
         Raises:
-            SolverError: No solver, no feasible point, or none found in time.
+            NoSolutionError: There is no feasible point.
+            SolverError: No solver, or no feasible point found in time.
         """
         self._problem.setObjective(_difference(self.costs, ()))
         solver = pulp.HiGHS(
@@ -75,6 +80,8 @@ class Minimisation:
         if not solver.available():
             raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")
         self._problem.solve(solver)
+        if self._problem.sol_status == pulp.LpSolutionInfeasible:
+            raise NoSolutionError("the solver ended with a proof that there is no solution")
         status = pulp.LpSolution[self._problem.sol_status]
         if self._problem.sol_status not in (
             pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible,

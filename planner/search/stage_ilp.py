@@ -127,7 +127,8 @@ def solve_stages(
         cutoff_s: Step time that a choice must not exceed.
 
     Raises:
-        SolverError: No choice exists, or none was found in time.
+        NoSolutionError: No choice exists.
+        SolverError: None was found in time.
     """
     model = _Model(problems, _SCALED_OBJECTIVE / scale_s)
     if cutoff_s is not None:

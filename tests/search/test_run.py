@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from searches import search_for
+from searches import request_for, search_for
 
 from planner.errors import InfeasiblePlanError, RequestError
 from planner.hardware.profiles import load_cluster
 from planner.search.reprice import reprice_s
+from planner.search.solver import NoSolutionError
+from planner.search.space import LayoutSpace
+from planner.search.stage_ilp import solve_stages
 
 
 def scaled_links(cluster, factor):
@@ -161,3 +164,22 @@ def test_uneven_stages_follow_uneven_blocks(mlp, h100):
     plan = search_for(mlp, h100, pp=2, dp_replicate=1).best
     lengths = [stage.end_unit - stage.first_unit for stage in plan.stages]
     assert sum(lengths) == len(plan.units)
+
+
+def test_the_search_equals_one_ilp_for_every_configuration(big_gpt):
+    """Bounds, cut-offs and incumbents leave nothing out that is better."""
+    cluster = scaled_memory(load_cluster("h100-sxm", gpus=4), 0.3)
+    best = search_for(big_gpt, cluster, batch=8).best
+    space = LayoutSpace(big_gpt, cluster, request_for(cluster, batch=8))
+    least = float("inf")
+    for configuration in space.legal()[0]:
+        for search in space.searches(configuration):
+            problem = search.problem(float("inf"))
+            if problem is None:
+                continue
+            try:
+                solution = solve_stages([problem], scale_s=search.bound_s, time_limit_s=30)
+            except NoSolutionError:
+                continue
+            least = min(least, solution.objective_s)
+    assert best.costs.step_time_s == pytest.approx(least, rel=1e-6)
