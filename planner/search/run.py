@@ -5,6 +5,8 @@ incumbent) and a sharper bound; the joint ILP then decides among those whose bou
 best incumbent, and its result cannot be beaten by the others.
 """
 
+import time
+
 from planner.errors import InfeasiblePlanError, RequestError, SolverError
 from planner.graph.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
@@ -20,6 +22,9 @@ from planner.search.solver import NoSolutionError
 from planner.search.space import LayoutSpace, SearchRequest, memory_refusal, refusal
 from planner.search.stage_ilp import StageProblem, StageSolution, solve_stages
 from planner.strategy.configuration import Configuration
+
+_LEAST_SOLVER_S = 1.0
+"""Time that the solver gets in any case: enough for most instances."""
 
 
 class Search:
@@ -41,6 +46,12 @@ class Search:
         self._cluster = cluster
         self._resize = resize
         self._rejections: list[Rejection] = []
+        self._deadline_s = float("inf")
+
+    @property
+    def _remaining_s(self) -> float:
+        """Time left to the solver; what is not decided by then keeps its bound."""
+        return self._deadline_s - time.monotonic()
 
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan of this search with its price on one rank."""
@@ -54,6 +65,7 @@ class Search:
             InfeasiblePlanError: No layout fits the memory.
             SolverError: The solver found nothing within the limit.
         """
+        self._deadline_s = time.monotonic() + self._request.time_limit_s
         legal, self._rejections = self._space.legal()
         if not legal:
             raise self._nothing_legal()
@@ -66,7 +78,9 @@ class Search:
             if search.configuration.virtual_stages == 1:
                 self._partition(search, incumbents)
         for search in searches:
-            if search.configuration.virtual_stages > 1:
+            if search.configuration.virtual_stages > 1 and (
+                self._remaining_s > 0 or not incumbents.solved
+            ):
                 self._interleave(search, incumbents)
         if not incumbents.solved:
             raise self._nothing_fits(searches)
@@ -146,7 +160,7 @@ class Search:
         return solve_stages(
             problems,
             scale_s=limit_s if known else bound_s,
-            time_limit_s=self._request.time_limit_s,
+            time_limit_s=max(_LEAST_SOLVER_S, self._remaining_s),
             cutoff_s=limit_s if known else None,
         )
 

@@ -39,7 +39,7 @@ class SearchRequest:
     top: int
     """Layouts to show."""
     time_limit_s: float
-    """Limit for the solver."""
+    """Time after which the search proves no more and shows the gap."""
 
 
 class LayoutSpace:
