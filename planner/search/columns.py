@@ -49,27 +49,23 @@ class Column:
     """All that the stage holds when gradients are reduced after backward."""
 
 
-MixCache = dict[tuple[object, ...], tuple[Mix, ...]]
-"""Pareto sets by the structures of a run and whether it touches the ends."""
-
-
 class ColumnMaker:
     """Makes the columns of one configuration."""
 
     def __init__(
-        self, table: StageTable, *, fixed_kind: str | None, known_mixes: "MixCache"
+        self, table: StageTable, *, fixed_kind: str | None, known_fronts: "FrontCache"
     ) -> None:
         """Keep the table.
 
         Args:
             table: Prices of the configuration.
             fixed_kind: Recomputation of all blocks where the request fixes it.
-            known_mixes: Mixes found before for the same priced units; new ones are added.
+            known_fronts: Choices found before for the same priced units; new ones are added.
         """
         self.table = table
         self._kinds = CHECKPOINTING if fixed_kind is None else (fixed_kind,)
         self._last = len(table.units) - 1
-        self._mixes = known_mixes
+        self._fronts = known_fronts
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -84,14 +80,6 @@ class ColumnMaker:
                 kept.append(mix)
         return kept
 
-    def mixes(self, first: int, end: int) -> tuple[Mix, ...]:
-        """Pareto set of recomputations of a run: fastest first, each next one smaller."""
-        structures = tuple(unit.structure for unit in self.table.units[first:end])
-        key = (structures, first == 0, end == self._last + 1)
-        if key not in self._mixes:
-            self._mixes[key] = tuple(self._pareto(first, end))
-        return self._mixes[key]
-
     def cheapest(
         self, first: int, end: int, *, in_flight: int, capacity_bytes: float
     ) -> Mix | None:
@@ -104,10 +92,31 @@ class ColumnMaker:
         fastest = self._fixed_mix(first, end, self._kinds[0])
         if in_flight * fastest.kept_bytes + shared + fastest.temporary_bytes <= room:
             return fastest
-        for mix in self.mixes(first, end):
-            if in_flight * mix.kept_bytes + shared + mix.temporary_bytes <= room:
-                return mix
+        if len(self._kinds) == 1:
+            return None
+        kept, highest, released = self._ends(first, end)
+        for point in self._front(first, end):
+            temporary = max(highest, point[2] - released)
+            if in_flight * (point[1] + kept) + shared + temporary <= room:
+                return self._finished(first, end, self._kinds_of(first, end, point), point)
         return None
+
+    def _ends(self, first: int, end: int) -> tuple[int, int, int]:
+        """What prologue and epilogue add to a run of blocks, if it has them.
+
+        Returns:
+            Activations kept, highest transient, and what the epilogue has released when the
+            blocks run their backward.
+        """
+        units = self.table.units
+        held = [units[i] for i in (0, self._last) if first <= i < end]
+        kept = sum(unit.activation_bytes["none"] for unit in held)
+        fixed = self.table.memory.temporary_bytes
+        highest = max(
+            (fixed(i, i + 1, ("none",)) for i in {0, self._last} if first <= i < end), default=0
+        )
+        released = units[self._last].activation_bytes["none"] if end == self._last + 1 else 0
+        return kept, highest, released
 
     def column(self, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen."""
@@ -130,27 +139,35 @@ class ColumnMaker:
         point: _Point = (recompute_s, kept_bytes, 0.0, ())
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
-    def _pareto(self, first: int, end: int) -> list[Mix]:
-        """Merge the choices of each structure and keep what nothing else beats."""
-        if len(self._kinds) == 1:
-            return [self._fixed_mix(first, end, self._kinds[0])]
+    def _alike_blocks(self, first: int, end: int) -> dict[str, list[int]]:
+        """Blocks of a run by structure."""
         blocks: dict[str, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
                 blocks.setdefault(self.table.units[index].structure, []).append(index)
-        front: list[_Point] = [(0.0, 0, 0.0, ())]
-        for indices in blocks.values():
-            choices = self._alike(indices[0], len(indices))
-            if len(front) > 1 or front[0][3]:
-                choices = [_both(point, choice) for point in front for choice in choices]
-            front = _prune(choices)
-        mixes = []
-        for point in front:
-            kinds: dict[int, str] = {}
-            for indices, counts in zip(blocks.values(), point[3], strict=True):
-                kinds.update(zip(indices, _in_order(counts), strict=True))
-            mixes.append(self._finished(first, end, kinds, point))
-        return mixes
+        return blocks
+
+    def _front(self, first: int, end: int) -> "list[_Point]":
+        """Choices of kinds for the blocks of a run that no other beats, fastest first."""
+        blocks = self._alike_blocks(first, end)
+        key = tuple((structure, len(indices)) for structure, indices in blocks.items())
+        if key not in self._fronts:
+            front: list[_Point] = [(0.0, 0, 0.0, ())]
+            for indices in blocks.values():
+                choices = self._alike(indices[0], len(indices))
+                if len(front) > 1 or front[0][3]:
+                    choices = [_both(point, choice) for point in front for choice in choices]
+                front = _prune(choices)
+            self._fronts[key] = front
+        return self._fronts[key]
+
+    def _kinds_of(self, first: int, end: int, point: "_Point") -> dict[int, str]:
+        """Kind of each block of a run under a choice."""
+        kinds: dict[int, str] = {}
+        blocks = self._alike_blocks(first, end)
+        for indices, counts in zip(blocks.values(), point[3], strict=True):
+            kinds.update(zip(indices, _in_order(counts), strict=True))
+        return kinds
 
     def _alike(self, index: int, number: int) -> "list[_Point]":
         """Time and memory of ``number`` alike blocks, for every count of each kind."""
@@ -188,6 +205,10 @@ class ColumnMaker:
 _Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
 """A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
 and per structure how many blocks of each kind, in the order of CHECKPOINTING."""
+
+
+FrontCache = dict[tuple[tuple[str, int], ...], list[_Point]]
+"""Undominated choices by how many blocks of each structure a run has."""
 
 
 def _both(left: _Point, right: _Point) -> _Point:

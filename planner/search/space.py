@@ -8,7 +8,7 @@ from planner.cost.unit_pricing import master_bytes
 from planner.graph.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
-from planner.search.columns import ColumnMaker, MixCache
+from planner.search.columns import ColumnMaker, FrontCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.search.model_pricing import ModelPricer, ShardingChoice
@@ -57,7 +57,7 @@ class LayoutSpace:
             dtype=request.dtype,
         )
         self.pricer = ModelPricer(graphs, cluster, request.dtype, time_limit_s=request.time_limit_s)
-        self._mixes: dict[tuple[ShardingChoice, str | None], MixCache] = {}
+        self._fronts: dict[ShardingChoice, FrontCache] = {}
 
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
         """All configurations that the model's shapes allow, and the refused degrees."""
@@ -105,8 +105,8 @@ class LayoutSpace:
             priced = self.pricer.priced(choice)
             if priced is not None:
                 table = StageTable(priced.model, configuration, self.cluster)
-                mixes = self._mixes.setdefault((choice, kind), {})
-                maker = ColumnMaker(table, fixed_kind=kind, known_mixes=mixes)
+                fronts = self._fronts.setdefault(choice, {})
+                maker = ColumnMaker(table, fixed_kind=kind, known_fronts=fronts)
                 yield ConfigurationSearch(configuration, priced, table, maker)
 
 
