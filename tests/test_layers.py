@@ -31,7 +31,7 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "pandas": {"report", "result.py", "cost/calibrate.py"},
-    "torch": {"graph", "strategy/torch_schedules.py", "codegen/runtime", "api.py"},
+    "torch": {"graph", "codegen/runtime", "api.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""
 

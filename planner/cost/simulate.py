@@ -39,7 +39,9 @@ def simulate_s(
         for rank, row in enumerate(actions):
             while position[rank] < len(row):
                 stage, is_forward = row[position[rank]]
-                ready = _ready_s(stage, is_forward, forward_done, backward_done, transfer_s)
+                ready = _ready_s(
+                    stage, forward_done, backward_done, transfer_s, is_forward=is_forward
+                )
                 if ready is None:
                     break
                 start = max(clock[rank], ready)
@@ -54,10 +56,11 @@ def simulate_s(
 
 def _ready_s(
     stage: int,
-    is_forward: bool,  # noqa: FBT001
     forward_done: list[list[float]],
     backward_done: list[list[float]],
     transfer_s: Sequence[float],
+    *,
+    is_forward: bool,
 ) -> float | None:
     """When the next action of a stage has its input, None while that is not computed yet."""
     done = forward_done if is_forward else backward_done

@@ -140,7 +140,9 @@ def configurations(
                 continue
             found = True
             for reshard in _reshards(degrees, fixed):
-                for split in _options(_can_split(degrees, facts), fixed.sequence_parallel):
+                for split in _options(
+                    possible=_can_split(degrees, facts), fixed=fixed.sequence_parallel
+                ):
                     yield Configuration(
                         degrees=degrees,
                         schedule=schedule,
@@ -157,14 +159,14 @@ def configurations(
 def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
     if fixed.reshard_after_forward is None and degrees.pp > 1:
         return (False,)
-    return _options(degrees.dp_shard > 1, fixed.reshard_after_forward)
+    return _options(possible=degrees.dp_shard > 1, fixed=fixed.reshard_after_forward)
 
 
 def _can_split(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
     return degrees.tp > 1 and facts.sequence is not None and facts.sequence % degrees.tp == 0
 
 
-def _options(possible: bool, fixed: bool | None) -> tuple[bool, ...]:  # noqa: FBT001
+def _options(*, possible: bool, fixed: bool | None) -> tuple[bool, ...]:
     if not possible:
         return (False,)
     return (True, False) if fixed is None else (fixed,)
