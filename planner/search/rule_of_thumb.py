@@ -1,8 +1,8 @@
 """The layout that people take without a planner: the baseline beside every plan.
 
 Tensor parallelism as small as fits inside a node, then pipeline stages, the rest data parallel
-with the state sharded, the largest microbatch that fits, and full recomputation only where
-nothing fits without it.
+with FSDP2 as it comes (parameters resharded after forward, except under a pipeline), the largest
+microbatch that fits, and full recomputation only where nothing fits without it.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,9 @@ def _in_order(gpus: int, gpus_per_node: int) -> Iterator[ParallelDegrees]:
 
 def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str) -> Plan | None:
     fixed = FixedValues(
-        virtual_stages=1, reshard_after_forward=False, sequence_parallel=degrees.tp > 1
+        virtual_stages=1,
+        reshard_after_forward=degrees.pp == 1,
+        sequence_parallel=degrees.tp > 1,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
     legal = [item for item in found if isinstance(item, Configuration)]
