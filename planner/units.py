@@ -64,11 +64,6 @@ def format_bytes(value_bytes: float) -> str:
     return f"{sign}{value:.0f} B"
 
 
-def format_gib(value_bytes: float) -> str:
-    """Show bytes in GiB with one decimal, without the unit (table cells)."""
-    return f"{value_bytes / GIB:.1f}"
-
-
 def format_s(value_s: float) -> str:
     """Show seconds as s, ms or us, three significant digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -87,7 +87,7 @@ class StageMemory:
         tied = self._model.tied_gathered_bytes if self._is_whole(first, end) else 0
         return self._gathered[end] - self._gathered[first] - tied
 
-    def _root(self, first: int, end: int) -> range | tuple[int, ...]:
+    def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""
         return tuple(i for i in {0, self._last} if first <= i < end)
 

@@ -1,9 +1,9 @@
-"""Mesh axes and their degrees, in the words of torch and TorchTitan."""
+"""Mesh axes and their degrees, in the words of torch and TorchTitan.
+
+*Axis* is a mesh axis, *dim* a tensor dimension.
+"""
 
 from dataclasses import dataclass
-
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-"""Axis names; *axis* is a mesh axis, *dim* a tensor dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

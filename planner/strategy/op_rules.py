@@ -188,28 +188,27 @@ def _select(
     return [moved] * len(targets)
 
 
+def _one_layout(op: OpNode, operands: list[Operand], ndim: int) -> tuple[int, Layout | None]:
+    """Dim along which operands are joined, and the layout that they share (None: they do not)."""
+    integers = _int_arguments(op)
+    layouts = {layout for _, layout in operands}
+    return (integers[0] if integers else 0) % ndim, layouts.pop() if len(layouts) == 1 else None
+
+
 def _cat(
     op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
 ) -> list[Layout | None] | None:
-    integers = _int_arguments(op)
-    dim = (integers[0] if integers else 0) % len(targets[0])
-    layouts = {layout for _, layout in operands}
-    if len(layouts) != 1:
-        return None
-    layout = layouts.pop()
+    dim, layout = _one_layout(op, operands, len(targets[0]))
     return None if layout is None or (layout.is_shard and layout.dim == dim) else [layout]
 
 
 def _stack(
     op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
 ) -> list[Layout | None] | None:
-    integers = _int_arguments(op)
-    dim = (integers[0] if integers else 0) % len(targets[0])
-    layouts = {layout for _, layout in operands}
-    if len(layouts) != 1:
+    dim, layout = _one_layout(op, operands, len(targets[0]))
+    if layout is None:
         return None
-    layout = layouts.pop()
-    if layout is None or not layout.is_shard:
+    if not layout.is_shard:
         return [layout]
     return [shard(layout.dim + (dim <= layout.dim), layout.outer)]
 
