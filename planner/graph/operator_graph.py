@@ -153,15 +153,31 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleOutput:
+    """One tensor that a module's forward returns."""
+
+    module: str
+    """Path of the module, which is called once in a step."""
+    index: int
+    """Position among the tensors of its output, in the order of torch's pytree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutPoint:
     """A place where the model can be cut into pipeline stages."""
 
     after_unit: int
     """The cut lies between this unit and the next."""
     values: tuple[int, ...]
-    """Differentiable values that cross it."""
+    """Values that are sent: first the stream (the first tensor argument of the next block), then
+    those of ``carried``."""
+    carried: tuple[ModuleOutput, ...]
+    """What is sent beside the stream, as the outputs of the modules that make it (skip
+    connections, an encoder's memory): one of ``values[1:]`` each, in order."""
+    stream_output: ModuleOutput | None
+    """The module whose output the stream is, where units after the next one read it too."""
     crossing_bytes: int
-    """Bytes of these values for one microbatch."""
+    """Bytes of ``values`` for one microbatch."""
     constant_values: tuple[int, ...]
     """Values without gradient that cross it (rotary tables, masks): each stage remakes them."""
 

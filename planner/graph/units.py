@@ -146,6 +146,8 @@ def _cut_point(recording: Recording, cut: Cut) -> CutPoint:
     return CutPoint(
         after_unit=cut.after_unit,
         values=(cut.value,),
+        carried=(),
+        stream_output=None,
         crossing_bytes=value_bytes(recording, cut.value),
         constant_values=cut.constants,
     )
