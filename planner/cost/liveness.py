@@ -37,13 +37,13 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
     """
-    stream = [(graph.ops[op], graph.ops[op]) for op in forward_ops]
-    stream += [(graph.ops[op], _forward_of(graph, graph.ops[op])) for op in backward_ops]
+    stream = [(graph.nodes[op], graph.nodes[op]) for op in forward_ops]
+    stream += [(graph.nodes[op], _forward_of(graph, graph.nodes[op])) for op in backward_ops]
     sizes = _storage_sizes(graph, stream, shares)
     saved = {
         graph.values[value].storage
         for op in forward_ops
-        for value in (*graph.ops[op].saved_inputs, *graph.ops[op].saved_outputs)
+        for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
     }
     last_use = _last_uses(graph, stream, saved, len(forward_ops))
     live: set[int] = set()
@@ -66,7 +66,7 @@ def unit_peaks(
 
 def _forward_of(graph: OperatorGraph, op: OpNode) -> OpNode:
     """The forward op that a backward op differentiates (itself where unknown)."""
-    return op if op.forward_op is None else graph.ops[op.forward_op]
+    return op if op.forward_op is None else graph.nodes[op.forward_op]
 
 
 def _storage_sizes(

@@ -64,7 +64,7 @@ def backward_ops_by_forward(problem: ShardingProblem) -> Mapping[int, list[OpNod
     graph = problem.context.graph
     found: dict[int, list[OpNode]] = defaultdict(list)
     for op_id in problem.unit.backward_ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         found[-1 if op.forward_op is None else op.forward_op].append(op)
     return found
 
@@ -92,7 +92,7 @@ def price_node(
     forward_s = backward_s = 0.0
     num_forward = num_backward = 0
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         if not op.is_view:
             forward_s += forward_op_s(graph, op, share, pricing)
             num_forward += 1

@@ -145,13 +145,13 @@ def _recompute(
     for node, strategy, price in zip(view.problem.folded.nodes, view.chosen, prices, strict=True):
         share = view.share_of_node[node.index]
         for op_id in node.ops:
-            op = graph.ops[op_id]
+            op = graph.nodes[op_id]
             cached = kind == "selective" and op.name in SAVED_BY_SELECTIVE
             if op_id in again and not op.is_view and not cached:
                 compute_s += forward_op_s(graph, op, share, pricing)
         if node.ops and node.ops[-1] in again and strategy.outputs:
             comm_s += price.forward_comm_s
-    read = {v for op in again for v in graph.ops[op].inputs}
+    read = {v for op in again for v in graph.nodes[op].inputs}
     for value, p, q in conversions:
         if value in read or value in view.saved_values:
             comm_s += conversion_s(graph, value, p, q, pricing)[0]
@@ -179,7 +179,7 @@ class _UnitView:
         self.saved_values = {
             value
             for op in problem.unit.forward_ops
-            for value in (*self.graph.ops[op].saved_inputs, *self.graph.ops[op].saved_outputs)
+            for value in (*self.graph.nodes[op].saved_inputs, *self.graph.nodes[op].saved_outputs)
         }
 
     def _activation_storage(self, value: int) -> int | None:
@@ -191,7 +191,7 @@ class _UnitView:
         """Bytes on a rank of each saved storage; a gathered copy counts beside its shard."""
         found: dict[tuple[int, float], int] = {}
         for op_id in self.problem.unit.forward_ops:
-            op = self.graph.ops[op_id]
+            op = self.graph.nodes[op_id]
             share = self.shares[op_id]
             for value in (*op.saved_inputs, *op.saved_outputs):
                 storage = self._activation_storage(value)
@@ -229,7 +229,7 @@ class _UnitView:
         return sum(size for value, size in self._cached().items() if value not in self.saved_values)
 
     def _forward_ops(self) -> list[OpNode]:
-        return [self.graph.ops[op] for op in self.problem.unit.forward_ops]
+        return [self.graph.nodes[op] for op in self.problem.unit.forward_ops]
 
     def ops_until_last_save(self) -> list[int]:
         """Forward ops that run before every saved tensor is back."""
@@ -282,7 +282,7 @@ class _UnitView:
                 storages = {
                     self.graph.values[value].storage
                     for op in node.ops
-                    for value in self.graph.ops[op].inputs
+                    for value in self.graph.nodes[op].inputs
                     if self.problem.context.is_parameter(value)
                 }
                 total += sum(
@@ -301,7 +301,7 @@ class _UnitView:
         own = set(self.problem.unit.forward_ops)
         total = 0.0
         for op_id in self.problem.unit.backward_ops:
-            op = self.graph.ops[op_id]
+            op = self.graph.nodes[op_id]
             if not op.is_view and (op.forward_op is None or op.forward_op not in own):
                 moved = (op.read_bytes + op.write_bytes) * self._boundary_share()
                 total += pricing.device.kernel_launch_s + moved / bandwidth

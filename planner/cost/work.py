@@ -51,7 +51,7 @@ def is_causal(graph: OperatorGraph, op: OpNode) -> bool:
     if op.phase is Phase.BACKWARD:
         if op.forward_op is None:
             return False
-        op = graph.ops[op.forward_op]
+        op = graph.nodes[op.forward_op]
     named = dict(op.keyword_arguments).get("is_causal")
     if named is not None:
         return bool(named)

@@ -71,7 +71,7 @@ class OpNode:
     """One ATen op, with the work that one microbatch of it takes."""
 
     id: int
-    """Position in ``OperatorGraph.ops``, which is execution order."""
+    """Position in ``OperatorGraph.nodes``, which is execution order."""
     name: str
     """ATen packet name: "mm", "_scaled_dot_product_flash_attention", "view"."""
     module: str
@@ -194,7 +194,7 @@ class OperatorGraph:
     """All storages, by id."""
     values: tuple[TensorValue, ...]
     """All tensors, by id."""
-    ops: tuple[OpNode, ...]
+    nodes: tuple[OpNode, ...]
     """All ops in execution order, by id."""
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""
@@ -216,18 +216,18 @@ class OperatorGraph:
     @property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
-        return sum(op.flop for op in self.ops if op.phase is Phase.FORWARD)
+        return sum(op.flop for op in self.nodes if op.phase is Phase.FORWARD)
 
     @property
     def backward_flop(self) -> int:
         """FLOPs of the backward pass."""
-        return sum(op.flop for op in self.ops if op.phase is Phase.BACKWARD)
+        return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)
 
     @cached_property
     def saved_storages(self) -> tuple[int, ...]:
         """Activation storages that autograd keeps between forward and backward, each once."""
         kept: dict[int, None] = {}
-        for op in self.ops:
+        for op in self.nodes:
             for value in (*op.saved_inputs, *op.saved_outputs):
                 storage = self.storages[self.values[value].storage]
                 if op.phase is Phase.FORWARD and storage.kind is StorageKind.ACTIVATION:
@@ -250,10 +250,10 @@ class OperatorGraph:
             edge attribute "value".
         """
         graph: nx.DiGraph[int] = nx.DiGraph()
-        chosen = range(len(self.ops)) if op_ids is None else op_ids
+        chosen = range(len(self.nodes)) if op_ids is None else op_ids
         producer: dict[int, int] = {}
         for op_id in chosen:
-            op = self.ops[op_id]
+            op = self.nodes[op_id]
             graph.add_node(op_id, op=op)
             for value in op.inputs:
                 if value in producer:

@@ -35,7 +35,7 @@ class ModuleListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Every op of one training step; the fields are those of ``OperatorGraph``."""
+    """Every op of one training step; the fields are those of ``OperatorGraph``, ops its nodes."""
 
     microbatch_size: int
     tokens_per_sample: int

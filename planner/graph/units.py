@@ -133,7 +133,7 @@ def assemble(
         tokens_per_sample=recording.tokens_per_sample,
         storages=recording.storages,
         values=recording.values,
-        ops=recording.ops,
+        nodes=recording.ops,
         parameters=recording.parameters,
         block_list=layout.block_list,
         units=units,

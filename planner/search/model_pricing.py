@@ -161,7 +161,7 @@ def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     return frozenset(
         graph.values[value].storage
         for op in graph.units[unit.index - 1].forward_ops
-        for value in (*graph.ops[op].saved_inputs, *graph.ops[op].saved_outputs)
+        for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
     )
 
 

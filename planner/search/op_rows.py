@@ -64,7 +64,7 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, pricing: Pricing
     ):
         share = shares_of(strategy.layouts, problem.context.tp)
         for position, op_id in enumerate(node.ops):
-            op = graph.ops[op_id]
+            op = graph.nodes[op_id]
             work = forward_work(graph, op, share)
             comm_s = price.forward_comm_s if position == len(node.ops) - 1 else 0.0
             for value in op.inputs if node.inputs else ():
@@ -89,7 +89,7 @@ def _placed(rows: list[_Row], unit: Unit, priced: PricedModel, stage: int) -> It
         yield OpRow(
             op=name,
             unit=unit.name,
-            module=priced.graph.ops[op_id].module,
+            module=priced.graph.nodes[op_id].module,
             stage=stage,
             placement=placement,
             compute_s=compute_s,

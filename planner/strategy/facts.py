@@ -32,8 +32,8 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
     """Read the sizes off the graph."""
     heads: dict[int, None] = {}
     kv_heads: dict[int, None] = {}
-    producers = {value: op for op in graph.ops for value in op.outputs}
-    for op in graph.ops:
+    producers = {value: op for op in graph.nodes for value in op.outputs}
+    for op in graph.nodes:
         if op.name in ATTENTIONS:
             heads[graph.values[op.inputs[0]].shape[1]] = None
             kv_heads[_heads_before_repeat(graph, op.inputs[1], producers)] = None

@@ -71,7 +71,9 @@ def _exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
 def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
     """Everything whole on every rank; a single output may leave as the stream's shard."""
     graph = context.graph
-    values = {value for op in node.ops for value in (*graph.ops[op].inputs, *graph.ops[op].outputs)}
+    values = {
+        value for op in node.ops for value in (*graph.nodes[op].inputs, *graph.nodes[op].outputs)
+    }
     layouts = dict.fromkeys(values, REPLICATE)
     inputs = dict.fromkeys(node.inputs, REPLICATE)
     exits = _exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
@@ -95,7 +97,7 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
     if any(
         context.is_parameter(value) and len(graph.values[value].shape) > 1
         for op in node.ops
-        for value in graph.ops[op].inputs
+        for value in graph.nodes[op].inputs
     ):
         return []
     layouts: dict[int, Layout] = {}
@@ -106,7 +108,7 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
             return []
         layouts[value] = layout
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         known = [layouts.get(value) for value in op.inputs]
         outputs = output_layouts(graph, op, known, context.tp)
         if outputs is None:
@@ -157,7 +159,7 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     graph = context.graph
     if len(node.inputs) != 1 or len(node.outputs) != 1:
         return None
-    work = [graph.ops[op] for op in node.ops if not graph.ops[op].is_view]
+    work = [graph.nodes[op] for op in node.ops if not graph.nodes[op].is_view]
     matmuls = [op for op in work if _linear_weight(op, context) is not None]
     others = [op for op in work if op not in matmuls and op.name != "_unsafe_view"]
     if len(matmuls) != 1 or any(op.name not in ("add", "add_") for op in others):
@@ -183,7 +185,7 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
             continue
         layouts: dict[int, Layout] = {}
         for op_id in node.ops:
-            op = graph.ops[op_id]
+            op = graph.nodes[op_id]
             for value in op.inputs:
                 layouts.setdefault(value, REPLICATE)
             for value in op.outputs:
@@ -210,7 +212,7 @@ def _fused_counts(node: Node, context: UnitContext, features: int) -> set[int]:
     ndim = len(graph.values[output].shape)
     counts = {1}
     for op_id in context.readers.get(output, ()):
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         target = graph.values[op.outputs[0]].shape
         if op.name in _SPLITS and len(target) == ndim and features % target[-1] == 0:
             counts.add(features // target[-1])
@@ -224,7 +226,7 @@ def _unsplit(node: Node, context: UnitContext, linear: OpNode) -> set[int]:
     graph = context.graph
     before: set[int] = set(node.inputs)
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         if op.id < linear.id and any(value in before for value in op.inputs):
             before.update(op.outputs)
     return before
@@ -239,7 +241,7 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
     before = _unsplit(node, context, linear)
     layouts: dict[int, Layout] = {}
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         for value in (*op.inputs, *op.outputs):
             rank = len(graph.values[value].shape)
             if value in before:
@@ -261,7 +263,7 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
 def _embedding_op(node: Node, context: UnitContext) -> OpNode | None:
     """The gather of an nn.Embedding-like module."""
     graph = context.graph
-    work = [graph.ops[op] for op in node.ops if not graph.ops[op].is_view]
+    work = [graph.nodes[op] for op in node.ops if not graph.nodes[op].is_view]
     if len(work) != 1 or work[0].name != "embedding" or len(node.outputs) != 1:
         return None
     return work[0] if context.is_parameter(work[0].inputs[0]) else None
@@ -274,7 +276,7 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
         return []
     layouts: dict[int, Layout] = {}
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         for value in op.inputs:
             layouts.setdefault(value, REPLICATE)
         layouts.update(dict.fromkeys(op.outputs, PARTIAL))

@@ -109,7 +109,7 @@ def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
         outputs = [
             value
             for op in ops
-            for value in graph.ops[op].outputs
+            for value in graph.nodes[op].outputs
             if value in leaving or readers.get(value, set()) - {index}
         ]
         nodes.append(
@@ -140,23 +140,23 @@ def _uses(graph: OperatorGraph, groups: list[_Group]) -> tuple[dict[int, int], d
     readers: dict[int, set[int]] = {}
     for index, (_, _, ops) in enumerate(groups):
         for op in ops:
-            producer.update(dict.fromkeys(graph.ops[op].outputs, index))
-            for value in graph.ops[op].inputs:
+            producer.update(dict.fromkeys(graph.nodes[op].outputs, index))
+            for value in graph.nodes[op].inputs:
                 readers.setdefault(value, set()).add(index)
     return producer, readers
 
 
 def _read(graph: OperatorGraph, ops: list[int]) -> dict[int, None]:
     """Values that ops read, each once, in order."""
-    return dict.fromkeys(value for op in ops for value in graph.ops[op].inputs)
+    return dict.fromkeys(value for op in ops for value in graph.nodes[op].inputs)
 
 
 def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[int, None]]:
     """Differentiable values that cross the unit's two cuts, as far as the unit touches them."""
-    made = {value for op in unit.forward_ops for value in graph.ops[op].outputs}
+    made = {value for op in unit.forward_ops for value in graph.nodes[op].outputs}
     entering: dict[int, None] = {}
     for op in unit.forward_ops:
-        for value in graph.ops[op].inputs:
+        for value in graph.nodes[op].inputs:
             tensor = graph.values[value]
             kind = graph.storages[tensor.storage].kind
             if value not in made and tensor.requires_grad and kind is StorageKind.ACTIVATION:
@@ -165,7 +165,7 @@ def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[i
     last = unit.forward_ops[-1] if unit.forward_ops else -1
     leaving = dict.fromkeys(
         value
-        for op in graph.ops
+        for op in graph.nodes
         if op.id > last and op.id not in own and op.phase == "forward"
         for value in op.inputs
         if value in made and graph.values[value].requires_grad
@@ -178,7 +178,7 @@ def _constants(graph: OperatorGraph, unit: Unit, entering: Mapping[int, None]) -
     varying = set(entering)
     constants: set[int] = set()
     for op_id in unit.forward_ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         depends = False
         for value in op.inputs:
             kind = graph.storages[graph.values[value].storage].kind
@@ -203,7 +203,7 @@ def _group(
     constant_ops: list[int] = []
     previous = ""
     for op_id in unit.forward_ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         leaf = _leaf(op.module, leaves)
         if leaf:
             if leaf != previous:

@@ -115,7 +115,7 @@ def _candidates(folded: FoldedUnit, modules: Strategies, stream: Layout) -> dict
 def _readers(graph: OperatorGraph, unit: Unit) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for op_id in unit.forward_ops:
-        for value in graph.ops[op_id].inputs:
+        for value in graph.nodes[op_id].inputs:
             found[value] = (*found.get(value, ()), op_id)
     return found
 
@@ -124,7 +124,7 @@ def table_storages(graph: OperatorGraph) -> frozenset[int]:
     """Storages of the tables that token ids index (a head that shares the weight included)."""
     return frozenset(
         graph.values[op.inputs[0]].storage
-        for op in graph.ops
+        for op in graph.nodes
         if op.name == "embedding"
         and graph.storages[graph.values[op.inputs[1]].storage].kind is StorageKind.INPUT
     )

@@ -32,7 +32,7 @@ def region_strategies(
     partial: list[dict[int, Layout | None]] = [{}]
     entering = set(node.inputs)
     for op_id in node.ops:
-        op = context.graph.ops[op_id]
+        op = context.graph.nodes[op_id]
         for value in op.inputs:
             if value in entering:
                 partial = _branch(partial, value, candidates[value], context)
@@ -105,7 +105,7 @@ def _strategy(
     known = {value: layout for value, layout in layouts.items() if layout is not None}
     loss_rows = 0
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         layout = known.get(op.inputs[0]) if op.inputs else None
         if op.name == "_log_softmax" and layout is not None and layout.is_shard:
             shape = graph.values[op.inputs[0]].shape
@@ -137,7 +137,7 @@ def _needs_dtensor(node: Node, known: Mapping[int, Layout], context: UnitContext
     """
     graph = context.graph
     for op_id in node.ops:
-        op = graph.ops[op_id]
+        op = graph.nodes[op_id]
         split = [value for value in op.inputs if value in known and known[value].is_shard]
         if not split:
             continue

@@ -68,7 +68,7 @@ def test_a_batch_of_one_may_be_its_own_program():
     assert family.is_affine
     for size in (1, 2, 7):
         assert family.at(size) == trace_model(loaded, microbatch_size=size, dtype="float32")
-    assert "tanh" in {op.name for op in family.at(1).ops}
+    assert "tanh" in {op.name for op in family.at(1).nodes}
 
 
 def test_work_that_is_not_affine_is_traced_at_each_size():

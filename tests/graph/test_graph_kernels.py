@@ -46,7 +46,7 @@ def trace(build, dtype="bfloat16"):
 
 
 def names(graph, phase=Phase.FORWARD):
-    return [op.name for op in graph.ops if op.phase is phase]
+    return [op.name for op in graph.nodes if op.phase is phase]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -59,7 +59,7 @@ def test_attention_is_one_kernel_without_a_score_matrix(dtype):
 
 def test_grouped_keys_and_values_stay_grouped():
     graph = trace(lambda: Attend(kv_heads=2))
-    (attention,) = [op for op in graph.ops if op.name == "_scaled_dot_product_flash_attention"]
+    (attention,) = [op for op in graph.nodes if op.name == "_scaled_dot_product_flash_attention"]
     assert [graph.values[value].shape[1] for value in attention.inputs] == [4, 2, 2]
     assert attention.flop == 2 * 2 * 4 * 16 * 16 * (8 + 8)
 
@@ -67,7 +67,7 @@ def test_grouped_keys_and_values_stay_grouped():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_a_mask_takes_the_memory_efficient_kernel(dtype):
     graph = trace(lambda: Attend(kv_heads=2, mask=dtype), "float32")
-    (attention,) = [op for op in graph.ops if op.name.endswith("efficient_attention")]
+    (attention,) = [op for op in graph.nodes if op.name.endswith("efficient_attention")]
     assert len(attention.saved_inputs) == 4
     assert attention.flop == 2 * 2 * 4 * 16 * 16 * (8 + 8)
 
@@ -88,7 +88,7 @@ def test_attention_without_a_batch_dim():
 
 def test_dropout_keeps_a_mask_of_one_byte():
     graph = trace(lambda: nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1)))
-    (dropout,) = [op for op in graph.ops if op.name == "native_dropout"]
+    (dropout,) = [op for op in graph.nodes if op.name == "native_dropout"]
     (mask,) = dropout.saved_outputs
     assert graph.values[mask].dtype == "bool"
 
@@ -100,7 +100,7 @@ def test_dropout_of_zero_is_no_op():
 
 def test_rms_norm_is_fused_and_keeps_its_input_and_one_number_per_row():
     graph = trace(lambda: nn.Sequential(nn.Linear(32, 32), nn.RMSNorm(32)))
-    (norm,) = [op for op in graph.ops if op.name == "_fused_rms_norm"]
+    (norm,) = [op for op in graph.nodes if op.name == "_fused_rms_norm"]
     (statistic,) = norm.saved_outputs
     assert graph.values[statistic].shape == (2, 16, 1)
     assert graph.values[statistic].dtype == "float32"
@@ -119,9 +119,9 @@ def test_recurrent_layers_are_one_op(kind, gates):
             return self.rnn(x)[0]
 
     graph = trace(Recurrent, "float32")
-    (rnn,) = [op for op in graph.ops if op.name == "_fused_rnn"]
+    (rnn,) = [op for op in graph.nodes if op.name == "_fused_rnn"]
     assert rnn.flop == 2 * 2 * 16 * gates * 8 * (32 + 8 + 8 + 8)
-    (backward,) = [op for op in graph.ops if op.name == "_fused_rnn_backward"]
+    (backward,) = [op for op in graph.nodes if op.name == "_fused_rnn_backward"]
     assert backward.flop == 2 * rnn.flop
 
 

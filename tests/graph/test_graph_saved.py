@@ -78,7 +78,7 @@ def test_saved_tensors_of_all_ops_are_exactly_those_autograd_packs(case, monkeyp
     graph = trace_model(CASES[case](), microbatch_size=2, dtype="float32")
     kinds = graph.storages
     saved = set()
-    for op in graph.ops:
+    for op in graph.nodes:
         assert set(op.saved_inputs) <= set(op.inputs)
         assert set(op.saved_outputs) <= set(op.outputs)
         saved |= {graph.values[value].storage for value in op.saved_inputs + op.saved_outputs}
@@ -92,7 +92,7 @@ def test_known_ops_save_what_their_derivative_needs():
     graph = trace_model(CASES["activations"](), microbatch_size=2, dtype="float32")
 
     def sides(name):
-        (op,) = [op for op in graph.ops if op.name == name and op.phase is Phase.FORWARD]
+        (op,) = [op for op in graph.nodes if op.name == name and op.phase is Phase.FORWARD]
         return len(op.saved_inputs), len(op.saved_outputs)
 
     assert sides("sigmoid") == (0, 1)
@@ -130,7 +130,7 @@ def test_saved_bytes_equal_a_real_run(case, size):
 
 def test_storage_of_a_fused_projection_counts_once():
     graph = trace_model(CASES["gpt"](), microbatch_size=2, dtype="float32")
-    attention = next(op for op in graph.ops if op.name == "_scaled_dot_product_flash_attention")
+    attention = next(op for op in graph.nodes if op.name == "_scaled_dot_product_flash_attention")
     query, key, value = attention.saved_inputs
     assert len({graph.values[each].storage for each in (query, key, value)}) == 1
 
@@ -149,6 +149,6 @@ def test_a_models_own_checkpointing_is_seen():
             return checkpoint(self.inner, x * 2, use_reentrant=False).sum()
 
     graph = trace_model(wrap(Checkpointed, vectors(8)), microbatch_size=4, dtype="float32")
-    again = [op for op in graph.ops if op.name == "tanh" and op.phase is Phase.BACKWARD]
+    again = [op for op in graph.nodes if op.name == "tanh" and op.phase is Phase.BACKWARD]
     assert len(again) == 1
     assert graph.saved_bytes < 4 * 32 * 4

@@ -29,20 +29,20 @@ def gpt():
 
 
 def test_ops_are_in_execution_order_and_every_value_has_one_producer(gpt):
-    assert [op.id for op in gpt.ops] == list(range(len(gpt.ops)))
-    phases = [op.phase for op in gpt.ops]
+    assert [op.id for op in gpt.nodes] == list(range(len(gpt.nodes)))
+    phases = [op.phase for op in gpt.nodes]
     assert phases == sorted(phases, key=lambda phase: phase is Phase.BACKWARD)
-    made = [value for op in gpt.ops for value in op.outputs]
+    made = [value for op in gpt.nodes for value in op.outputs]
     assert len(made) == len(set(made))
-    producer = {value: op.id for op in gpt.ops for value in op.outputs}
-    assert all(producer.get(value, -1) < op.id for op in gpt.ops for value in op.inputs)
+    producer = {value: op.id for op in gpt.nodes for value in op.outputs}
+    assert all(producer.get(value, -1) < op.id for op in gpt.nodes for value in op.inputs)
 
 
 def test_values_without_a_producer_are_parameters_buffers_and_inputs(gpt):
-    made = {value for op in gpt.ops for value in op.outputs}
+    made = {value for op in gpt.nodes for value in op.outputs}
     kinds = {
         gpt.storages[gpt.values[value].storage].kind
-        for op in gpt.ops
+        for op in gpt.nodes
         for value in op.inputs
         if value not in made
     }
@@ -52,41 +52,41 @@ def test_values_without_a_producer_are_parameters_buffers_and_inputs(gpt):
 def test_the_loss_is_reachable_from_the_embedding(gpt):
     graph = gpt.nx()
     assert nx.is_directed_acyclic_graph(graph)
-    first = next(op.id for op in gpt.ops if op.name == "embedding")
-    last = max(op.id for op in gpt.ops if op.phase is Phase.FORWARD)
+    first = next(op.id for op in gpt.nodes if op.name == "embedding")
+    last = max(op.id for op in gpt.nodes if op.phase is Phase.FORWARD)
     assert last in nx.descendants(graph, first)
 
 
 def test_modules_are_the_innermost_that_run_an_op(gpt):
-    products = [op for op in gpt.ops if op.name == "addmm" and op.phase is Phase.FORWARD]
+    products = [op for op in gpt.nodes if op.name == "addmm" and op.phase is Phase.FORWARD]
     assert [op.module for op in products[:4]] == [
         "transformer.h.0.attn.c_attn",
         "transformer.h.0.attn.c_proj",
         "transformer.h.0.mlp.c_fc",
         "transformer.h.0.mlp.c_proj",
     ]
-    assert {op.module for op in gpt.ops if "nll_loss" in op.name} == {""}
+    assert {op.module for op in gpt.nodes if "nll_loss" in op.name} == {""}
 
 
 def test_backward_ops_know_their_forward_op(gpt):
-    heavy = [op for op in gpt.ops if op.phase is Phase.BACKWARD and op.flop]
+    heavy = [op for op in gpt.nodes if op.phase is Phase.BACKWARD and op.flop]
     assert heavy
     for op in heavy:
-        forward = gpt.ops[op.forward_op]
+        forward = gpt.nodes[op.forward_op]
         assert forward.phase is Phase.FORWARD
         assert forward.module == op.module
         assert forward.flop
     backward_of = [op.forward_op for op in heavy]
-    forward_heavy = [op.id for op in gpt.ops if op.phase is Phase.FORWARD and op.flop]
+    forward_heavy = [op.id for op in gpt.nodes if op.phase is Phase.FORWARD and op.flop]
     assert set(backward_of) == set(forward_heavy)
 
 
 def test_arguments_are_plain_data(gpt):
     (attention,) = {
-        op.arguments for op in gpt.ops if op.name == "_scaled_dot_product_flash_attention"
+        op.arguments for op in gpt.nodes if op.name == "_scaled_dot_product_flash_attention"
     }
     assert attention[:5] == (None, None, None, 0.0, True)
-    splits = {op.arguments for op in gpt.ops if op.name == "split"}
+    splits = {op.arguments for op in gpt.nodes if op.name == "split"}
     assert splits == {(None, 64, 2)}
 
     def plain(item):
@@ -94,7 +94,7 @@ def test_arguments_are_plain_data(gpt):
             return all(plain(each) for each in item)
         return item is None or isinstance(item, (bool, int, float, str))
 
-    assert all(plain(op.arguments) and plain(op.keyword_arguments) for op in gpt.ops)
+    assert all(plain(op.arguments) and plain(op.keyword_arguments) for op in gpt.nodes)
 
 
 def test_parameters_are_listed_once_with_all_their_names(gpt):
@@ -115,20 +115,20 @@ def test_frozen_parameters_are_marked_and_get_no_gradient():
     graph = trace_model(wrap(build, tokens, token_loss), microbatch_size=2, dtype="float32")
     frozen = [each.names for each in graph.parameters if not each.requires_grad]
     assert frozen == [("embed.weight",)]
-    assert "embedding_dense_backward" not in {op.name for op in graph.ops}
+    assert "embedding_dense_backward" not in {op.name for op in graph.nodes}
 
 
 def test_in_place_ops_make_a_new_value_on_the_same_storage():
     graph = trace_model(
         wrap(ConvNet, images, functional.cross_entropy), microbatch_size=2, dtype="float32"
     )
-    (relu,) = [op for op in graph.ops if op.name == "relu_"]
+    (relu,) = [op for op in graph.nodes if op.name == "relu_"]
     (before,), (after,) = relu.inputs, relu.outputs
     assert before != after
     assert graph.values[before].storage == graph.values[after].storage
-    (following,) = [op for op in graph.ops if op.id > relu.id and after in op.inputs][:1]
+    (following,) = [op for op in graph.nodes if op.id > relu.id and after in op.inputs][:1]
     assert following.name == "convolution"
-    assert not any(before in op.inputs for op in graph.ops if op.id > relu.id)
+    assert not any(before in op.inputs for op in graph.nodes if op.id > relu.id)
 
 
 def test_writing_a_slice_renews_the_whole():
@@ -145,20 +145,20 @@ def test_writing_a_slice_renews_the_whole():
 
     graph = trace_model(wrap(Fill, vectors(4), mean_square), microbatch_size=2, dtype="float32")
     data_flow = graph.nx()
-    product = next(op.id for op in graph.ops if op.name == "addmm")
-    loss = next(op.id for op in graph.ops if op.name == "mean")
+    product = next(op.id for op in graph.nodes if op.name == "addmm")
+    loss = next(op.id for op in graph.nodes if op.name == "mean")
     assert loss in nx.descendants(data_flow, product)
 
 
 def test_reduced_precision_is_what_a_mixed_precision_run_does():
     graph = trace_model(example("llama.py"), microbatch_size=2, dtype="bfloat16")
-    dtypes = {graph.values[op.outputs[0]].dtype for op in graph.ops if op.name in ("mm", "addmm")}
+    dtypes = {graph.values[op.outputs[0]].dtype for op in graph.nodes if op.name in ("mm", "addmm")}
     assert dtypes == {"bfloat16"}
     # Rotary tables are float32 buffers, and what they multiply becomes float32.
-    rotated = [op for op in graph.ops if op.name == "mul" and op.module == "layers.0.attention"]
+    rotated = [op for op in graph.nodes if op.name == "mul" and op.module == "layers.0.attention"]
     assert {graph.values[op.outputs[0]].dtype for op in rotated} == {"float32"}
     # The loss sees float32 logits.
-    losses = [op for op in graph.ops if op.name == "_log_softmax"]
+    losses = [op for op in graph.nodes if op.name == "_log_softmax"]
     assert [graph.values[op.inputs[0]].dtype for op in losses] == ["float32"]
     buffers = {each.name: each.size_bytes for each in graph.storages if each.name in ("cos", "sin")}
     assert buffers == {"cos": 64 * 4 * 4, "sin": 64 * 4 * 4}

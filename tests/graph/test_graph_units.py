@@ -38,14 +38,14 @@ def test_every_op_belongs_to_one_unit(source):
     graph = trace(example(source))
     forward = [op for unit in graph.units for op in unit.forward_ops]
     backward = sorted(op for unit in graph.units for op in unit.backward_ops)
-    assert forward == [op.id for op in graph.ops if op.phase is Phase.FORWARD]
-    assert backward == [op.id for op in graph.ops if op.phase is Phase.BACKWARD]
+    assert forward == [op.id for op in graph.nodes if op.phase is Phase.FORWARD]
+    assert backward == [op.id for op in graph.nodes if op.phase is Phase.BACKWARD]
 
 
 def test_backward_work_stays_with_its_block():
     graph = trace(example("gpt.py"))
     for unit in graph.units[1:-1]:
-        modules = {graph.ops[op].module for op in (*unit.forward_ops, *unit.backward_ops)}
+        modules = {graph.nodes[op].module for op in (*unit.forward_ops, *unit.backward_ops)}
         assert all(module == unit.name or module.startswith(unit.name + ".") for module in modules)
 
 
@@ -168,7 +168,7 @@ def test_blocks_that_do_not_run_once_in_order_are_no_block_list(model):
     assert (unit.name, unit.block) == ("model", None)
     assert graph.cuts == ()
     assert "nn.ModuleList" in graph.no_cut_reason
-    assert len(unit.forward_ops) + len(unit.backward_ops) == len(graph.ops)
+    assert len(unit.forward_ops) + len(unit.backward_ops) == len(graph.nodes)
 
 
 def test_the_list_that_divides_the_work_best_is_chosen():

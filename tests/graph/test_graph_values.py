@@ -23,7 +23,7 @@ def trace(forward, batch=None):
 
 
 def count(graph, name):
-    return sum(op.name == name for op in graph.ops)
+    return sum(op.name == name for op in graph.nodes)
 
 
 def test_a_loop_count_from_integer_inputs_is_exact():

@@ -77,7 +77,7 @@ def test_flops_of_llama_equal_the_closed_form(seq_len):
 
 def test_views_and_allocations_move_nothing():
     graph = trace_model(wrap(Stream, tokens, token_loss), microbatch_size=2, dtype="float32")
-    views = [op for op in graph.ops if op.is_view]
+    views = [op for op in graph.nodes if op.is_view]
     assert views
     assert all(op.read_bytes == op.write_bytes == op.flop == 0 for op in views)
     assert traffic_bytes("empty_like", [8], [8], in_place=False) == (0, 0)
@@ -85,7 +85,7 @@ def test_views_and_allocations_move_nothing():
 
 def test_gathers_read_only_the_rows_they_take():
     graph = trace_model(wrap(Stream, tokens, token_loss), microbatch_size=2, dtype="float32")
-    (lookup,) = [op for op in graph.ops if op.name == "embedding"]
+    (lookup,) = [op for op in graph.nodes if op.name == "embedding"]
     rows, indices = 2 * 8 * 16 * 4, 2 * 8 * 8
     assert (lookup.read_bytes, lookup.write_bytes) == (rows + indices, rows)
 

@@ -149,7 +149,7 @@ def test_heads_that_do_not_divide_keep_attention_whole(llama):
         strategy
         for node, strategy in zip(problem.folded.nodes, solution.chosen, strict=True)
         if node.kind is NodeKind.REGION and any(
-            graph.ops[op].name.startswith("_scaled_dot_product") for op in node.ops
+            graph.nodes[op].name.startswith("_scaled_dot_product") for op in node.ops
         )
     ]  # fmt: skip
     assert not any(layout.is_shard for s in attention for layout in s.inputs.values())

@@ -50,7 +50,7 @@ def op_of(name, inputs, outputs, arguments):
         forward_op=None, saved_inputs=(), saved_outputs=(),
     )  # fmt: skip
     graph = OperatorGraph(
-        microbatch_size=1, tokens_per_sample=1, storages=(storage,), values=values, ops=(op,),
+        microbatch_size=1, tokens_per_sample=1, storages=(storage,), values=values, nodes=(op,),
         parameters=(), block_list=None, units=(), cuts=(),
     )  # fmt: skip
     return graph, op
