@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private, work
+from planner.graph.meta_results import MetaResults
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.recording import ModuleCall
 from planner.graph.table import ValueTable
@@ -56,6 +57,8 @@ class _OpKind:
     written: tuple[tuple[int, str, bool], ...]
     dynamic: bool
     random: bool
+    is_fresh: bool
+    """Its results are new memory that depends on nothing but the shapes of its arguments."""
 
 
 def _plain(argument: object) -> object:
@@ -96,6 +99,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self.table = ValueTable()
         self.constants = ConstantValues()
         self.phase = Phase.FORWARD
+        self._results = MetaResults()
         self._kinds: dict[TorchOp, _OpKind] = {}
         self.paths: dict[int, str] = {}
         self._stack: list[str] = [""]
@@ -225,6 +229,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             return self._lift(tensors[0])
         if kind.dynamic and (kind.name != "index" or _has_mask(args[1])):
             out = self._dynamic(func, args, kwargs, inputs)
+        elif kind.is_fresh:
+            out = self._results.run(func, args, kwargs)
         else:
             out = func(*args, **kwargs)
         if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
@@ -246,6 +252,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             written=written,
             dynamic=torch_private.has_dynamic_output(func),
             random=torch_private.is_random(func),
+            is_fresh=func.namespace in ("aten", "planner") and not (is_view or written),
         )
         self._kinds[func] = kind
         return kind

@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -41,6 +41,7 @@ __all__ = [
     "packet_name",
     "schema_aliases",
     "storage_key",
+    "tree_leaves",
     "tree_map_only",
 ]
 

@@ -126,3 +126,7 @@ def test_tree_map_only_visits_tensors_in_argument_order():
     tree = ((torch.ones(1), [torch.ones(2)]), {"a": torch.ones(3), "b": 4})
     torch_private.tree_map_only(torch.Tensor, lambda tensor: order.append(tensor.numel()), tree)
     assert order == [1, 2, 3]
+
+
+def test_tree_leaves_finds_what_lies_in_lists_and_dicts():
+    assert torch_private.tree_leaves(([1, (2,)], {"a": 3})) == [1, 2, 3]
