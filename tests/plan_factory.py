@@ -95,7 +95,6 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
         sequence_parallel=degrees.tp > 1,
         sequence_dim=1,
         units=("prologue", *(f"layers.{i}" for i in range(NUM_BLOCKS)), "epilogue"),
-        block_list="layers",
         tied_parameters=(("wte.weight", "lm_head.weight"),),
         shardings=make_shardings() if degrees.tp > 1 else (),
         stages=make_stages(degrees.pp * virtual_stages, degrees.pp, policy),

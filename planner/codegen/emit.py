@@ -127,17 +127,13 @@ def _check(plan: Plan) -> None:
 
 
 def _block_names(plan: Plan) -> list[str]:
-    return [unit for unit in plan.units if _is_block(plan, unit)]
-
-
-def _is_block(plan: Plan, unit: str) -> bool:
-    return plan.block_list is not None and unit not in ("prologue", "epilogue")
+    return [plan.units[unit] for unit in _block_positions(plan)]
 
 
 def _block_positions(plan: Plan) -> dict[int, int]:
     """Map the position of a unit to the position of its block."""
-    units = [i for i, unit in enumerate(plan.units) if _is_block(plan, unit)]
-    return {unit: block for block, unit in enumerate(units)}
+    units = [i for i, unit in enumerate(plan.units) if unit not in ("prologue", "epilogue")]
+    return {} if plan.units == ("model",) else {unit: block for block, unit in enumerate(units)}
 
 
 def _model_arguments(model: ModelRef, folder: Path | None) -> str:

@@ -74,9 +74,8 @@ class Plan:
     sequence_dim: int
     """Tensor dim of the stream that holds the sequence (used when sequence_parallel)."""
     units: tuple[str, ...]
-    """Names: "prologue", block paths, "epilogue" (["model"] where there is no block list)."""
-    block_list: str | None
-    """Module path of the list of blocks ("" = the root), None where there is none."""
+    """Names: "prologue", paths of the blocks in execution order, "epilogue"; "model" alone where
+    the model has no blocks."""
     tied_parameters: tuple[tuple[str, ...], ...]
     """Names that share one parameter."""
     shardings: tuple[UnitSharding, ...]

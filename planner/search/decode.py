@@ -62,7 +62,6 @@ def decode_plan(
         sequence_parallel=configuration.sequence_parallel,
         sequence_dim=SEQUENCE_DIM,
         units=tuple(unit.name for unit in graph.units),
-        block_list=graph.block_list,
         tied_parameters=tuple(p.names for p in graph.parameters if len(p.names) > 1),
         shardings=unit_shardings(search.priced) if configuration.degrees.tp > 1 else (),
         stages=_stages(configuration, table, columns, seconds),

@@ -90,7 +90,6 @@ def plans(draw):
         sequence_parallel=draw(st.booleans()),
         sequence_dim=draw(counts),
         units=units,
-        block_list=draw(optional_names),
         tied_parameters=draw(st.lists(st.tuples(names, names), max_size=2).map(tuple)),
         shardings=draw(st.lists(shardings, max_size=2).map(tuple)),
         stages=draw(stages(len(units))),

@@ -195,7 +195,6 @@ def make_plan(
         sequence_parallel=sequence_parallel,
         sequence_dim=1,
         units=case.units,
-        block_list=case.block_list,
         tied_parameters=case.tied,
         shardings=case.shardings(sequence_parallel=sequence_parallel) if tp > 1 else (),
         stages=stages,
