@@ -18,6 +18,9 @@ DTYPE_BYTES = {
     "float16": 2,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
     "complex128": 16,
     "complex64": 8,
     "complex32": 4,
@@ -72,9 +75,22 @@ def format_s(value_s: float) -> str:
     return f"{value_s * 1e6:.3g} us" if value_s else "0 s"
 
 
+def format_flop(value: float) -> str:
+    """Show floating-point operations with their decimal prefix: 7.17 PFLOP, 875 GFLOP."""
+    for unit, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{_three_digits(value / scale)} {unit}FLOP"
+    return f"{_three_digits(value)} FLOP"
+
+
 def format_count(value: float) -> str:
     """Show a large count with its decimal suffix: 8.03 B, 124 M, 31.1 k."""
     for suffix, scale in ((" T", 1e12), (" B", 1e9), (" M", 1e6), (" k", 1e3)):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, never in scientific notation."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

@@ -30,7 +30,10 @@ ONLY_IN = {
     "pulp": {"search/solver.py"},
     "click": {"cli"},
     "rich": {"cli"},
-    "pandas": {"report", "result.py", "cost/calibrate.py"},
+    "pandas": {
+        *("graph/operator_graph.py", "graph/tables.py", "report", "result.py"),
+        "cost/calibrate.py",
+    },
     "torch": {"graph", "codegen/runtime", "api.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""

@@ -4,12 +4,19 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
 
-import networkx as nx
+from planner.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import pandas as pd
+
+    from planner.graph.patterns import BlockKind, BlockPattern
 
 
 class StorageKind(StrEnum):
@@ -64,6 +71,11 @@ class TensorValue:
     """Element type as torch spells it without the prefix: "bfloat16"."""
     requires_grad: bool
     """Whether a gradient flows through it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its elements, all of them where it is expanded."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +132,7 @@ class Parameter:
     @property
     def num_elements(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +191,12 @@ class CutPoint:
     """Values without gradient that cross it (rotary tables, masks): each stage remakes them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class OperatorGraph:
-    """One training step of a model, forward and backward, for one microbatch."""
+    """One training step of a model, forward and backward, for one microbatch.
+
+    In a notebook it shows as a short table.
+    """
 
     microbatch_size: int
     """Sequences (samples) in the microbatch."""
@@ -207,11 +219,20 @@ class OperatorGraph:
     """Legal pipeline cuts, in order."""
     no_cut_reason: str = ""
     """Why ``cuts`` is empty, as a sentence; "" where it is not."""
+    model: str = ""
+    """What was traced, as the user named it."""
+    dtype: str = ""
+    """Compute dtype: "bfloat16"."""
 
     @property
     def num_parameters(self) -> int:
         """Elements of all parameters, tied ones counted once."""
         return sum(parameter.num_elements for parameter in self.parameters)
+
+    @property
+    def num_trainable_parameters(self) -> int:
+        """Elements of the parameters that are not frozen."""
+        return sum(each.num_elements for each in self.parameters if each.requires_grad)
 
     @property
     def forward_flop(self) -> int:
@@ -239,25 +260,49 @@ class OperatorGraph:
         """Bytes of ``saved_storages``."""
         return sum(self.storages[storage].size_bytes for storage in self.saved_storages)
 
-    def nx(self, op_ids: Sequence[int] | None = None) -> "nx.DiGraph[int]":
-        """Build the dataflow graph over op ids; views are nodes too.
+    @cached_property
+    def unit_of_op(self) -> tuple[int, ...]:
+        """Position in ``units`` of the unit of each op."""
+        unit_of_op = [0] * len(self.nodes)
+        for unit in self.units:
+            for op in (*unit.forward_ops, *unit.backward_ops):
+                unit_of_op[op] = unit.index
+        return tuple(unit_of_op)
 
-        Args:
-            op_ids: Only these ops (all when None).
+    @cached_property
+    def block_kinds(self) -> "tuple[BlockKind, ...]":
+        """The different kinds of blocks, in order of appearance."""
+        from planner.graph.patterns import block_kinds
 
-        Returns:
-            A DAG with the ``OpNode`` under the node attribute "op" and the value id under the
-            edge attribute "value".
-        """
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        chosen = range(len(self.nodes)) if op_ids is None else op_ids
-        producer: dict[int, int] = {}
-        for op_id in chosen:
-            op = self.nodes[op_id]
-            graph.add_node(op_id, op=op)
-            for value in op.inputs:
-                if value in producer:
-                    graph.add_edge(producer[value], op_id, value=value)
-            for value in op.outputs:
-                producer[value] = op_id
-        return graph
+        return block_kinds(self)
+
+    @cached_property
+    def block_pattern(self) -> "BlockPattern":
+        """How the kinds of blocks follow each other; as a string "3 A + 58 B"."""
+        from planner.graph.patterns import block_pattern
+
+        return block_pattern(self)
+
+    @cached_property
+    def ops(self) -> "pd.DataFrame":
+        """All ops as a table, one row each by id; see ``planner.graph.tables.ops_frame``."""
+        from planner.graph.tables import ops_frame
+
+        return ops_frame(self)
+
+    @cached_property
+    def nx(self) -> "nx.DiGraph[int]":
+        """The data flow between all ops; see ``planner.graph.dataflow.dataflow_graph``."""
+        from planner.graph.dataflow import dataflow_graph
+
+        return dataflow_graph(self)
+
+    def __repr__(self) -> str:
+        from planner.graph.summary import summary_words
+
+        return f"OperatorGraph({summary_words(self)})"
+
+    def _repr_html_(self) -> str:
+        from planner.graph.summary import summary_html
+
+        return summary_html(self)

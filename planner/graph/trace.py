@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,8 @@ def trace_model(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Oper
         ModelError: The model cannot be built, run or differentiated without data.
     """
     recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype)
-    return assemble(recording, find_layout(recording))
+    graph = assemble(recording, find_layout(recording))
+    return replace(graph, model=model.description, dtype=dtype)
 
 
 def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Recording:
