@@ -1,118 +1,242 @@
-"""Where a model can be cut into pipeline stages, from what crosses each place."""
+"""Where a model can be cut into pipeline stages, and what crosses each place.
 
+A stage runs the model's own code with stand-ins for all modules that other stages hold. So what
+crosses a cut can be handed over where the receiving stage's code can pick it up:
+
+* the *stream*, the first tensor argument of the next block (or the last block's output);
+* outputs of modules: their stand-ins return what was received;
+* what is computed from these between modules, without parameters and random numbers: each stage
+  computes it again;
+* constants, which depend on the model's inputs alone: each stage makes them again.
+
+Anything else (a tensor that a block leaves behind in an attribute, a parameter added between two
+blocks) forbids the cut, and the reason is kept.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.graph.operator_graph import Phase, StorageKind
+from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, StorageKind
 from planner.graph.recording import ModuleCall, Recording
+
+RANDOM_OPS = frozenset({"native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "normal_"})
+"""Ops that give another result when they are computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A legal cut."""
+    """A legal cut; the fields are those of ``CutPoint``."""
 
     after_unit: int
-    value: int
-    """The one value that is sent."""
+    values: tuple[int, ...]
+    carried: tuple[ModuleOutput, ...]
+    stream_output: ModuleOutput | None
     constants: tuple[int, ...]
-    """Values that each stage makes again."""
+
+
+class _NotCarriedError(Exception):
+    """A value cannot be handed over; the message says why."""
 
 
 def find_cuts(
     recording: Recording,
     calls: Sequence[ModuleCall],
     unit_of_op: Sequence[int],
-    names: Sequence[str],
-) -> tuple[tuple[Cut, ...], str]:
+) -> tuple[tuple[Cut, ...], tuple[RefusedCut, ...]]:
     """Find the legal cuts between neighbouring units.
-
-    A cut is legal where one value crosses that stages can send: the output of the block before it
-    and the first argument of the block after it. Other values may cross if each stage can make
-    them again from the model's inputs: no gradient flows through them, and they are computed
-    outside of the blocks without parameters (rotary tables, masks).
 
     Args:
         recording: The step.
         calls: Calls of the blocks, in order.
         unit_of_op: Unit of every op.
-        names: Names of the units.
 
     Returns:
-        The legal cuts, and the reason why there is none ("" where there is one).
+        The legal cuts, and the other places with the reason.
     """
-    crossing = _crossing(recording, unit_of_op, len(names))
-    unmakeable = _bound_values(recording, calls)
+    finder = _CutFinder(recording, calls, unit_of_op)
     cuts: list[Cut] = []
-    reasons: list[str] = []
-    for unit in range(len(names) - 1):
-        sent = _sent_value(calls, unit)
-        place = f"between {names[unit]} and {names[unit + 1]}"
-        others = [value for value in crossing[unit] if value != sent]
-        extra = [
-            value
-            for value in others
-            if value in unmakeable or recording.values[value].requires_grad
-        ]
-        if sent is None:
-            reasons.append(f"{place}, the output of the one is not the first argument of the other")
-        elif extra:
-            shapes = ", ".join(str(recording.values[value].shape) for value in extra[:3])
-            reasons.append(
-                f"{place}, {len(extra)} more tensor(s) cross besides the block's output"
-                f" (shapes {shapes})"
+    refused: list[RefusedCut] = []
+    for unit in range(len(calls) + 1):
+        try:
+            cuts.append(finder.cut(unit))
+        except _NotCarriedError as problem:
+            refused.append(RefusedCut(after_unit=unit, reason=str(problem)))
+    return tuple(cuts), tuple(refused)
+
+
+class _CutFinder:
+    def __init__(
+        self, recording: Recording, calls: Sequence[ModuleCall], unit_of_op: Sequence[int]
+    ) -> None:
+        self._recording = recording
+        self._calls = calls
+        self._forward = [op for op in recording.ops if op.phase is Phase.FORWARD]
+        self._producer = {value: op for op in self._forward for value in op.outputs}
+        self._inside = {op for call in calls for op in range(call.first_op, call.end_op)}
+        self._last_use: dict[int, int] = {}
+        """Last forward op that reads each value."""
+        for op in self._forward:
+            self._last_use.update(dict.fromkeys(op.inputs, op.id))
+        self._crossing = self._find_crossing(unit_of_op, len(calls) + 2)
+        self._bound = self._find_bound()
+        blocks = {call.module for call in calls}
+        self._blocks = blocks
+        self._holders = {path for block in blocks for path in _above(block)}
+        """Modules that contain blocks: every stage runs their code."""
+        self._parametric = {
+            path
+            for parameter in recording.parameters
+            for name in parameter.names
+            for path in _above(name)
+        }
+        self._outputs = self._find_outputs()
+
+    # What the step tells -------------------------------------------------------------------------
+
+    def _find_crossing(self, unit_of_op: Sequence[int], num_units: int) -> list[list[int]]:
+        """List for each unit the values made in it or before and used in forward after it."""
+        crossing: list[list[int]] = [[] for _ in range(num_units)]
+        for value, op in self._producer.items():
+            last = self._last_use.get(value)
+            for unit in range(unit_of_op[op.id], unit_of_op[last] if last is not None else 0):
+                crossing[unit].append(value)
+        return crossing
+
+    def _find_bound(self) -> set[int]:
+        """Values that a stage cannot make again from the model's inputs alone."""
+        bound = {
+            value.id
+            for value in self._recording.values
+            if self._recording.storages[value.storage].kind is StorageKind.PARAMETER
+        }
+        for op in self._forward:
+            depends = any(value in bound for value in op.inputs)
+            if op.id in self._inside or depends or op.name in RANDOM_OPS:
+                bound.update(op.outputs)
+        return bound
+
+    def _find_outputs(self) -> dict[int, ModuleOutput]:
+        """Outputs of modules that run once and hold no block, by value; outermost modules first."""
+        times = Counter(call.module for call in self._recording.calls)
+        found: dict[int, ModuleOutput] = {}
+        for call in (*self._calls, *self._recording.calls):
+            path = call.module
+            if path in self._holders or times[path] > 1:
+                continue
+            if path not in self._blocks and self._is_hidden(path):
+                continue
+            for index, value in enumerate(call.outputs):
+                found.setdefault(value, ModuleOutput(module=path, index=index))
+        return found
+
+    def _is_hidden(self, module: str) -> bool:
+        """Whether a module lies in a block, or in another module that may have a stand-in."""
+        above = _above(module)
+        return not self._blocks.isdisjoint(above) or any(
+            path in self._parametric for path in above if path not in self._holders
+        )
+
+    # One place -----------------------------------------------------------------------------------
+
+    def cut(self, unit: int) -> Cut:
+        """Describe the cut after a unit.
+
+        Raises:
+            _NotCarriedError: It is not legal.
+        """
+        crossing = self._crossing[unit]
+        stream = self._stream(unit)
+        if stream not in crossing:
+            raise _NotCarriedError("nothing that the next block works on was computed before")
+        carried: dict[int, ModuleOutput] = {}
+        constants: list[int] = []
+        for value in crossing:
+            if self._is_constant(value):
+                constants.append(value)
+            elif value != stream:
+                self._carry(value, carried)
+        stream_output = self._stream_output(unit, stream, carried)
+        return Cut(
+            after_unit=unit,
+            values=(stream, *carried),
+            carried=tuple(carried.values()),
+            stream_output=stream_output,
+            constants=tuple(value for value in constants if value != stream),
+        )
+
+    def _stream(self, unit: int) -> int:
+        calls = self._calls
+        if unit < len(calls):
+            first = calls[unit].first_argument
+            if first is None:
+                raise _NotCarriedError("the block after it takes no tensor")
+            return first
+        if not calls[-1].outputs:
+            raise _NotCarriedError("the last block returns no tensor")
+        return calls[-1].outputs[0]
+
+    def _stream_output(
+        self, unit: int, stream: int, carried: dict[int, ModuleOutput]
+    ) -> ModuleOutput | None:
+        """Say how the stream reaches what reads it beside the next block."""
+        calls = self._calls
+        if unit == len(calls) or self._last_use[stream] < calls[unit].end_op:
+            carried.pop(stream, None)
+            return None
+        self._carry(stream, carried)
+        return carried.pop(stream, None)
+
+    def _is_constant(self, value: int) -> bool:
+        return value not in self._bound and not self._recording.values[value].requires_grad
+
+    def _carry(self, wanted: int, carried: dict[int, ModuleOutput]) -> None:
+        """Add the module outputs that a value is, or is computed from.
+
+        Raises:
+            _NotCarriedError: It is made where no stand-in can hand it over.
+        """
+        left = [wanted]
+        while left:
+            value = left.pop()
+            if value in carried or self._is_constant(value):
+                continue
+            output = self._outputs.get(value)
+            if output is None:
+                left.extend(self._sources(value))
+            elif _is_floating(self._recording.values[value].dtype):
+                carried[value] = output
+            else:
+                raise _NotCarriedError(f"integers made by {output.module} cross it")
+
+    def _sources(self, value: int) -> tuple[int, ...]:
+        """What a value is computed from between modules, where a stage can do that again."""
+        tensor = self._recording.values[value]
+        op = self._producer.get(value)
+        if op is None:
+            name = self._recording.storages[tensor.storage].name
+            raise _NotCarriedError(f"what crosses it is computed from {name or 'a parameter'}")
+        if op.id in self._inside or op.name in RANDOM_OPS or self._is_replaced(op.module):
+            raise _NotCarriedError(
+                f"a tensor of shape {tensor.shape} crosses it that {op.name} makes inside of"
+                f" {op.module or 'the forward of the model'}"
             )
-        elif sent in crossing[unit]:
-            cuts.append(Cut(after_unit=unit, value=sent, constants=tuple(others)))
-    if cuts or not reasons:
-        return tuple(cuts), "" if cuts else "Nothing is computed before the first block."
-    inner = reasons[1] if len(reasons) > 2 else reasons[0]
-    return (), f"The model cannot be cut into stages: {inner}."
+        return op.inputs
+
+    def _is_replaced(self, module: str) -> bool:
+        """Whether a stage may hold a stand-in for a module outside of the blocks, or around it."""
+        return any(
+            path in self._parametric
+            for path in (*_above(module), module)
+            if path not in self._holders
+        )
 
 
-def _sent_value(calls: Sequence[ModuleCall], unit: int) -> int | None:
-    """Return the value that a cut after a unit would send, None where the blocks do not chain."""
-    before = calls[unit - 1].output if unit > 0 else None
-    after = calls[unit].first_argument if unit < len(calls) else None
-    if unit == 0:
-        return after
-    if unit == len(calls):
-        return before
-    return before if before == after else None
+def _above(path: str) -> list[str]:
+    """Paths of the modules that hold a module, the root included."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
-def _crossing(recording: Recording, unit_of_op: Sequence[int], num_units: int) -> list[list[int]]:
-    """List for each unit the values made in it or before and used in forward after it."""
-    made_in: dict[int, int] = {}
-    last_use: dict[int, int] = {}
-    for op in recording.ops:
-        if op.phase is Phase.BACKWARD:
-            break
-        unit = unit_of_op[op.id]
-        for value in op.inputs:
-            if value in made_in:
-                last_use[value] = unit
-        for value in op.outputs:
-            made_in[value] = unit
-    crossing: list[list[int]] = [[] for _ in range(num_units)]
-    for value, last in last_use.items():
-        for unit in range(made_in[value], last):
-            crossing[unit].append(value)
-    return crossing
-
-
-def _bound_values(recording: Recording, calls: Sequence[ModuleCall]) -> set[int]:
-    """Return the values that a stage without the earlier blocks or parameters cannot make."""
-    inside: set[int] = set()
-    for call in calls:
-        inside.update(range(call.first_op, call.end_op))
-    bound = {
-        value.id
-        for value in recording.values
-        if recording.storages[value.storage].kind is StorageKind.PARAMETER
-    }
-    for op in recording.ops:
-        if op.phase is Phase.BACKWARD:
-            break
-        if op.id in inside or any(value in bound for value in op.inputs):
-            bound.update(op.outputs)
-    return bound
+def _is_floating(dtype: str) -> bool:
+    return "float" in dtype or "complex" in dtype

@@ -189,6 +189,19 @@ class CutPoint:
     """Bytes of ``values`` for one microbatch."""
     constant_values: tuple[int, ...]
     """Values without gradient that cross it (rotary tables, masks): each stage remakes them."""
+    tied_parameters: tuple[int, ...]
+    """Positions in ``OperatorGraph.parameters`` of those that units on both sides read: both
+    stages hold them, and their gradients are added up once a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedCut:
+    """A place between two units where the model cannot be cut."""
+
+    after_unit: int
+    """The place lies between this unit and the next."""
+    reason: str
+    """What crosses it that no stage can hand over, as a clause."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -210,13 +223,13 @@ class OperatorGraph:
     """All ops in execution order, by id."""
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""
-    block_list: str | None
-    """Module path of the list of blocks ("" = the root itself), None where there is none."""
     units: tuple[Unit, ...]
-    """Prologue, blocks, epilogue; where the model has no block list a single unit "model" of kind
+    """Prologue, blocks, epilogue; where the model has no blocks a single unit "model" of kind
     epilogue (it holds the loss)."""
     cuts: tuple[CutPoint, ...]
     """Legal pipeline cuts, in order."""
+    refused_cuts: tuple[RefusedCut, ...] = ()
+    """Other places between units, with the reason why they are no cuts."""
     no_cut_reason: str = ""
     """Why ``cuts`` is empty, as a sentence; "" where it is not."""
     model: str = ""

@@ -4,7 +4,8 @@ A dispatch mode sees each ATen op below autograd, so that the graph is what a tr
 executes: composite ops are split, backward is autograd's own. Tensors live on the meta device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,16 @@ class _OpKind:
     """Its results are new memory that depends on nothing but the shapes of its arguments."""
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """A module's forward that has begun and not ended."""
+
+    position: int
+    module: str
+    first_op: int
+    first_argument: int | None
+
+
 def _plain(argument: object) -> object:
     """Spell an argument without torch: tensors as None, lists as tuples, dtypes as strings."""
     if argument is None or isinstance(argument, (bool, int, float, str)):
@@ -103,8 +114,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self._kinds: dict[TorchOp, _OpKind] = {}
         self.paths: dict[int, str] = {}
         self._stack: list[str] = [""]
-        self._open_calls: list[tuple[int, str, int, int | None] | None] = []
-        self._listed: set[int] = set()
+        self._open_calls: list[_OpenCall | None] = []
         self._op_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
         self._pending_saves: list[int] = []
@@ -114,8 +124,6 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
     def _name_modules(self, model: nn.Module) -> None:
         for path, module in model.named_modules():
             self.paths[id(module)] = path
-            if isinstance(module, (nn.ModuleList, nn.Sequential)):
-                self._listed.update(id(child) for child in module.children())
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.table.register(parameter, StorageKind.PARAMETER, name)
         for name, buffer in model.named_buffers(remove_duplicate=False):
@@ -128,30 +136,56 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         path = self.paths.get(id(module))
         self._stack.append(self._stack[-1] if path is None else path)
         call = None
-        if id(module) in self._listed and self.phase is Phase.FORWARD and path is not None:
-            first = args[0] if args and isinstance(args[0], Tensor) else None
-            value = None if first is None else self.table.read(first, keep=True)
-            call = (len(self.calls), path, len(self.ops), value)
+        if self.phase is Phase.FORWARD and path is not None:
+            call = _OpenCall(len(self.calls), path, len(self.ops), self._first_tensor(args))
             self.calls.append(None)
         self._open_calls.append(call)
 
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Record the calls of the model's modules."""
+        # Hooks for all modules of the process do not see keyword arguments.
+        handles = [
+            module.register_forward_pre_hook(self._see_keywords, with_kwargs=True)
+            for module in model.modules()
+        ]
+        try:
+            with torch_private.module_hooks(self.enter_module, self.leave_module):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _see_keywords(self, _: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the first tensor among keyword arguments, where no positional one is a tensor."""
+        call = self._open_calls[-1] if self._open_calls else None
+        if kwargs and call is not None and call.first_argument is None:
+            call.first_argument = self._first_tensor(tuple(kwargs.values()))
+
+    def _first_tensor(self, arguments: tuple[Any, ...]) -> int | None:
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                return self.table.read(argument, keep=True)
+        return None
+
     def leave_module(self, _: nn.Module, output: TorchResult) -> None:
         """Note that a module's forward ends."""
-        if len(self._stack) > 1:
-            self._stack.pop()
-            call = self._open_calls.pop()
-            if call is not None:
-                position, path, first_op, first_argument = call
-                if isinstance(output, (tuple, list)) and output:
-                    output = output[0]
-                made = self.table.read(output, keep=True) if isinstance(output, Tensor) else None
-                self.calls[position] = ModuleCall(
-                    module=path,
-                    first_op=first_op,
-                    end_op=len(self.ops),
-                    first_argument=first_argument,
-                    output=made,
-                )
+        if len(self._stack) == 1:
+            return
+        self._stack.pop()
+        call = self._open_calls.pop()
+        if call is None:
+            return
+        leaves = [output] if isinstance(output, Tensor) else torch_private.tree_leaves(output)
+        self.calls[call.position] = ModuleCall(
+            module=call.module,
+            first_op=call.first_op,
+            end_op=len(self.ops),
+            first_argument=call.first_argument,
+            outputs=tuple(
+                [self.table.read(leaf, keep=True) for leaf in leaves if isinstance(leaf, Tensor)]
+            ),
+        )
 
     # Saved tensors -----------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ class ModuleCall:
     end_op: int
     """One past its last op."""
     first_argument: int | None
-    """Value of its first positional argument, where that is a tensor."""
-    output: int | None
-    """Value of its output, or of the first item where that is a tuple, where it is a tensor."""
+    """Value of the first tensor among its arguments, positional ones first."""
+    outputs: tuple[int, ...]
+    """Values of the tensors in its output, in the order of torch's pytree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class Recording:
     ops: tuple[OpNode, ...]
     parameters: tuple[Parameter, ...]
     calls: tuple[ModuleCall, ...]
-    """Calls of the children of module lists, in forward order."""
+    """Calls of modules in the forward pass, in the order in which they begin."""
     lists: tuple[ModuleListing, ...]
-    """Module lists of the model."""
+    """Lists of modules in the model (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``)."""
     accumulations: Mapping[int, int]
     """Storage of the parameter by backward op that accumulates its gradient."""

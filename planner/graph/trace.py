@@ -57,9 +57,8 @@ def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Reco
 
 
 def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Recorder) -> None:
-    hooks = torch_private.module_hooks(recorder.enter_module, recorder.leave_module)
     saved = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
-    with hooks, saved, recorder:
+    with recorder.watching(module), saved, recorder:
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
         loss = model.loss(output, batch.targets)
@@ -184,7 +183,7 @@ def _module_lists(recorder: Recorder, module: nn.Module) -> tuple[ModuleListing,
             ),
         )
         for path, child in module.named_modules()
-        if isinstance(child, (nn.ModuleList, nn.Sequential))
+        if isinstance(child, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
     )
 
 

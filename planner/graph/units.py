@@ -1,27 +1,29 @@
 """Dividing a recorded step into units: prologue, blocks, epilogue."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from planner.graph.blocks import Block, find_blocks
 from planner.graph.cuts import Cut, find_cuts
 from planner.graph.operator_graph import (
     CutPoint,
     OperatorGraph,
     Phase,
+    RefusedCut,
     StorageKind,
     Unit,
     UnitKind,
 )
-from planner.graph.recording import ModuleCall, ModuleListing, Recording
+from planner.graph.recording import Recording
 from planner.graph.structure import structure_hashes
 
-_NO_LIST = (
-    "The model has no nn.ModuleList or nn.Sequential whose children run one after the other, so"
-    " that there is nowhere to cut it into stages."
+_NO_BLOCKS = (
+    "The model has no nn.ModuleList, nn.Sequential or alike modules that run once each and one"
+    " after the other, so that there is nowhere to cut it into stages."
 )
 
 
@@ -49,49 +51,55 @@ class UnitSpan(_Place):
 class Layout:
     """How a model divides into units and where it can be cut, whatever the batch size."""
 
-    block_list: str | None
     units: tuple[UnitSpan, ...]
     cuts: tuple[Cut, ...]
+    refused_cuts: tuple[RefusedCut, ...]
     no_cut_reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    listing: ModuleListing
-    calls: tuple[ModuleCall, ...]
-
-
 def find_layout(recording: Recording) -> Layout:
-    """Find the list of blocks, divide the step into units and find the legal cuts.
+    """Find the blocks, divide the step into units and find the legal cuts.
 
-    The list of blocks is the one that divides the forward FLOPs most evenly into pieces that run
-    one after the other.
+    What runs between two blocks belongs to the unit of the first of them.
     """
     num_forward = sum(op.phase is Phase.FORWARD for op in recording.ops)
-    best = _best_candidate(recording, num_forward)
-    if best is None:
+    calls = find_blocks(recording)
+    if not calls:
         places = [_Place(name="model", path="", kind=UnitKind.EPILOGUE, block=None)]
         unit_of_op = _assign_ops(recording, [0, num_forward], places)
-        cuts: tuple[Cut, ...] = ()
-        reason = _NO_LIST
-    else:
-        calls = best.calls
-        bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
-        places = _places(best.listing)
-        unit_of_op = _assign_ops(recording, bounds, places)
-        cuts, reason = find_cuts(recording, calls, unit_of_op, [place.name for place in places])
+        return Layout(
+            units=_spans(recording, unit_of_op, places),
+            cuts=(),
+            refused_cuts=(),
+            no_cut_reason=_NO_BLOCKS,
+        )
+    bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
+    places = _places(calls)
+    unit_of_op = _assign_ops(recording, bounds, places)
+    cuts, refused = find_cuts(recording, calls, unit_of_op)
     return Layout(
-        block_list=None if best is None else best.listing.path,
         units=_spans(recording, unit_of_op, places),
         cuts=cuts,
-        no_cut_reason=reason,
+        refused_cuts=refused,
+        no_cut_reason="" if cuts else _no_cut_reason(refused, places),
     )
 
 
-def _places(listing: ModuleListing) -> list[_Place]:
+def _no_cut_reason(refused: Sequence[RefusedCut], places: Sequence[_Place]) -> str:
+    """Say why there is no cut, by the example of a place between two blocks."""
+    inner = [each for each in refused if 0 < each.after_unit < len(places) - 2]
+    example = (inner or refused)[0]
+    left, right = places[example.after_unit], places[example.after_unit + 1]
+    return (
+        f"The model cannot be cut into stages: between {left.name} and {right.name},"
+        f" {example.reason}."
+    )
+
+
+def _places(calls: Sequence[Block]) -> list[_Place]:
     blocks = [
-        _Place(name=name, path=path, kind=UnitKind.BLOCK, block=block)
-        for block, (name, path) in enumerate(listing.children)
+        _Place(name=call.module, path=call.path, kind=UnitKind.BLOCK, block=block)
+        for block, call in enumerate(calls)
     ]
     prologue = _Place(name="prologue", path="", kind=UnitKind.PROLOGUE, block=None)
     epilogue = _Place(name="epilogue", path="", kind=UnitKind.EPILOGUE, block=None)
@@ -128,6 +136,7 @@ def assemble(
         )
         for position, (span, number) in enumerate(zip(spans, classes, strict=True))
     )
+    tied = _tied_places(spans)
     return OperatorGraph(
         microbatch_size=recording.microbatch_size,
         tokens_per_sample=recording.tokens_per_sample,
@@ -135,22 +144,38 @@ def assemble(
         values=recording.values,
         nodes=recording.ops,
         parameters=recording.parameters,
-        block_list=layout.block_list,
         units=units,
-        cuts=tuple(_cut_point(recording, cut) for cut in layout.cuts),
+        cuts=tuple(_cut_point(recording, tied, cut) for cut in layout.cuts),
+        refused_cuts=layout.refused_cuts,
         no_cut_reason=layout.no_cut_reason,
     )
 
 
-def _cut_point(recording: Recording, cut: Cut) -> CutPoint:
+def _cut_point(recording: Recording, tied: Mapping[int, range], cut: Cut) -> CutPoint:
     return CutPoint(
         after_unit=cut.after_unit,
-        values=(cut.value,),
-        carried=(),
-        stream_output=None,
-        crossing_bytes=value_bytes(recording, cut.value),
+        values=cut.values,
+        carried=cut.carried,
+        stream_output=cut.stream_output,
+        crossing_bytes=sum(value_bytes(recording, value) for value in cut.values),
         constant_values=cut.constants,
+        tied_parameters=tuple(
+            parameter for parameter, places in tied.items() if cut.after_unit in places
+        ),
     )
+
+
+def _tied_places(spans: Sequence[UnitSpan]) -> dict[int, range]:
+    """Units after which a cut would split the readers of a parameter, where there are several."""
+    readers: dict[int, list[int]] = {}
+    for unit, span in enumerate(spans):
+        for parameter in span.parameters:
+            readers.setdefault(parameter, []).append(unit)
+    return {
+        parameter: range(units[0], units[-1])
+        for parameter, units in sorted(readers.items())
+        if len(units) > 1
+    }
 
 
 def value_bytes(recording: Recording, value: int) -> int:
@@ -158,41 +183,6 @@ def value_bytes(recording: Recording, value: int) -> int:
     tensor = recording.values[value]
     dtype: torch.dtype = getattr(torch, tensor.dtype)
     return math.prod(tensor.shape) * dtype.itemsize
-
-
-def _best_candidate(recording: Recording, num_forward: int) -> _Candidate | None:
-    flop_before = [0]
-    for op in recording.ops[:num_forward]:
-        flop_before.append(flop_before[-1] + op.flop)
-    best: _Candidate | None = None
-    least = 0
-    for listing in recording.lists:
-        calls = _sequential_calls(recording, listing)
-        if calls is None:
-            continue
-        bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
-        cost = _imbalance(
-            [flop_before[end] - flop_before[start] for start, end in pairwise(bounds)]
-        )
-        if best is None or cost < least:
-            best, least = _Candidate(listing=listing, calls=calls), cost
-    return best
-
-
-def _sequential_calls(
-    recording: Recording, listing: ModuleListing
-) -> tuple[ModuleCall, ...] | None:
-    """Return the calls of a list's children, if each ran once, in order, outside the others."""
-    if len(listing.children) < 2:
-        return None
-    children = [module for _, module in listing.children]
-    members = set(children)
-    calls = [call for call in recording.calls if call.module in members]
-    if [call.module for call in calls] != children:
-        return None
-    if any(left.end_op > right.first_op for left, right in pairwise(calls)):
-        return None
-    return tuple(calls)
 
 
 def _assign_ops(recording: Recording, bounds: Sequence[int], places: Sequence[_Place]) -> list[int]:
@@ -263,12 +253,3 @@ def _spans(
         )
         for unit, place in enumerate(places)
     )
-
-
-def _imbalance(parts: Sequence[int]) -> int:
-    """Measure how unevenly a whole is cut into parts: the sum of their squares.
-
-    Of all lists of blocks the one that cuts the model into the most even pieces is the best, and
-    the sum of squares falls with every further even cut.
-    """
-    return sum(part * part for part in parts)

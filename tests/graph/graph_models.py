@@ -9,10 +9,11 @@ from torch.nn import functional
 from planner.graph.load import LoadedModel, load_model, wrap_module
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ZOO = Path(__file__).parent / "zoo"
 
 
-def example(name: str, *, seq_len: int | None = None) -> LoadedModel:
-    return load_model(str(EXAMPLES / name), seq_len=seq_len)
+def example(name: str, *, folder: Path = EXAMPLES, seq_len: int | None = None) -> LoadedModel:
+    return load_model(str(folder / name), seq_len=seq_len)
 
 
 def wrap(factory, batch, loss_fn=None) -> LoadedModel:

@@ -2,10 +2,20 @@
 
 import pytest
 import torch
-from graph_models import Stream, example, mean_square, token_loss, tokens, vectors, wrap
+from graph_models import (
+    ZOO,
+    EagerBlock,
+    Stream,
+    example,
+    mean_square,
+    token_loss,
+    tokens,
+    vectors,
+    wrap,
+)
 from torch import nn
 
-from planner.graph.operator_graph import Phase, UnitKind
+from planner.graph.operator_graph import ModuleOutput, Phase, UnitKind
 from planner.graph.trace import trace_model
 
 
@@ -14,20 +24,18 @@ def trace(loaded, size=2, dtype="float32"):
 
 
 @pytest.mark.parametrize(
-    ("source", "block_list", "count", "structures"),
+    ("source", "prefix", "count", "structures"),
     [
-        ("gpt.py", "transformer.h", 8, 1),
-        ("llama.py", "layers", 8, 1),
+        ("gpt.py", "transformer.h.", 8, 1),
+        ("llama.py", "layers.", 8, 1),
         ("mlp.py", "", 13, 13),
     ],
 )
-def test_blocks_of_the_examples(source, block_list, count, structures):
+def test_blocks_of_the_examples(source, prefix, count, structures):
     graph = trace(example(source))
-    assert graph.block_list == block_list
     kinds = [unit.kind for unit in graph.units]
     assert kinds == [UnitKind.PROLOGUE, *[UnitKind.BLOCK] * count, UnitKind.EPILOGUE]
     blocks = graph.units[1:-1]
-    prefix = f"{block_list}." if block_list else ""
     assert [unit.name for unit in blocks] == [f"{prefix}{index}" for index in range(count)]
     assert [unit.block for unit in blocks] == list(range(count))
     assert len({unit.structure for unit in blocks}) == structures
@@ -132,6 +140,14 @@ class Shared(Skips):
         return self.stem(x)
 
 
+class Parallel(Skips):
+    """Children that do not follow one another (experts, heads)."""
+
+    def forward(self, x):
+        x = self.stem(x)
+        return sum(block(x) for block in self.blocks)
+
+
 class Reversed(Skips):
     """Blocks called in another order than listed."""
 
@@ -141,29 +157,89 @@ class Reversed(Skips):
         return self.stem(x)
 
 
-def test_a_skip_around_the_blocks_forbids_cuts_inside_it():
+class Positions(Skips):
+    """A parameter of the model itself that is added between blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        x = self.stem(x)
+        shift = torch.tanh(self.position) * x.shape[0]
+        for block in self.blocks:
+            x = block(x) + shift
+        return x
+
+
+class Leaking(Skips):
+    """Blocks that leave a tensor behind which the end of the model reads."""
+
+    class Block(nn.Linear):
+        def forward(self, x):
+            self.inner = torch.relu(x)
+            return super().forward(self.inner)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block(8, 8) for _ in range(3)])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x + self.blocks[0].inner
+
+
+def carried(cut):
+    return [(output.module, output.index) for output in cut.carried]
+
+
+def test_a_skip_around_the_blocks_is_carried_over_every_cut():
     graph = trace(wrap(Skips, vectors(8), mean_square))
-    assert graph.block_list == "blocks"
-    # Before the first block the skip is the stream itself.
-    assert [cut.after_unit for cut in graph.cuts] == [0]
+    assert [cut.after_unit for cut in graph.cuts] == [0, 1, 2, 3]
+    first, *others = graph.cuts
+    # Before the first block the skip is the stream itself: it is sent once.
+    assert (carried(first), first.stream_output) == ([], ModuleOutput(module="stem", index=0))
+    assert first.crossing_bytes == 2 * 8 * 4
+    for cut in others:
+        assert (carried(cut), cut.stream_output) == ([("stem", 0)], None)
+        assert cut.crossing_bytes == 2 * 2 * 8 * 4
+        assert [graph.values[value].shape for value in cut.values] == [(2, 8), (2, 8)]
+
+
+def test_work_between_blocks_belongs_to_the_one_before():
+    graph = trace(wrap(Scaled, vectors(8), mean_square))
+    assert [cut.after_unit for cut in graph.cuts] == [0, 1, 2, 3]
+    assert all(cut.carried == () for cut in graph.cuts)
+    names = [[graph.nodes[op].name for op in unit.forward_ops] for unit in graph.units]
+    assert all("mul" in each for each in names[1:3])
+
+
+def test_what_is_computed_from_a_module_output_is_computed_again():
+    graph = trace(wrap(Conditioned, vectors(8), mean_square))
+    assert [cut.after_unit for cut in graph.cuts] == [1, 2, 3]
+    assert [carried(cut) for cut in graph.cuts] == [[("stem", 0)]] * 3
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
-    [(Scaled, "not the first argument"), (Conditioned, "not the first argument")],
+    ("model", "places", "reason"),
+    [
+        (Positions, [0, 1, 2, 3], "computed from position"),
+        (Leaking, [1, 2, 3], "relu makes inside of blocks.0"),
+    ],
 )
-def test_work_between_blocks_forbids_cuts_between_them(model, reason):
+def test_what_no_stage_can_hand_over_forbids_the_cut(model, places, reason):
     graph = trace(wrap(model, vectors(8), mean_square))
-    between = {cut.after_unit for cut in graph.cuts} & {1, 2}
-    assert between == set()
-    if not graph.cuts:
-        assert reason in graph.no_cut_reason
+    assert [cut.after_unit for cut in graph.refused_cuts] == places
+    assert all(reason in cut.reason for cut in graph.refused_cuts)
+    assert {cut.after_unit for cut in graph.cuts} == {0, 1, 2, 3} - set(places)
+    assert (reason in graph.no_cut_reason) == (not graph.cuts)
 
 
-@pytest.mark.parametrize("model", [Shared, Reversed])
-def test_blocks_that_do_not_run_once_in_order_are_no_block_list(model):
+@pytest.mark.parametrize("model", [Shared, Parallel])
+def test_children_that_run_often_or_side_by_side_are_no_blocks(model):
     graph = trace(wrap(model, vectors(8), mean_square))
-    assert graph.block_list is None
     (unit,) = graph.units
     assert (unit.name, unit.block) == ("model", None)
     assert graph.cuts == ()
@@ -171,7 +247,17 @@ def test_blocks_that_do_not_run_once_in_order_are_no_block_list(model):
     assert len(unit.forward_ops) + len(unit.backward_ops) == len(graph.nodes)
 
 
-def test_the_list_that_divides_the_work_best_is_chosen():
+def test_blocks_stand_in_the_order_in_which_they_run():
+    graph = trace(wrap(Reversed, vectors(8), mean_square))
+    assert [unit.name for unit in graph.units[1:-1]] == ["blocks.2", "blocks.1", "blocks.0"]
+
+
+def block_names(build, batch=None):
+    graph = trace(wrap(build, batch or vectors(8), mean_square))
+    return [unit.name for unit in graph.units[1:-1]]
+
+
+def test_a_list_among_other_work_is_divided_into_its_alike_children():
     class Wrapped(nn.Module):
         def __init__(self):
             super().__init__()
@@ -181,9 +267,84 @@ def test_the_list_that_divides_the_work_best_is_chosen():
         def forward(self, x):
             return self.parts(x)
 
-    graph = trace(wrap(Wrapped, vectors(8), mean_square))
-    assert graph.block_list == "parts.1"
-    assert len(graph.units) == 8
+    names = ["parts.0", *[f"parts.1.{index}" for index in range(6)], "parts.2"]
+    assert block_names(Wrapped) == names
+
+
+def test_alike_blocks_are_not_taken_apart():
+    def block():
+        return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    assert block_names(lambda: nn.Sequential(*[block() for _ in range(3)])) == ["0", "1", "2"]
+
+
+def test_stages_of_a_pyramid_are_divided():
+    def stage(width, depth):
+        blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+        return nn.Sequential(nn.Sequential(*blocks), nn.Linear(width, 2 * width))
+
+    names = block_names(lambda: nn.Sequential(stage(8, 2), stage(16, 3)))
+    assert names == ["0.0.0", "0.0.1", "0.1", "1.0.0", "1.0.1", "1.0.2", "1.1"]
+
+
+def test_blocks_in_attributes_are_found_where_there_is_no_list():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = EagerBlock(16, 2)
+            self.second = EagerBlock(16, 2)
+            self.third = EagerBlock(16, 2)
+
+        def forward(self, x):
+            return self.third(self.second(self.first(x.view(-1, 4, 16))))
+
+    assert block_names(Named, vectors(64)) == ["first", "second", "third"]
+
+
+def test_blocks_that_are_called_by_keyword():
+    class Keyword(Skips):
+        class Block(nn.Linear):
+            def forward(self, *, hidden):
+                return super().forward(hidden)
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([self.Block(8, 8) for _ in range(3)])
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = block(hidden=x)
+            return x
+
+    graph = trace(wrap(Keyword, vectors(8), mean_square))
+    assert [cut.after_unit for cut in graph.cuts] == [0, 1, 2, 3]
+
+
+def test_an_encoder_and_a_decoder_are_one_row_of_blocks():
+    graph = trace(example("t5.py", folder=ZOO))
+    names = [unit.name for unit in graph.units[1:-1]]
+    assert names == [f"{half}.{index}" for half in ("encoder", "decoder") for index in range(3)]
+    assert [cut.after_unit for cut in graph.cuts] == list(range(7))
+    inside_encoder, inside_decoder = graph.cuts[1], graph.cuts[5]
+    assert carried(inside_encoder) == [("encoder_bias", 0)]
+    assert sorted(carried(inside_decoder)) == [("decoder_bias", 0), ("encoder_norm", 0)]
+    shared = graph.parameters[inside_encoder.tied_parameters[0]]
+    assert shared.names[0] == "embed.weight"
+    assert inside_decoder.tied_parameters == ()
+
+
+def test_a_skip_of_a_u_net_is_sent_once_while_it_is_the_stream():
+    graph = trace(example("unet.py", folder=ZOO))
+    units = [unit.name for unit in graph.units]
+    after = {units[cut.after_unit]: cut for cut in graph.cuts}
+    assert after["down.1"].stream_output == ModuleOutput(module="down.1", index=0)
+    assert ("down.1", 0) not in carried(after["down.1"])
+    assert ("down.1", 0) in carried(after["middle.0"])
+    widest = after["middle.0"].crossing_bytes
+    assert after["down.0"].crossing_bytes < widest > after["up.5"].crossing_bytes
+    for cut in graph.cuts:
+        assert len(set(cut.values)) == len(cut.values)
 
 
 def test_a_module_listed_twice_is_two_blocks():
@@ -240,5 +401,5 @@ def test_stochastic_depth_leaves_blocks_alike():
         return nn.Sequential(nn.Linear(8, 8), nn.Sequential(*drops))
 
     graph = trace(wrap(build, vectors(8), mean_square))
-    assert graph.block_list == "1"
-    assert len({unit.structure for unit in graph.units[1:-1]}) == 1
+    assert [unit.name for unit in graph.units[1:-1]] == ["0", "1.0", "1.1", "1.2", "1.3"]
+    assert len({unit.structure for unit in graph.units[2:-2]}) == 1
