@@ -36,8 +36,7 @@ def trace_model(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Oper
         ModelError: The model cannot be built, run or differentiated without data.
     """
     recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype)
-    graph = assemble(recording, find_layout(recording))
-    return replace(graph, model=model.description, dtype=dtype)
+    return assemble(recording, find_layout(recording))
 
 
 def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Recording:
@@ -53,7 +52,8 @@ def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Reco
         _paused_collector(),
     ):
         _run_step(model, module, inputs, recorder)
-        return _freeze(recorder, module, batch, microbatch_size)
+        recording = _freeze(recorder, module, batch, microbatch_size)
+        return replace(recording, model=model.description, dtype=dtype)
 
 
 def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Recorder) -> None:

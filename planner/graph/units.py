@@ -138,6 +138,8 @@ def assemble(
     )
     tied = _tied_places(spans)
     return OperatorGraph(
+        model=recording.model,
+        dtype=recording.dtype,
         microbatch_size=recording.microbatch_size,
         tokens_per_sample=recording.tokens_per_sample,
         storages=recording.storages,
