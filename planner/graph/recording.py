@@ -37,6 +37,8 @@ class ModuleListing:
 class Recording:
     """Every op of one training step; the fields are those of ``OperatorGraph``, ops its nodes."""
 
+    model: str = ""
+    dtype: str = ""
     microbatch_size: int
     tokens_per_sample: int
     storages: tuple[Storage, ...]
