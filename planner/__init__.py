@@ -5,6 +5,7 @@
     result                      # a table in a notebook
     result.candidates           # a DataFrame, one row per layout
     result.save("plans/run1")
+    planner.trace("model.py")   # the operator graph alone
 
 What is named in ``__all__`` is the public library. It is imported on first use: torch and pandas
 are heavy, and ``plan --help`` needs neither.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.api import estimate as estimate
     from planner.api import plan as plan
+    from planner.api import trace as trace
     from planner.errors import CodegenError as CodegenError
     from planner.errors import InfeasiblePlanError as InfeasiblePlanError
     from planner.errors import ModelError as ModelError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from planner.errors import ProfileError as ProfileError
     from planner.errors import RequestError as RequestError
     from planner.errors import SolverError as SolverError
+    from planner.graph.operator_graph import OperatorGraph as OperatorGraph
     from planner.plan.serialize import load_plan as load_plan
     from planner.plan.types import Plan as Plan
     from planner.result import PlanResult as PlanResult
@@ -32,6 +35,7 @@ _MODULES = {
     "CodegenError": "planner.errors",
     "InfeasiblePlanError": "planner.errors",
     "ModelError": "planner.errors",
+    "OperatorGraph": "planner.graph.operator_graph",
     "Plan": "planner.plan.types",
     "PlanResult": "planner.result",
     "PlannerError": "planner.errors",
@@ -41,6 +45,7 @@ _MODULES = {
     "estimate": "planner.api",
     "load_plan": "planner.plan.serialize",
     "plan": "planner.api",
+    "trace": "planner.api",
 }
 """Where each public name lives."""
 
@@ -48,6 +53,7 @@ __all__ = [
     "CodegenError",
     "InfeasiblePlanError",
     "ModelError",
+    "OperatorGraph",
     "Plan",
     "PlanResult",
     "PlannerError",
@@ -57,6 +63,7 @@ __all__ = [
     "estimate",
     "load_plan",
     "plan",
+    "trace",
 ]
 
 # Importing the package ``planner.plan`` binds its name here, once. It is unbound so that

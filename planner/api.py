@@ -1,4 +1,4 @@
-"""The library: ``planner.plan`` and ``planner.estimate``."""
+"""The library: ``planner.plan``, ``planner.estimate`` and ``planner.trace``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,6 +12,7 @@ from planner.request import PlanRequest
 from planner.request_rules import (
     SAMPLES_PER_GPU,
     check_request,
+    check_trace,
     estimated_layout,
     fix_warnings,
     resolve_dtype,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.graph.load import LoadedModel
+    from planner.graph.operator_graph import OperatorGraph
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
 
@@ -157,6 +159,46 @@ def estimate(
     return run_request(request, model_object=model_object, estimate_only=True, progress=progress)
 
 
+def trace(
+    model: "str | nn.Module | Callable[[], nn.Module]",
+    *,
+    microbatch_size: int = 1,
+    seq_len: int | None = None,
+    dtype: str = "bfloat16",
+    example_batch: Callable[..., Any] | None = None,
+    loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    progress: ProgressCallback | None = None,
+) -> "OperatorGraph":
+    """Trace one training step of a model, forward and backward, without its weights.
+
+    Args:
+        model: As for ``plan``.
+        microbatch_size: Samples in the microbatch.
+        seq_len: Tokens per sample, None for the model's own.
+        dtype: Compute dtype: "bfloat16", "float32" or "float64".
+        example_batch: As for ``plan``.
+        loss_fn: As for ``plan``.
+        progress: Called when a phase begins, is under way and ends, None for silence.
+
+    Returns:
+        The operator graph: counts of parameters, FLOPs and bytes, ``ops`` as a DataFrame, ``nx``
+        as a networkx.DiGraph, the pattern of its blocks and where it can be cut into stages.
+
+    Raises:
+        RequestError: A size is below 1, or there is no such dtype.
+        ModelError: The model cannot be loaded or traced.
+    """
+    check_trace(microbatch_size=microbatch_size, seq_len=seq_len, dtype=dtype)
+    model_object = _model_object(model, example_batch, loss_fn)
+    with timed_phase(progress, "load"):
+        loaded = _load(_model_words(model), model_object, seq_len=seq_len)
+    from planner.graph.trace import trace_model
+    from planner.graph.trace_progress import TRACE_PHASE
+
+    with timed_phase(progress, TRACE_PHASE):
+        return trace_model(loaded, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
+
+
 def run_request(
     request: PlanRequest,
     *,
@@ -195,7 +237,7 @@ def _search_outcome(
     dtype = resolve_dtype(request, cluster.device)
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
-        loaded = _load(request, model_object)
+        loaded = _load(request.model, model_object, seq_len=request.seq_len)
     with timed_phase(progress, "trace"):
         from planner.graph.family import trace_family
 
@@ -219,8 +261,16 @@ def _search_outcome(
         name=loaded.description,
         num_parameters=graph.num_parameters,
         seq_len=tokens if tokens > 1 else None,
+        block_pattern=str(graph.block_pattern),
     )
-    return PlanRecord(request=request, model=model, cluster=cluster, outcome=outcome, op_rows=rows)
+    return PlanRecord(
+        request=request,
+        model=model,
+        cluster=cluster,
+        outcome=outcome,
+        op_rows=rows,
+        warnings=graph.warnings,
+    )
 
 
 def _search_request(
@@ -261,17 +311,17 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
     return FixedValues(**chosen)
 
 
-def _load(request: PlanRequest, model_object: ModelObject | None) -> "LoadedModel":
+def _load(model: str, model_object: ModelObject | None, *, seq_len: int | None) -> "LoadedModel":
     """Load the model file, or take the object that was passed."""
     from planner.graph.load import load_model, wrap_module
 
     if model_object is None:
-        return load_model(request.model, seq_len=request.seq_len)
+        return load_model(model, seq_len=seq_len)
     return wrap_module(
         model_object.model,
         example_batch=model_object.example_batch,
         loss_fn=model_object.loss_fn,
-        seq_len=request.seq_len,
+        seq_len=seq_len,
     )
 
 

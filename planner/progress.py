@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEvent:
-    """A phase of a run begins or ends."""
+    """A phase of a run begins, is under way or ends."""
 
     phase: str
     """What is done, as a person would say it: "trace", "search"."""
     elapsed_s: float | None
-    """Wall time it took, None when it begins."""
+    """Wall time it took, None until it has ended."""
+    fraction: float | None = None
+    """Part of the work that is done, 0 to 1, where that is known; None when it begins."""
+    detail: str = ""
+    """What is being done in it: "forward, 9,214 operators"."""
 
 
 ProgressCallback = Callable[[PhaseEvent], None]

@@ -82,6 +82,18 @@ def check_request(request: PlanRequest) -> PlanRequest:
     return _with_fixed(request, fixed)
 
 
+def check_trace(*, microbatch_size: int, seq_len: int | None, dtype: str) -> None:
+    """Check what is asked of a trace.
+
+    Raises:
+        RequestError: For the first rule that is broken.
+    """
+    _check_positive("microbatch_size", microbatch_size)
+    if seq_len is not None:
+        _check_positive("seq_len", seq_len)
+    _check_choice(f"--dtype {dtype}", dtype, COMPUTE_DTYPES)
+
+
 def resolve_dtype(request: PlanRequest, device: DeviceSpec) -> str:
     """Choose the compute dtype: the one asked for, else the faster of bfloat16 and float32.
 

@@ -1,9 +1,16 @@
+from pathlib import Path
+
+import networkx as nx
+import pandas as pd
 import pytest
+import torch
 from plan_factory import make_record
 
 import planner
 from planner import api
 from planner.errors import ModelError, ProfileError, RequestError
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 class Model:
@@ -106,3 +113,48 @@ def test_an_object_without_data_is_a_model_error():
 def test_warnings_name_settings_without_effect(searched):
     result = planner.plan("model.py", gpus=8, fix={"schedule": "1F1B"})
     assert result.warnings == ("--fix schedule=1F1B has no effect: the plan has pp=1",)
+
+
+def test_a_trace_gives_the_operator_graph():
+    graph = planner.trace(str(EXAMPLES / "gpt.py"), microbatch_size=2, seq_len=32, dtype="float32")
+    assert isinstance(graph, planner.OperatorGraph)
+    assert (graph.microbatch_size, graph.tokens_per_sample, graph.dtype) == (2, 32, "float32")
+    assert isinstance(graph.nx, nx.DiGraph)
+    assert isinstance(graph.ops, pd.DataFrame)
+    assert len(graph.nx) == len(graph.ops) == len(graph.nodes)
+    assert str(graph.block_pattern) == "8 A"
+    assert graph.warnings == ()
+
+
+def test_a_module_can_be_traced():
+    model = torch.nn.Linear(3, 5, device="meta")
+    graph = planner.trace(
+        model,
+        example_batch=lambda size: (torch.randn(size, 3), torch.randn(size, 5)),
+        loss_fn=torch.nn.functional.mse_loss,
+    )
+    assert graph.model == "Linear"
+    assert graph.num_parameters == 20
+    assert graph.forward_flop == 2 * 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"microbatch_size": 0}, "--microbatch-size 0: it must be at least 1"),
+        ({"seq_len": 0}, "--seq-len 0: it must be at least 1"),
+        ({"dtype": "bf16"}, "Did you mean bfloat16?"),
+        ({"loss_fn": print}, "offers its own"),
+    ],
+)
+def test_an_impossible_trace_is_refused(arguments, words):
+    with pytest.raises(RequestError) as caught:
+        planner.trace("model.py", **arguments)
+    assert words in str(caught.value)
+
+
+def test_a_trace_tells_its_phases():
+    events = []
+    planner.trace(str(EXAMPLES / "mlp.py"), progress=events.append)
+    ends = [event.phase for event in events if event.elapsed_s is not None]
+    assert ends == ["load", "trace"]

@@ -11,6 +11,7 @@ PUBLIC = [
     "CodegenError",
     "InfeasiblePlanError",
     "ModelError",
+    "OperatorGraph",
     "Plan",
     "PlanResult",
     "PlannerError",
@@ -20,6 +21,7 @@ PUBLIC = [
     "estimate",
     "load_plan",
     "plan",
+    "trace",
 ]
 
 PLAN_PARAMETERS = [
@@ -33,6 +35,16 @@ PLAN_PARAMETERS = [
     "fix",
     "top",
     "time_limit_s",
+    "example_batch",
+    "loss_fn",
+    "progress",
+]
+
+TRACE_PARAMETERS = [
+    "model",
+    "microbatch_size",
+    "seq_len",
+    "dtype",
     "example_batch",
     "loss_fn",
     "progress",
@@ -52,11 +64,16 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.parametrize(
-    ("function", "missing"), [("plan", set()), ("estimate", {"top", "time_limit_s"})]
+    ("function", "names"),
+    [
+        ("plan", PLAN_PARAMETERS),
+        ("estimate", [each for each in PLAN_PARAMETERS if each not in ("top", "time_limit_s")]),
+        ("trace", TRACE_PARAMETERS),
+    ],
 )
-def test_the_calls_take_these_arguments(function, missing):
+def test_the_calls_take_these_arguments(function, names):
     parameters = inspect.signature(getattr(planner, function)).parameters
-    assert list(parameters) == [name for name in PLAN_PARAMETERS if name not in missing]
+    assert list(parameters) == names
     for name, parameter in list(parameters.items())[1:]:
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, name
 
@@ -71,6 +88,22 @@ def test_the_result_offers_these():
         "rejected",
         "save",
         "to_json",
+        "warnings",
+    }
+
+
+def test_the_graph_offers_these():
+    public = {name for name in vars(planner.OperatorGraph) if not name.startswith("_")}
+    assert public >= {
+        "backward_flop",
+        "block_kinds",
+        "block_pattern",
+        "forward_flop",
+        "num_parameters",
+        "num_trainable_parameters",
+        "nx",
+        "ops",
+        "saved_bytes",
         "warnings",
     }
 

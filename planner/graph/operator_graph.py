@@ -296,6 +296,13 @@ class OperatorGraph:
 
         return block_pattern(self)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the trace being what training runs."""
+        from planner.graph.doubts import doubts
+
+        return doubts(self)
+
     @cached_property
     def ops(self) -> "pd.DataFrame":
         """All ops as a table, one row each by id; see ``planner.graph.tables.ops_frame``."""

@@ -54,7 +54,10 @@ class BlockPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKind:
-    """Blocks that compute the same; all sizes are those of one block and one microbatch."""
+    """Blocks that compute the same; all sizes are those of one block and one microbatch.
+
+    The prologue and the epilogue have the same form, with their name in place of the letter.
+    """
 
     letter: str
     """Its name in the pattern: A, B, ..., Z, AA, ..."""
@@ -74,25 +77,41 @@ class BlockKind:
     """Bytes that each further block of this kind keeps for backward."""
 
 
-def block_kinds(graph: OperatorGraph) -> tuple[BlockKind, ...]:
-    """Group the blocks of a graph by structure, in order of appearance."""
+def unit_kinds(graph: OperatorGraph) -> tuple[BlockKind, ...]:
+    """Group all units by what they compute: prologue, kinds of blocks by first block, epilogue."""
+    letters = unit_letters(graph)
     groups: dict[str, list[Unit]] = {}
-    for unit in graph.units:
-        if unit.kind is UnitKind.BLOCK:
-            groups.setdefault(unit.structure, []).append(unit)
+    for unit, letter in zip(graph.units, letters, strict=True):
+        groups.setdefault(letter, []).append(unit)
     saved = saved_bytes_by_unit(graph)
     return tuple(
         # Of the last block, because the first one also keeps what all of them share.
-        _kind(graph, letter_name(number), units, saved[units[-1].index])
-        for number, units in enumerate(groups.values())
+        unit_sizes(graph, letter, units, saved[units[-1].index])
+        for letter, units in groups.items()
+    )
+
+
+def block_kinds(graph: OperatorGraph) -> tuple[BlockKind, ...]:
+    """Group the blocks of a graph by structure, in order of appearance."""
+    names = {unit.name for unit in graph.units if unit.kind is not UnitKind.BLOCK}
+    return tuple(kind for kind in unit_kinds(graph) if kind.letter not in names)
+
+
+def unit_letters(graph: OperatorGraph) -> tuple[str, ...]:
+    """Give every block the letter of its kind, other units their name."""
+    number: dict[str, int] = {}
+    return tuple(
+        letter_name(number.setdefault(unit.structure, len(number)))
+        if unit.kind is UnitKind.BLOCK
+        else unit.name
+        for unit in graph.units
     )
 
 
 def block_pattern(graph: OperatorGraph) -> BlockPattern:
     """Find the pattern of a graph's blocks; it has no terms where there are no blocks."""
-    structures = [unit.structure for unit in graph.units if unit.kind is UnitKind.BLOCK]
-    number = {structure: place for place, structure in enumerate(dict.fromkeys(structures))}
-    return find_pattern([letter_name(number[structure]) for structure in structures])
+    units = zip(graph.units, unit_letters(graph), strict=True)
+    return find_pattern([letter for unit, letter in units if unit.kind is UnitKind.BLOCK])
 
 
 def saved_bytes_by_unit(graph: OperatorGraph) -> tuple[int, ...]:
@@ -108,6 +127,23 @@ def saved_bytes_by_unit(graph: OperatorGraph) -> tuple[int, ...]:
                     seen.add(storage.id)
                     saved[unit.index] += storage.size_bytes
     return tuple(saved)
+
+
+def unit_sizes(
+    graph: OperatorGraph, letter: str, units: Sequence[Unit], saved_bytes: int
+) -> BlockKind:
+    """Give the sizes of units that compute the same."""
+    last = units[-1]
+    return BlockKind(
+        letter=letter,
+        count=len(units),
+        first=units[0].name,
+        num_parameters=sum(graph.parameters[each].num_elements for each in last.parameters),
+        num_ops=len(last.forward_ops) + len(last.backward_ops),
+        forward_flop=sum(graph.nodes[op].flop for op in last.forward_ops),
+        backward_flop=sum(graph.nodes[op].flop for op in last.backward_ops),
+        saved_bytes=saved_bytes,
+    )
 
 
 def find_pattern(letters: Sequence[str]) -> BlockPattern:
@@ -153,20 +189,6 @@ def letter_name(number: int) -> str:
         number, place = divmod(number - 1, 26)
         name = chr(ord("A") + place) + name
     return name
-
-
-def _kind(graph: OperatorGraph, letter: str, units: Sequence[Unit], saved_bytes: int) -> BlockKind:
-    block = units[-1]
-    return BlockKind(
-        letter=letter,
-        count=len(units),
-        first=units[0].name,
-        num_parameters=sum(graph.parameters[each].num_elements for each in block.parameters),
-        num_ops=len(block.forward_ops) + len(block.backward_ops),
-        forward_flop=sum(graph.nodes[op].flop for op in block.forward_ops),
-        backward_flop=sum(graph.nodes[op].flop for op in block.backward_ops),
-        saved_bytes=saved_bytes,
-    )
 
 
 def _symbols(letters: Sequence[str]) -> int:

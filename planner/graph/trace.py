@@ -21,25 +21,40 @@ from planner.graph.operator_graph import (
 )
 from planner.graph.record import RawOp, Recorder
 from planner.graph.recording import ModuleListing, Recording
+from planner.graph.trace_progress import TraceProgress
 from planner.graph.units import assemble, find_layout
+from planner.progress import ProgressCallback
 
 
-def trace_model(model: LoadedModel, *, microbatch_size: int, dtype: str) -> OperatorGraph:
+def trace_model(
+    model: LoadedModel,
+    *,
+    microbatch_size: int,
+    dtype: str,
+    progress: ProgressCallback | None = None,
+) -> OperatorGraph:
     """Trace one training step of a model without allocating weights.
 
     Args:
         model: The model with its data and loss.
         microbatch_size: Samples in the microbatch.
         dtype: Compute dtype: "bfloat16", "float32" or "float64".
+        progress: Called with how far the step is, several times a second.
 
     Raises:
         ModelError: The model cannot be built, run or differentiated without data.
     """
-    recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype)
+    recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
     return assemble(recording, find_layout(recording))
 
 
-def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Recording:
+def record_step(
+    model: LoadedModel,
+    *,
+    microbatch_size: int,
+    dtype: str,
+    progress: ProgressCallback | None = None,
+) -> Recording:
     """Run forward and backward on the meta device and record every op; see ``trace_model``."""
     compute = getattr(torch, dtype)
     module = model.build_meta(dtype)
@@ -51,13 +66,20 @@ def record_step(model: LoadedModel, *, microbatch_size: int, dtype: str) -> Reco
         fused_kernels(),
         _paused_collector(),
     ):
-        _run_step(model, module, inputs, recorder)
+        _run_step(model, module, inputs, recorder, progress)
         recording = _freeze(recorder, module, batch, microbatch_size)
         return replace(recording, model=model.description, dtype=dtype)
 
 
-def _run_step(model: LoadedModel, module: nn.Module, batch: Batch, recorder: Recorder) -> None:
-    saved = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+def _run_step(
+    model: LoadedModel,
+    module: nn.Module,
+    batch: Batch,
+    recorder: Recorder,
+    progress: ProgressCallback | None,
+) -> None:
+    keeper = recorder if progress is None else TraceProgress(recorder, module, progress)
+    saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
     with recorder.watching(module), saved, recorder:
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)

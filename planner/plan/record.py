@@ -17,6 +17,8 @@ class ModelSummary:
     """Elements of all parameters, tied ones counted once."""
     seq_len: int | None
     """Tokens per sample, None where samples are not sequences of tokens."""
+    block_pattern: str = ""
+    """How its kinds of blocks follow each other: "3 A + 58 B"; "" where it has no blocks."""
 
     @property
     def token_word(self) -> str:
