@@ -14,7 +14,7 @@ for activations. A rank is at its fullest at one of two moments of a step:
 torch's pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,10 +30,27 @@ class ModelUnits:
 
     units: tuple[PricedUnit, ...]
     """Prologue, blocks, epilogue."""
-    tied_parameter_bytes: int
-    """Bytes of weights that prologue and epilogue share, counted in both."""
-    tied_gathered_bytes: int
+    entering_bytes: tuple[int, ...]
+    """Bytes of one microbatch on a rank that a stage receives which begins with each unit; 0
+    where no stage can."""
+    tied: tuple["TiedWeight", ...]
+    """Weights that several units read, counted in each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedWeight:
+    """A weight that several units read: once on each stage that holds some of them."""
+
+    units: tuple[int, ...]
+    """Its readers, in order."""
+    parameter_bytes: int
+    """Bytes on a tp rank in the optimiser's dtype."""
+    gathered_bytes: int
     """The same in the compute dtype."""
+
+    def copies(self, units: Collection[int]) -> int:
+        """How often it is counted too much in a set of units."""
+        return max(0, sum(unit in units for unit in self.units) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,29 +88,34 @@ class StageMemory:
         self._parameters = list(accumulate((u.parameter_bytes for u in self._units), initial=0))
         self._gathered = list(accumulate((u.gathered_bytes for u in self._units), initial=0))
 
-    def _is_whole(self, first: int, end: int) -> bool:
-        return first == 0 and end == self._last + 1
+    def _copies_bytes(self, units: Collection[int]) -> int:
+        """Bytes of tied weights that are counted too much in some units."""
+        return sum(tied.copies(units) * tied.parameter_bytes for tied in self._model.tied)
+
+    def _gathered_copies_bytes(self, units: Collection[int]) -> int:
+        return sum(tied.copies(units) * tied.gathered_bytes for tied in self._model.tied)
 
     def local_parameter_bytes(self, first: int, end: int) -> int:
         """Parameters of a stage on one tp rank in the optimiser's dtype, tied ones once."""
-        tied = self._model.tied_parameter_bytes if self._is_whole(first, end) else 0
-        return self._parameters[end] - self._parameters[first] - tied
+        whole = self._parameters[end] - self._parameters[first]
+        return whole - self._copies_bytes(range(first, end))
 
     def sharded_parameter_bytes(self, first: int, end: int) -> float:
         """Parameters of a stage on one rank."""
         return self.local_parameter_bytes(first, end) / self._shards
 
     def _all_gathered_bytes(self, first: int, end: int) -> int:
-        tied = self._model.tied_gathered_bytes if self._is_whole(first, end) else 0
-        return self._gathered[end] - self._gathered[first] - tied
+        whole = self._gathered[end] - self._gathered[first]
+        return whole - self._gathered_copies_bytes(range(first, end))
 
     def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""
         return tuple(i for i in {0, self._last} if first <= i < end)
 
     def _root_gathered_bytes(self, first: int, end: int) -> int:
-        tied = self._model.tied_gathered_bytes if self._is_whole(first, end) else 0
-        return sum(self._units[i].gathered_bytes for i in self._root(first, end)) - tied
+        root = self._root(first, end)
+        whole = sum(self._units[i].gathered_bytes for i in root)
+        return whole - self._gathered_copies_bytes(root)
 
     def gathered_bytes(self, first: int, end: int) -> int:
         """Gathered parameters during the last backward.
@@ -121,8 +143,8 @@ class StageMemory:
         """Buffers for what the neighbouring stages send."""
         if not self._pipelined:
             return 0
-        entering = self._units[first].input_bytes if first > 0 else 0
-        leaving = self._units[end].input_bytes if end <= self._last else 0
+        entering = self._model.entering_bytes[first] if first > 0 else 0
+        leaving = self._model.entering_bytes[end] if end <= self._last else 0
         return self._configuration.num_microbatches * (entering + leaving)
 
     def static_bytes(self, first: int, end: int) -> float:
@@ -136,9 +158,10 @@ class StageMemory:
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """Unsharded gradients of the root and the input of their reduction."""
-        tied = self._model.tied_parameter_bytes if self._is_whole(first, end) else 0
-        root = sum(self._units[i].parameter_bytes for i in self._root(first, end)) - tied
-        return 2.0 * root + tied
+        units = self._root(first, end)
+        copies = self._copies_bytes(units)
+        root = sum(self._units[i].parameter_bytes for i in units) - copies
+        return 2.0 * root + copies
 
     def reduction_bytes(self, first: int, end: int) -> float:
         """All that a stage holds at the reduction moment."""
@@ -159,7 +182,7 @@ class StageMemory:
         return stage.in_flight * (kept + self.shared_bytes(stage.first, stage.end))
 
     def shared_bytes(self, first: int, end: int) -> int:
-        """Saved constants that the stage's units share, for one microbatch."""
+        """What several of the stage's units read and keep, for one microbatch."""
         return max((unit.shared_bytes for unit in self._units[first:end]), default=0)
 
     def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:

@@ -241,13 +241,14 @@ class StageTable:
         return 0.0, forward_s + total("reduce_exposed", first, end) + summed_s
 
     def _tied_s(self, first: int, end: int) -> float:
-        """All-reduce of the gradients of weights that the first and the last stage share."""
-        if (first == 0) == (end == self._last + 1):
-            return 0.0
-        if self._model.tied_parameter_bytes == 0:
-            return 0.0
-        shard_bytes = self._model.tied_parameter_bytes / self._shard.num_ranks
-        return 2 * point_to_point_s(shard_bytes, self._pipeline_link)
+        """All-reduce of the gradients of weights that this stage and others hold."""
+        total = 0.0
+        for tied in self._model.tied:
+            held = sum(first <= unit < end for unit in tied.units)
+            if 0 < held < len(tied.units):
+                shard_bytes = tied.parameter_bytes / self._shard.num_ranks
+                total += 2 * point_to_point_s(shard_bytes, self._pipeline_link)
+        return total
 
     def _optimizer_s(self, first: int, end: int) -> float:
         bandwidth = (
@@ -266,7 +267,7 @@ class StageTable:
             return 0.0
         cuts = [cut for cut in (first, end) if 0 < cut <= self._last]
         return sum(
-            point_to_point_s(self.units[cut].input_bytes, self._pipeline_link) for cut in cuts
+            point_to_point_s(self._model.entering_bytes[cut], self._pipeline_link) for cut in cuts
         )
 
 

@@ -51,7 +51,8 @@ class PricedUnit:
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
     shared_bytes: int
-    """Saved constants (masks, rotary tables) that all units of a stage share."""
+    """What units of a stage share: saved constants (masks, rotary tables), and values from
+    further back than the unit before (an encoder's output), which the units before read too."""
     parameter_bytes: int
     """Its parameters on one tp rank in the dtype of the optimiser, before data-parallel
     sharding."""
@@ -59,8 +60,6 @@ class PricedUnit:
     """The same in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
-    input_bytes: int
-    """What enters it from the unit before, on one rank."""
 
 
 def price_unit(
@@ -104,7 +103,6 @@ def price_unit(
         parameter_bytes=parameter_elements * master_bytes(pricing.dtype),
         gathered_bytes=parameter_elements * DTYPE_BYTES[pricing.dtype],
         summed_gradient_bytes=view.summed_gradient_elements() * master_bytes(pricing.dtype),
-        input_bytes=view.boundary_bytes(problem.folded.boundary_inputs),
     )
 
 
@@ -158,6 +156,16 @@ def _recompute(
     return Recompute(compute_s=compute_s, comm_s=comm_s)
 
 
+def _passing_values(graph: OperatorGraph, problem: ShardingProblem) -> Set[int]:
+    """Values that enter a unit and were made before the unit before it."""
+    index = problem.unit.index
+    before = graph.units[index - 1].forward_ops if index > 0 else ()
+    if not before:
+        return frozenset()
+    made_late = {value for op in before for value in graph.nodes[op].outputs}
+    return frozenset(problem.folded.boundary_inputs) - made_late
+
+
 class _UnitView:
     """Lookups over one unit and its chosen strategies."""
 
@@ -172,6 +180,7 @@ class _UnitView:
         self.graph: OperatorGraph = problem.context.graph
         self._tp = problem.context.tp
         self._saved_before = saved_before
+        self._passing = _passing_values(self.graph, problem)
         self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
@@ -210,7 +219,8 @@ class _UnitView:
         """Bytes kept between forward and backward for one microbatch."""
         if kind == "none":
             return sum(self._saved().values())
-        entering = self.boundary_bytes(self.problem.folded.boundary_inputs)
+        inputs = self.problem.folded.boundary_inputs
+        entering = self.boundary_bytes(tuple(v for v in inputs if v not in self._passing))
         if kind == "full":
             return entering
         return entering + sum(self._cached().values())
@@ -243,11 +253,11 @@ class _UnitView:
         return [op.id for op in ops[: last + 1]]
 
     def shared_bytes(self) -> int:
-        """Saved constants of the step."""
+        """Saved constants of the step, and what enters that was made before the unit before."""
         constants = self.problem.folded.constants
         storages = {
             storage
-            for value in self.saved_values & constants
+            for value in (self.saved_values & constants) | self._passing
             if (storage := self._activation_storage(value)) is not None
         }
         return sum(self.graph.storages[storage].size_bytes for storage in storages)

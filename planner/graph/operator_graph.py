@@ -226,6 +226,9 @@ class OperatorGraph:
     units: tuple[Unit, ...]
     """Prologue, blocks, epilogue; where the model has no blocks a single unit "model" of kind
     epilogue (it holds the loss)."""
+    is_chain: bool
+    """Whether each block works on the output of the block before and on constants alone, nothing
+    running between them."""
     cuts: tuple[CutPoint, ...]
     """Legal pipeline cuts, in order."""
     refused_cuts: tuple[RefusedCut, ...] = ()

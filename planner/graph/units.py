@@ -52,6 +52,7 @@ class Layout:
     """How a model divides into units and where it can be cut, whatever the batch size."""
 
     units: tuple[UnitSpan, ...]
+    is_chain: bool
     cuts: tuple[Cut, ...]
     refused_cuts: tuple[RefusedCut, ...]
     no_cut_reason: str
@@ -69,6 +70,7 @@ def find_layout(recording: Recording) -> Layout:
         unit_of_op = _assign_ops(recording, [0, num_forward], places)
         return Layout(
             units=_spans(recording, unit_of_op, places),
+            is_chain=False,
             cuts=(),
             refused_cuts=(),
             no_cut_reason=_NO_BLOCKS,
@@ -79,10 +81,21 @@ def find_layout(recording: Recording) -> Layout:
     cuts, refused = find_cuts(recording, calls, unit_of_op)
     return Layout(
         units=_spans(recording, unit_of_op, places),
+        is_chain=_is_chain(recording, calls, cuts),
         cuts=cuts,
         refused_cuts=refused,
         no_cut_reason="" if cuts else _no_cut_reason(refused, places),
     )
+
+
+def _is_chain(recording: Recording, calls: Sequence[Block], cuts: Sequence[Cut]) -> bool:
+    linked = all(
+        left.outputs[:1] == (right.first_argument,)
+        and all(op.is_view for op in recording.ops[left.end_op : right.first_op])
+        for left, right in pairwise(calls)
+    )
+    inner = [cut for cut in cuts if 0 < cut.after_unit < len(calls)]
+    return linked and len(inner) == len(calls) - 1 and all(not cut.carried for cut in inner)
 
 
 def _no_cut_reason(refused: Sequence[RefusedCut], places: Sequence[_Place]) -> str:
@@ -147,6 +160,7 @@ def assemble(
         nodes=recording.ops,
         parameters=recording.parameters,
         units=units,
+        is_chain=layout.is_chain,
         cuts=tuple(_cut_point(recording, tied, cut) for cut in layout.cuts),
         refused_cuts=layout.refused_cuts,
         no_cut_reason=layout.no_cut_reason,

@@ -86,7 +86,9 @@ class ConfigurationSearch:
         Then the length of a stage says all about it, except at the ends of the model.
         """
         blocks = {unit.structure for unit in self.table.units[1:-1]}
-        return len(blocks) == 1 and len(self.positions) == len(self.table.units) + 1
+        sent = {cut.crossing_bytes for cut in self.priced.graph.cuts}
+        every_cut = len(self.positions) == len(self.table.units) + 1
+        return len(blocks) == 1 and len(sent) == 1 and every_cut
 
     def _bound_s(self, pace_s: float) -> float:
         configuration = self.configuration

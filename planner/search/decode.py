@@ -64,7 +64,7 @@ def decode_plan(
         units=tuple(unit.name for unit in graph.units),
         tied_parameters=tuple(p.names for p in graph.parameters if len(p.names) > 1),
         shardings=unit_shardings(search.priced) if configuration.degrees.tp > 1 else (),
-        stages=_stages(configuration, table, columns, seconds),
+        stages=_stages(search, columns, seconds),
         memory_by_rank=_memory_by_rank(configuration, table, columns),
         costs=step_costs(configuration, seconds),
         simulated_step_time_s=_simulated_s(configuration, seconds),
@@ -74,17 +74,17 @@ def decode_plan(
 
 
 def _stages(
-    configuration: Configuration,
-    table: StageTable,
-    columns: Sequence[Column],
-    seconds: Sequence[StageSeconds],
+    search: ConfigurationSearch, columns: Sequence[Column], seconds: Sequence[StageSeconds]
 ) -> tuple[StagePlan, ...]:
+    configuration, table = search.configuration, search.table
+    cut_before = {cut.after_unit + 1: cut for cut in search.priced.graph.cuts}
     found = []
     for index, (column, time) in enumerate(zip(columns, seconds, strict=True)):
         rank = rank_of_stage(index, configuration.degrees.pp)
         local = index // configuration.degrees.pp
         most = max(counts[local] for counts in _in_flight(configuration, rank))
         forward_s = time.forward_share * time.microbatch_s
+        cut = cut_before[column.first] if index else None
         found.append(
             StagePlan(
                 index=index,
@@ -95,6 +95,8 @@ def _stages(
                 forward_s=forward_s,
                 backward_s=time.microbatch_s - forward_s,
                 memory=table.memory.peak([_held(column, most)]),
+                carried=cut.carried if cut else (),
+                stream_output=cut.stream_output if cut else None,
             )
         )
     return tuple(found)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.node_pricing import Pricing
-from planner.cost.stage_memory import ModelUnits
+from planner.cost.stage_memory import ModelUnits, TiedWeight
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.graph.family import GraphFamily
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
@@ -176,16 +176,34 @@ def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
 def _model_units(
     graph: OperatorGraph, units: tuple[PricedUnit, ...], choice: ShardingChoice, dtype: str
 ) -> ModelUnits:
-    """Add what prologue and epilogue share."""
-    shared = set(graph.units[0].parameters) & set(graph.units[-1].parameters)
-    tables = table_storages(graph)
-    elements = 0
-    for index in shared if len(graph.units) > 1 else ():
-        parameter = graph.parameters[index]
-        split = choice.split_tables and choice.tp > 1 and parameter.storage in tables
-        elements += parameter.num_elements // (choice.tp if split else 1)
+    """Add what crosses the cuts, and the weights that several units read."""
+    entering = [0] * len(units)
+    for cut in graph.cuts:
+        split = choice.tp if choice.sequence_parallel else 1
+        entering[cut.after_unit + 1] = cut.crossing_bytes // split
+    readers: dict[int, list[int]] = {}
+    for unit in graph.units:
+        for index in unit.parameters:
+            readers.setdefault(index, []).append(unit.index)
     return ModelUnits(
         units=units,
-        tied_parameter_bytes=elements * master_bytes(dtype),
-        tied_gathered_bytes=elements * DTYPE_BYTES[dtype],
+        entering_bytes=tuple(entering),
+        tied=tuple(
+            _tied_weight(graph, index, places, choice, dtype)
+            for index, places in sorted(readers.items())
+            if len(places) > 1
+        ),
+    )
+
+
+def _tied_weight(
+    graph: OperatorGraph, index: int, units: list[int], choice: ShardingChoice, dtype: str
+) -> TiedWeight:
+    parameter = graph.parameters[index]
+    split = choice.split_tables and choice.tp > 1 and parameter.storage in table_storages(graph)
+    elements = parameter.num_elements // (choice.tp if split else 1)
+    return TiedWeight(
+        units=tuple(units),
+        parameter_bytes=elements * master_bytes(dtype),
+        gathered_bytes=elements * DTYPE_BYTES[dtype],
     )

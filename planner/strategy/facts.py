@@ -23,7 +23,7 @@ class ModelFacts:
     """Rows of the tables that token ids index."""
     sequence: int | None
     """Size of the stream's sequence dim, None where the stream is not (batch, sequence,
-    features)."""
+    features) or not handed from block to block as it is."""
     max_stages: int
     """Pipeline stages that the legal cuts allow."""
 
@@ -39,8 +39,10 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
             kv_heads[_heads_before_repeat(graph, op.inputs[1], producers)] = None
     tables = table_storages(graph)
     shapes = {parameter.storage: parameter.shape for parameter in graph.parameters}
-    crossing = [graph.values[value].shape for cut in graph.cuts for value in cut.values]
+    crossing = [graph.values[cut.values[0]].shape for cut in graph.cuts]
     streams = {shape[SEQUENCE_DIM] if len(shape) == 3 else None for shape in crossing}
+    if not graph.is_chain:
+        streams = {None}
     return ModelFacts(
         heads=tuple(heads),
         kv_heads=tuple(kv_heads),

@@ -57,7 +57,7 @@ def test_stages_add_up(model, cluster):
 
 def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     tied = 4 * 50304 * 768
-    assert model.tied_parameter_bytes == tied
+    assert [(w.units, w.parameter_bytes) for w in model.tied] == [((0, 13), tied)]
     whole = table(model, cluster, dp_shard=8)
     total = sum(u.parameter_bytes for u in model.units)
     assert whole.memory.sharded_parameter_bytes(0, 14) == pytest.approx((total - tied) / 8)
@@ -118,7 +118,7 @@ def test_replicas_add_their_gradients_once_a_step(model, cluster):
 def test_receive_buffers_are_kept_for_every_microbatch(model, cluster):
     few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).memory.receive_bytes(6, 14)
     many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory.receive_bytes(6, 14)
-    assert many - few == 4 * model.units[6].input_bytes
+    assert many - few == 4 * model.entering_bytes[6]
 
 
 def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster):

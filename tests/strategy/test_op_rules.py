@@ -51,7 +51,7 @@ def op_of(name, inputs, outputs, arguments):
     )  # fmt: skip
     graph = OperatorGraph(
         microbatch_size=1, tokens_per_sample=1, storages=(storage,), values=values, nodes=(op,),
-        parameters=(), block_list=None, units=(), cuts=(),
+        parameters=(), units=(), is_chain=False, cuts=(),
     )  # fmt: skip
     return graph, op
 
