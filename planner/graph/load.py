@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -71,8 +71,9 @@ class LoadedModel:
     """``seq_len`` that the user asked for and ``example_batch`` takes."""
     make_model: Callable[[], nn.Module]
     """Builds the model; user code."""
-    make_batch: Callable[[int], Any]
-    """Makes (inputs, targets) of a microbatch size; user code."""
+    make_batch: Callable[..., Any]
+    """Makes (inputs, targets) of a microbatch size, and of a ``seq_len`` where it takes one; user
+    code."""
     loss_fn: Callable[[Any, Any], Any] | None
     """Loss of (output, targets); None where the model returns its loss."""
     import_scope: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -134,7 +135,10 @@ class LoadedModel:
             torch.random.fork_rng(devices=[]),
         ):
             torch.manual_seed(BATCH_SEED)
-            made = self.make_batch(microbatch_size)
+            if self.seq_len is None:
+                made = self.make_batch(microbatch_size)
+            else:
+                made = self.make_batch(microbatch_size, seq_len=self.seq_len)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise ModelError(
                 f"example_batch must return (inputs, targets), but it returned {_describe(made)}.",
@@ -147,6 +151,15 @@ class LoadedModel:
             return Batch(args=(), kwargs=dict(inputs), targets=targets)
         args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
         return Batch(args=args, kwargs={}, targets=targets)
+
+    def with_seq_len(self, seq_len: int) -> "LoadedModel":
+        """Return the same model with data of another length.
+
+        Raises:
+            RequestError: ``example_batch`` does not take a length.
+        """
+        _check_seq_len(self.make_batch, seq_len)
+        return replace(self, seq_len=seq_len)
 
     def loss(self, output: UserObject, targets: UserObject) -> Tensor:
         """Turn the model's output into the scalar to differentiate.
@@ -200,6 +213,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
             " takes.",
             hint=_BATCH_LINES,
         )
+    _check_seq_len(make_batch, seq_len)
     loss_fn = user_module.namespace.get("loss_fn")
     return LoadedModel(
         description=f"{target}:{factory}",
@@ -208,7 +222,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
         factory=factory,
         seq_len=seq_len,
         make_model=make_model,
-        make_batch=_with_seq_len(make_batch, seq_len),
+        make_batch=make_batch,
         loss_fn=loss_fn if callable(loss_fn) else None,
         import_scope=user_module.scope.active,
     )
@@ -247,6 +261,7 @@ def wrap_module(
             f"{description} was passed without example_batch, which says what data it takes.",
             hint="Pass example_batch=lambda microbatch_size: (inputs, targets).",
         )
+    _check_seq_len(example_batch, seq_len)
     return LoadedModel(
         description=description,
         file=None,
@@ -254,7 +269,7 @@ def wrap_module(
         factory=factory,
         seq_len=seq_len,
         make_model=make_model,
-        make_batch=_with_seq_len(example_batch, seq_len),
+        make_batch=example_batch,
         loss_fn=loss_fn,
     )
 
@@ -336,19 +351,16 @@ def _required(user_module: UserModule, factory: str) -> Callable[[], nn.Module]:
     )
 
 
-def _with_seq_len(make_batch: Callable[..., Any], seq_len: int | None) -> Callable[[int], Any]:
-    if seq_len is None:
-        return make_batch
+def _check_seq_len(make_batch: Callable[..., Any], seq_len: int | None) -> None:
     parameters = inspect.signature(make_batch).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    if "seq_len" not in parameters and not takes_any:
+    if seq_len is not None and "seq_len" not in parameters and not takes_any:
         raise RequestError(
             f"--seq-len {seq_len} was asked for, but example_batch takes no seq_len: its"
             f" parameters are ({', '.join(parameters)}).",
             hint="Drop --seq-len, or add the parameter:"
             " def example_batch(microbatch_size, seq_len=1024).",
         )
-    return lambda microbatch_size: make_batch(microbatch_size, seq_len=seq_len)
 
 
 def _returned_loss(output: UserObject) -> UserObject:
