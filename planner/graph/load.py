@@ -78,6 +78,10 @@ class LoadedModel:
     """Loss of (output, targets); None where the model returns its loss."""
     import_scope: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes the model file's own imports work while its code runs."""
+    config_file: str | None = None
+    """Path of the Hugging Face config, where that was given instead of code."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how the model was chosen."""
 
     @contextmanager
     def running(self, action: str) -> Iterator[None]:
@@ -189,7 +193,7 @@ class LoadedModel:
 
 
 def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
-    """Load ``model.py``, ``model.py:factory`` or ``package.module:factory``.
+    """Load ``model.py``, ``model.py:factory``, ``package.module:factory`` or a ``config.json``.
 
     Args:
         source: The MODEL argument.
@@ -199,6 +203,10 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
         ModelError: The file is missing, cannot be imported, or offers too little.
         RequestError: ``seq_len`` is given and ``example_batch`` does not take it.
     """
+    from planner.graph import hf_load
+
+    if hf_load.names_config(source):
+        return hf_load.load_config(source, seq_len=seq_len)
     target, separator, factory = source.rpartition(":")
     if not separator:
         target, factory = source, DEFAULT_FACTORY

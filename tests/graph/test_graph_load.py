@@ -168,7 +168,7 @@ def test_a_missing_file_names_what_is_near(tmp_path):
 
 def test_a_missing_folder_a_folder_and_a_missing_module(tmp_path):
     fails(str(tmp_path / "nowhere" / "model.py"), "no folder")
-    fails(str(tmp_path) + "/", "is a folder")
+    fails(str(tmp_path) + "/", f"{tmp_path / 'config.json'} cannot be read")
     fails("no_such_package.nets:build", "no importable module 'no_such_package.nets'")
 
 
