@@ -7,7 +7,7 @@ from math import prod
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
-from planner.cost.work import Shares, backward_work, forward_work, is_causal, shares_of
+from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
 from planner.hardware.topology import CommGroup
@@ -121,7 +121,7 @@ def price_node(
 def forward_op_s(graph: OperatorGraph, op: OpNode, share: Shares, pricing: Pricing) -> float:
     """Seconds of one forward op on one rank."""
     work = forward_work(graph, op, share)
-    return op_s(work, pricing.device, pricing.dtype, causal=is_causal(graph, op))
+    return op_s(work, pricing.device, pricing.dtype)
 
 
 def _backward_op_s(
@@ -129,7 +129,7 @@ def _backward_op_s(
 ) -> float:
     assert op.phase is Phase.BACKWARD
     work = backward_work(graph, op, forward, share)
-    return op_s(work, pricing.device, pricing.dtype, causal=is_causal(graph, op))
+    return op_s(work, pricing.device, pricing.dtype)
 
 
 def value_bytes(graph: OperatorGraph, value: int) -> int:

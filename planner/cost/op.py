@@ -55,16 +55,17 @@ class OpWork:
     """Matmul: length of the sums. Attention: head dim."""
     backward: bool = False
     """Attention: the backward kernel."""
+    masked_flop: float = 0.0
+    """Attention: the part of ``flop`` that a causal mask spares the kernel."""
 
 
-def op_s(work: OpWork, device: DeviceSpec, dtype: str, *, causal: bool = False) -> float:
+def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     """Time of one op under a training load.
 
     Args:
         work: What it computes and moves.
         device: Where it runs.
         dtype: Compute dtype, "bfloat16".
-        causal: Fused attention skips the masked half of its work.
 
     Returns:
         Seconds on the device, launch included.
@@ -83,7 +84,7 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str, *, causal: bool = False) 
     if work.kind == "embedding":
         return launch_s + num_bytes / (bandwidth * efficiency.embedding_bandwidth_fraction)
     if work.kind == "attention":
-        compute_s = _attention_s(work, device, dtype) * (0.5 if causal else 1.0)
+        compute_s = _attention_s(work, device, dtype)
         memory_s = num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
         return launch_s + max(compute_s, memory_s)
     compute_s = _matmul_s(work, device, dtype)
@@ -148,7 +149,7 @@ def _attention_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
         if work.backward
         else efficiency.attention_forward_fraction
     )
-    seconds = work.flop / (_peak(device, dtype) * fraction)
+    seconds = (work.flop - work.masked_flop) / (_peak(device, dtype) * fraction)
     if not work.m:
         return seconds
     tiles = work.batch * -(-work.m // _ATTENTION_TILE)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from planner.cost.op import OpKind, OpWork
+from planner.graph.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.strategy.layout import Layout
 from planner.strategy.op_rules import ATTENTIONS, MATMULS
@@ -44,21 +45,6 @@ def op_kind(name: str) -> OpKind:
     if name in _REDUCTIONS:
         return "reduction"
     return "embedding" if name in _EMBEDDINGS else "memory"
-
-
-def is_causal(graph: OperatorGraph, op: OpNode) -> bool:
-    """Whether a fused attention kernel (or the forward of its backward) masks the future."""
-    if op.phase is Phase.BACKWARD:
-        if op.forward_op is None:
-            return False
-        op = graph.nodes[op.forward_op]
-    named = dict(op.keyword_arguments).get("is_causal")
-    if named is not None:
-        return bool(named)
-    flags = [argument for argument in op.arguments if isinstance(argument, bool)]
-    # (dropout_p, is_causal, return_debug_mask) or (compute_log_sumexp, dropout_p, is_causal)
-    position = -1 if "efficient" in op.name else 0
-    return bool(flags and flags[position])
 
 
 def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
@@ -117,6 +103,7 @@ def _work(
     return OpWork(
         kind=kind,
         flop=op.flop * part,
+        masked_flop=masked_flop(graph, op) * part,
         read_bytes=op.read_bytes * read,
         write_bytes=op.write_bytes * written,
         batch=batch,

@@ -35,12 +35,12 @@ _ops.define(
     " Tensor rstd, Tensor? weight) -> (Tensor, Tensor)"
 )
 _ops.define(
-    "_fused_rnn(Tensor input, Tensor hx, Tensor cx, Tensor[] params, int gates, int layers,"
+    "_fused_rnn(Tensor input, Tensor hx, Tensor? cx, Tensor[] params, int gates, int layers,"
     " bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ops.define(
-    "_fused_rnn_backward(Tensor grad_out, Tensor input, Tensor output, Tensor reserve, Tensor hx,"
-    " Tensor[] params, int gates) -> Tensor[]"
+    "_fused_rnn_backward(Tensor grad_out, Tensor? grad_hy, Tensor? grad_cy, Tensor input,"
+    " Tensor output, Tensor reserve, Tensor hx, Tensor? cx, Tensor[] params) -> Tensor[]"
 )
 
 
@@ -63,7 +63,7 @@ def _rms_norm_backward_meta(
 
 
 def _rnn_meta(
-    source: Tensor, hx: Tensor, cx: Tensor, params: Sequence[Tensor], *options: _Option
+    source: Tensor, hx: Tensor, cx: Tensor | None, params: Sequence[Tensor], *options: _Option
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gates, layers, bidirectional, _ = options
     directions = 2 if bidirectional else 1
@@ -71,14 +71,19 @@ def _rnn_meta(
     # The least that backward needs of each layer and step: the gates and the cell state.
     steps = source.shape[0] * source.shape[1]
     reserve = source.new_empty(layers * directions * steps * hx.shape[-1] * (gates + 1))
-    return output, torch.empty_like(hx), torch.empty_like(cx), reserve
+    return output, torch.empty_like(hx), _like(cx, source), reserve
+
+
+def _like(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """Make a tensor like the one that is there, or an empty one."""
+    return other.new_empty(0) if tensor is None else torch.empty_like(tensor)
 
 
 def _rnn_backward_meta(
-    _: Tensor, source: Tensor, __: Tensor, ___: Tensor, ____: Tensor, params: Sequence[Tensor],
-    _____: int,
-) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(source), *[torch.empty_like(param) for param in params]]
+    _: Tensor, __: Tensor | None, ___: Tensor | None, *saved: _Option
+) -> list[Tensor]:
+    source, _output, _reserve, hx, cx, params = saved
+    return [_like(each, source) for each in (source, hx, cx, *params)]
 
 
 _ops.impl("_fused_rms_norm", _rms_norm_meta, "Meta")
@@ -115,27 +120,30 @@ class _Rnn(torch.autograd.Function):
         ctx: _Context,
         source: Tensor,
         hx: Tensor,
-        cx: Tensor,
+        cx: Tensor | None,
         options: tuple[Any, ...],
         *params: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         output, hy, cy, reserve = torch.ops.planner._fused_rnn(
             source, hx, cx, list(params), *options
         )
-        ctx.save_for_backward(source, hx, output, reserve, *params)
-        ctx.gates = options[0]
+        ctx.save_for_backward(source, output, reserve, hx, cx, *params)
         ctx.set_materialize_grads(False)
         return output, hy, cy
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-        source, hx, output, reserve, *params = ctx.saved_tensors
+    def backward(
+        ctx: _Context, grad: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None
+    ) -> tuple[Any, ...]:
+        source, output, reserve, hx, cx, *params = ctx.saved_tensors
         if grad is None:
             grad = torch.empty_like(output)
         grads = torch.ops.planner._fused_rnn_backward(
-            grad, source, output, reserve, hx, params, ctx.gates
+            grad, grad_hy, grad_cy, source, output, reserve, hx, cx, params
         )
-        return (grads[0] if source.requires_grad else None, None, None, None, *grads[1:])
+        inputs = (*grads[:3], None, *grads[3:])
+        wanted = zip(inputs, ctx.needs_input_grad, strict=True)
+        return tuple(each if needed else None for each, needed in wanted)
 
 
 _apply_rms_norm: Callable[..., _Option] = _RmsNorm.apply
@@ -160,7 +168,7 @@ def _lstm(
 
 def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: _Option) -> _Option:
     _, layers, _, _, bidirectional, batch_first = options
-    output, hy, _ = _apply_rnn(source, hx, hx, (3, layers, bidirectional, batch_first), *params)
+    output, hy, _ = _apply_rnn(source, hx, None, (3, layers, bidirectional, batch_first), *params)
     return output, hy
 
 
@@ -183,6 +191,16 @@ def _additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(*query.shape[:-1], key.shape[-2])
 
 
+def _takes_flash(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> bool:
+    """Tell whether the flash kernel takes an attention without a mask tensor.
+
+    It aligns its causal mask at the bottom right, torch at the top left: lengths must be equal.
+    """
+    if is_causal and query.shape[-2] != key.shape[-2]:
+        return False
+    return query.shape[-1] == value.shape[-1] <= FLASH_HEAD_DIM_LIMIT
+
+
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -193,7 +211,7 @@ def _attention(
 ) -> Tensor:
     """Dispatch scaled dot product attention as CUDA does.
 
-    Without a mask to the flash kernel (grouped keys and values stay grouped), else to the
+    Where it can to the flash kernel (grouped keys and values stay grouped), else to the
     memory-efficient one. Both keep query, key, value, output and the log of the score sums. In
     float32 and float64 a CPU run has a fused kernel with the same saved tensors.
     """
@@ -208,8 +226,7 @@ def _attention(
             )
         output = _attention(*flat, attn_mask, dropout_p, is_causal, scale=scale)
         return output.reshape(*query.shape[:-1], value.shape[-1])
-    same_width = query.shape[-1] == value.shape[-1]
-    if attn_mask is None and same_width and query.shape[-1] <= FLASH_HEAD_DIM_LIMIT:
+    if attn_mask is None and _takes_flash(query, key, value, is_causal=is_causal):
         flash: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]

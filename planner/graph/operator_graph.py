@@ -103,7 +103,8 @@ class OpNode:
     keyword_arguments: tuple[tuple[str, object], ...]
     """Keyword arguments, likewise, sorted by name."""
     flop: int
-    """Floating-point operations; attention is counted in full, causal or not."""
+    """Floating-point operations; attention is counted in full, causal or not (see
+    ``planner.graph.causal.masked_flop``)."""
     read_bytes: int
     """Bytes read from memory (0 for a view)."""
     write_bytes: int
@@ -259,6 +260,21 @@ class OperatorGraph:
     def backward_flop(self) -> int:
         """FLOPs of the backward pass."""
         return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)
+
+    @cached_property
+    def forward_masked_flop(self) -> int:
+        """Part of ``forward_flop`` that causal masks spare the attention kernels."""
+        return self._masked_flop(Phase.FORWARD)
+
+    @cached_property
+    def backward_masked_flop(self) -> int:
+        """Part of ``backward_flop`` that causal masks spare the attention kernels."""
+        return self._masked_flop(Phase.BACKWARD)
+
+    def _masked_flop(self, phase: Phase) -> int:
+        from planner.graph.causal import masked_flop
+
+        return sum(masked_flop(self, op) for op in self.nodes if op.phase is phase)
 
     @cached_property
     def saved_storages(self) -> tuple[int, ...]:

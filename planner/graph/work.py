@@ -77,8 +77,8 @@ def _rnn(args: Sequence[Any], _: Sequence[Tensor]) -> int:
 
 
 def _rnn_backward(args: Sequence[Any], _: Sequence[Tensor]) -> int:
-    steps = args[1].shape[0] * args[1].shape[1]
-    return sum(4 * steps * weight.numel() for weight in args[5] if weight.dim() == 2)
+    steps = args[3].shape[0] * args[3].shape[1]
+    return sum(4 * steps * weight.numel() for weight in args[8] if weight.dim() == 2)
 
 
 def _attention(args: Sequence[Any], _: Sequence[Tensor]) -> int:
@@ -107,6 +107,8 @@ FLOP_FORMULAS: dict[str, FlopFormula] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "_fused_rnn": _rnn,
     "_fused_rnn_backward": _rnn_backward,
 }
