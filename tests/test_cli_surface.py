@@ -46,9 +46,12 @@ def test_the_main_job_takes_these_options():
 
 
 def test_the_verbs_are_these():
-    assert set(VERBS) == {"estimate", "profiles"}
+    assert set(VERBS) == {"estimate", "profiles", "trace"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT
     assert set(VERBS["profiles"].commands) == {"list", "show"}
+    assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
+        *("--dot", "--dtype", "--microbatch-size", "--ops", "--seq-len"),
+    }
 
 
 def test_what_can_be_fixed():
@@ -82,7 +85,14 @@ def test_exit_codes():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["estimate", "--help"], ["profiles", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["estimate", "--help"],
+        ["profiles", "--help"],
+        ["trace", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments):
     code = (

@@ -14,11 +14,13 @@ import click
 from planner.cli.estimate import estimate_command
 from planner.cli.plan import plan_command
 from planner.cli.profiles import profiles_command
+from planner.cli.trace import trace_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
     "estimate": estimate_command,
     "profiles": profiles_command,
+    "trace": trace_command,
 }
 """Verbs beside the main job; a first argument that is none of them is the MODEL."""
 

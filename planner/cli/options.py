@@ -135,20 +135,19 @@ def output_options(command: Command) -> Command:
         ),
         click.option("--force", is_flag=True, help="Replace files in a folder that is not empty."),
         click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout."),
-        verbosity_options,
+        verbosity_options("Seconds of each phase, reasons of all refusals"),
     )
 
 
-def verbosity_options(command: Command) -> Command:
-    """Add the options that say how much is said, and in what colours."""
-    return _apply(
+def verbosity_options(verbose: str) -> Callable[[Command], Command]:
+    """Make the options that say how much is said, and in what colours.
+
+    Args:
+        verbose: What -v adds.
+    """
+    return lambda command: _apply(
         command,
-        click.option(
-            "-v",
-            "--verbose",
-            count=True,
-            help="Seconds of each phase, reasons of all refusals; -vv: tracebacks.",
-        ),
+        click.option("-v", "--verbose", count=True, help=f"{verbose}; -vv: tracebacks."),
         click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
         click.option("--no-color", is_flag=True, help="No colour."),
     )

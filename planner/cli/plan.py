@@ -23,6 +23,7 @@ Examples:
 _VERBS = """
 Verbs (a first argument that is none of them is the MODEL):
   estimate MODEL   Price one layout, without a search.
+  trace MODEL      Show what is in a model: FLOPs, bytes, blocks, where it can be cut.
   profiles         List the clusters, or show where the numbers of one come from.
 
 Exit codes: 0 planned, 2 bad request, 3 nothing fits, 4 no answer from the solver,

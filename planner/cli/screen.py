@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from planner.cli.launch import launch_command
+from planner.cli.pieces import draw_bar, grid, stack, titled
 from planner.cli.terminal import write_answer
 from planner.plan.record import PlanRecord
 from planner.plan.types import Plan
@@ -69,11 +68,11 @@ def print_result(
         console: Where to.
         record: What to show.
         files: Files that were written, in the order of the folder's listing.
-        verbose: Show every rank and every reason of a refusal.
+        verbose: Show the pattern of blocks, every rank and every reason of a refusal.
     """
     best = record.outcome.best
     sections: list[RenderableType] = [
-        _header(record),
+        _header(record, verbose=verbose),
         _recommended(record),
         _memory(console, record, verbose=verbose),
     ]
@@ -99,17 +98,19 @@ def _launch(record: PlanRecord, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _header(record: PlanRecord) -> RenderableType:
-    table = _grid()
+def _header(record: PlanRecord, *, verbose: bool) -> RenderableType:
+    table = grid()
     table.add_row(Text("Model", "bold"), Text(record.model.name))
     table.add_row("", Text(", ".join(header_facts(record))))
+    if verbose and record.model.block_pattern:
+        table.add_row("", Text(f"blocks {record.model.block_pattern}"))
     table.add_row(Text("Cluster", "bold"), Text(cluster_words(record.cluster)))
     return table
 
 
 def _recommended(record: PlanRecord) -> RenderableType:
     best = record.outcome.best
-    table = _grid()
+    table = grid()
     table.add_row(Text("Plan", "bold"), Text(layout_words(best), "bold green"))
     table.add_row("", Text("   ".join(headline(record)), "bold"))
     for term, meaning in explanation(best):
@@ -122,21 +123,21 @@ def _memory(console: Console, record: PlanRecord, *, verbose: bool) -> Renderabl
     where = " by pipeline rank" if len(memory.lines) > 1 else ""
     title = f"Memory per device{where}, {memory.unit} of {memory.capacity}"
     wide = console.width >= WIDE_COLUMNS
-    table = _titled(title, gap=2 if wide else 1)
+    table = titled(title, gap=2 if wide else 1)
     for head in memory.head:
         table.add_column(Text(head, "dim"), justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for line in memory.lines:
         style = "red" if line.share > CROWDED_SHARE else "green"
-        bar = Text(_bar(line.share, BAR_CELLS if wide else NARROW_BAR_CELLS), style)
+        bar = Text(draw_bar(line.share, BAR_CELLS if wide else NARROW_BAR_CELLS), style)
         bar.append(f"{line.share:>5.0%}", "default")
         table.add_row(*(Text(cell) for cell in line.cells), bar)
     notes = [Text(f"{memory.hidden} (-v shows all)", "dim")] if memory.hidden else []
-    return _stack(table, *notes, Text(MEMORY_LEGEND, "dim"))
+    return stack(table, *notes, Text(MEMORY_LEGEND, "dim"))
 
 
 def _stages(plan: Plan, *, verbose: bool) -> RenderableType:
-    table = _titled("Stages, times for one microbatch")
+    table = titled("Stages, times for one microbatch")
     for head in ("stage", "rank"):
         table.add_column(Text(head, "dim"), justify="right", no_wrap=True)
     table.add_column(Text("units", "dim"))
@@ -157,28 +158,28 @@ def _stages(plan: Plan, *, verbose: bool) -> RenderableType:
     hidden = len(plan.stages) - len(shown)
     if not hidden:
         return table
-    return _stack(table, Text(f"and {hidden} more stages (-v shows all)", "dim"))
+    return stack(table, Text(f"and {hidden} more stages (-v shows all)", "dim"))
 
 
 def _step(console: Console, plan: Plan) -> RenderableType:
     step_time_s = plan.costs.step_time_s
-    table = _titled(f"Where the {format_s(step_time_s)} of a step go", heads=False)
+    table = titled(f"Where the {format_s(step_time_s)} of a step go", heads=False)
     table.add_column("")
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for part in step_parts(plan.costs):
-        bar = Text(_bar(part.share, BAR_CELLS), "cyan")
+        bar = Text(draw_bar(part.share, BAR_CELLS), "cyan")
         bar.append(f"{part.percent:>5}", "default")
         table.add_row(part.word, part.time, bar)
     if plan.degrees.pp == 1:
         return table
     simulated_s = format_s(plan.simulated_step_time_s)
     words = f"the schedule's own order of actions, played with these times: {simulated_s}"
-    return _stack(table, Text(words, "dim"))
+    return stack(table, Text(words, "dim"))
 
 
 def _others(record: PlanRecord) -> RenderableType:
-    table = _titled("Other layouts, and what they lose", heads=False)
+    table = titled("Other layouts, and what they lose", heads=False)
     table.add_column("", no_wrap=True)
     table.add_column("", ratio=2)
     table.add_column("", justify="right", no_wrap=True)
@@ -192,7 +193,7 @@ def _others(record: PlanRecord) -> RenderableType:
     if record.outcome.rule_of_thumb is None:
         return table
     meaning = "Rule of thumb: tp as small as fits in a node, then pp, the rest data-parallel"
-    return _stack(table, Text(meaning, "dim"))
+    return stack(table, Text(meaning, "dim"))
 
 
 def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
@@ -207,11 +208,11 @@ def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
         lines.append(_refusals(record))
     lines.append(Text(f"Solver: {solver_words(outcome.solver)}"))
     lines.append(Text(f"Not modelled: {NOT_MODELLED}", "dim"))
-    return _stack(*lines)
+    return stack(*lines)
 
 
 def _refusals(record: PlanRecord) -> RenderableType:
-    table = _grid()
+    table = grid()
     for rule, reasons in refused_details(record.outcome).items():
         for reason, count in reasons[:MOST_REASONS]:
             table.add_row(Text(f"{count} x", "dim"), Text(reason, "dim"))
@@ -223,39 +224,7 @@ def _refusals(record: PlanRecord) -> RenderableType:
 
 def _written(files: Sequence[Path]) -> RenderableType:
     folder = files[0].parent
-    table = _grid()
+    table = grid()
     names = "  ".join(file.name for file in files)
     table.add_row(Text("Wrote", "bold"), Text(f"{folder}/: {names}"))
     return table
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    return table
-
-
-def _titled(title: str, *, gap: int = 2, heads: bool = True) -> Table:
-    return Table(
-        title=Text(title, "bold"),
-        title_justify="left",
-        box=None,
-        padding=(0, gap, 0, 0),
-        pad_edge=False,
-        show_header=heads,
-        header_style="",
-    )
-
-
-def _stack(*parts: RenderableType) -> RenderableType:
-    stack = Table.grid()
-    stack.add_column()
-    for part in parts:
-        stack.add_row(Padding(part, 0))
-    return stack
-
-
-def _bar(share: float, cells: int) -> str:
-    filled = min(cells, round(share * cells))
-    return "#" * filled + "-" * (cells - filled)

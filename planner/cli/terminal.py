@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
-from rich.status import Status
 
 from planner.progress import PhaseEvent
 from planner.units import format_s
+
+if TYPE_CHECKING:
+    from planner.cli.progress_bar import PhaseBar
 
 
 def answer_console(*, no_color: bool) -> Console:
@@ -35,22 +38,22 @@ def write_answer(console: Console, sections: Sequence[RenderableType]) -> None:
 
 
 class ProgressLine:
-    """Shows the phase that runs: a spinner on a terminal, nothing elsewhere.
+    """Shows the phase that runs: a spinner and a bar on a terminal, nothing elsewhere.
 
     With ``verbose`` every finished phase leaves a line with its seconds.
     """
 
     def __init__(self, console: Console, *, verbose: bool, quiet: bool) -> None:
         """Keep the console; nothing is shown before the context is entered."""
+        self.phases_s: dict[str, float] = {}
+        """Wall time by finished phase."""
         self._console = console
         self._verbose = verbose and not quiet
-        self._status: Status | None = None
-        if console.is_terminal and not quiet:
-            self._status = console.status("")
+        self._bar = _phase_bar(console) if console.is_terminal and not quiet else None
 
     def __enter__(self) -> "ProgressLine":
-        if self._status:
-            self._status.start()
+        if self._bar:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -59,13 +62,22 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._status:
-            self._status.stop()
+        if self._bar:
+            self._bar.stop()
 
     def __call__(self, event: PhaseEvent) -> None:
         """Show one event."""
         if event.elapsed_s is None:
-            if self._status:
-                self._status.update(f"{event.phase} ...")
-        elif self._verbose:
+            if self._bar:
+                self._bar.show(event)
+            return
+        self.phases_s[event.phase] = event.elapsed_s
+        if self._verbose:
             self._console.print(f"{event.phase:<16} {format_s(event.elapsed_s)}", markup=False)
+
+
+def _phase_bar(console: Console) -> "PhaseBar":
+    """Make the line; rich's progress display is only imported where there is a terminal."""
+    from planner.cli.progress_bar import PhaseBar
+
+    return PhaseBar(console)

@@ -23,8 +23,8 @@ class CutGroup:
     tensors: tuple[str, ...]
     """What is sent, the stream first: "bfloat16 1 x 8192 x 4096", and "of MODULE" where it is
     carried beside the stream."""
-    num_constants: int
-    """Values without gradient that each stage makes again."""
+    carried: tuple[str, ...]
+    """Modules whose outputs are sent beside the stream."""
 
     @property
     def place(self) -> str:
@@ -38,7 +38,7 @@ def cut_groups(graph: OperatorGraph) -> tuple[CutGroup, ...]:
     previous: tuple[object, ...] = ()
     for place, cut in enumerate(graph.cuts):
         # A cut's unit minus its place is the same for cuts that follow each other without a gap.
-        key = (cut.after_unit - place, crossing_words(graph, cut), len(cut.constant_values))
+        key = (cut.after_unit - place, crossing_words(graph, cut))
         if key != previous:
             groups.append([])
         groups[-1].append(cut)
@@ -132,7 +132,7 @@ def _cut_group(graph: OperatorGraph, cuts: Sequence[CutPoint]) -> CutGroup:
         count=len(cuts),
         crossing_bytes=cuts[0].crossing_bytes,
         tensors=crossing_words(graph, cuts[0]),
-        num_constants=len(cuts[0].constant_values),
+        carried=tuple(made.module for made in cuts[0].carried),
     )
 
 

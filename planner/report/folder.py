@@ -1,4 +1,4 @@
-"""Writing a folder of files: all of them or none, and never over what is already there."""
+"""Writing files, in a folder or alone: whole or not at all, never over what is already there."""
 
 import os
 import shutil
@@ -32,12 +32,72 @@ def check_folder(folder: Path, *, force: bool) -> None:
             f"--out {folder}: the folder is not empty, and nothing is overwritten unasked",
             hint="Choose another folder with --out DIR, or replace its files with --force.",
         )
-    probe = existing / f".planner-{os.getpid()}.tmp"
     try:
-        probe.mkdir()
-        probe.rmdir()
+        _probe(existing)
     except OSError as error:
         raise _cannot_write(folder, error) from error
+
+
+def check_file(file: Path, *, option: str, force: bool) -> None:
+    """Make sure, before any work is done, that a file can be written.
+
+    Args:
+        file: File that will be written; its folder need not exist.
+        option: Option that names it, for messages: "--ops".
+        force: Whether it may be replaced.
+
+    Raises:
+        RequestError: It exists and ``force`` is false, or it cannot be written.
+    """
+    if _is_stream(file):
+        return
+    target = file.resolve()
+    if target.is_dir():
+        raise RequestError(
+            f"{option} {file}: this is a folder, not a file",
+            hint=f"Name a file in it: {option} {file / 'FILE'}.",
+        )
+    if target.exists() and not force:
+        raise RequestError(
+            f"{option} {file}: the file exists, and nothing is overwritten unasked",
+            hint=f"Choose another name with {option}, or replace it with --force.",
+        )
+    existing = target.parent
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        _probe(existing)
+    except OSError as error:
+        raise _file_error(file, option, error) from error
+
+
+def write_file(file: Path, text: str, *, option: str, force: bool) -> None:
+    """Write a file: beside its place first, then moved there when it is complete.
+
+    Args:
+        file: Its folder is made where it does not exist. Devices and pipes ("/dev/stdout") are
+            written to as they are.
+        text: Its content.
+        option: Option that names it, for messages.
+        force: Replace it.
+
+    Raises:
+        RequestError: As ``check_file``, or when writing fails.
+    """
+    check_file(file, option=option, force=force)
+    if _is_stream(file):
+        file.write_text(text, encoding="utf-8")
+        return
+    target = file.resolve()
+    draft = target.with_name(f".{target.name}-{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8", newline="")
+        draft.replace(target)
+    except OSError as error:
+        raise _file_error(file, option, error) from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def free_folder(wanted: Path) -> Path:
@@ -84,6 +144,24 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tupl
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return tuple(folder / name for name in files)
+
+
+def _is_stream(file: Path) -> bool:
+    return file.exists() and not file.is_file() and not file.is_dir()
+
+
+def _probe(folder: Path) -> None:
+    """Make something in a folder and remove it again."""
+    probe = folder / f".planner-{os.getpid()}.tmp"
+    probe.mkdir()
+    probe.rmdir()
+
+
+def _file_error(file: Path, option: str, error: OSError) -> RequestError:
+    return RequestError(
+        f"{option} {file}: the file cannot be written: {error.strerror}",
+        hint=f"Choose a place where you may write with {option} FILE.",
+    )
 
 
 def _cannot_write(folder: Path, error: OSError) -> RequestError:

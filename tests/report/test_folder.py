@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from planner.errors import RequestError
 from planner.report import folder as folder_module
-from planner.report.folder import check_folder, free_folder, write_folder
+from planner.report.folder import check_folder, free_folder, write_file, write_folder
 
 FILES = {"plan.json": "{}\n", "train.py": "print()\n"}
 
@@ -87,3 +89,44 @@ def test_a_free_name_is_found(tmp_path):
     assert free_folder(wanted) == tmp_path / "gpt-2"
     (tmp_path / "gpt-2").write_text("a file of that name")
     assert free_folder(wanted) == tmp_path / "gpt-3"
+
+
+def test_a_file_is_written_with_its_folders(tmp_path):
+    file = tmp_path / "a" / "b.csv"
+    write_file(file, "x\n", option="--ops", force=False)
+    assert file.read_bytes() == b"x\n"
+    assert listing(tmp_path) == ["a", "a/b.csv"]
+
+
+def test_a_file_is_replaced_on_demand_only(tmp_path):
+    file = tmp_path / "b.csv"
+    file.write_text("mine")
+    with pytest.raises(RequestError, match="exists") as caught:
+        write_file(file, "x", option="--ops", force=False)
+    assert "--force" in caught.value.hint
+    assert file.read_text() == "mine"
+    write_file(file, "x", option="--ops", force=True)
+    assert file.read_text() == "x"
+    assert listing(tmp_path) == ["b.csv"]
+
+
+def test_a_link_keeps_pointing_to_its_file(tmp_path):
+    file, link = tmp_path / "b.csv", tmp_path / "link"
+    file.write_text("old")
+    link.symlink_to(file)
+    write_file(link, "x", option="--ops", force=True)
+    assert link.is_symlink()
+    assert file.read_text() == "x"
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    null = Path("/dev/null")
+    write_file(null, "x", option="--ops", force=False)
+    assert null.is_char_device()
+
+
+def test_a_file_in_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RequestError, match="cannot be written"):
+        write_file(tmp_path / "file" / "b.csv", "x", option="--ops", force=True)
+    assert listing(tmp_path) == ["file"]

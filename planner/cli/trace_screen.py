@@ -1,0 +1,132 @@
+"""A trace as a person reads it in a terminal of 80 columns or more."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.cli.pieces import grid, stack, titled
+from planner.cli.screen import WIDE_COLUMNS
+from planner.cli.terminal import write_answer
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.summary import batch_words, parameter_words
+from planner.report.trace_view import (
+    KIND_HEAD,
+    MOST_CUTS,
+    UNIT_HEAD,
+    WORK_NOTE,
+    cut_notes,
+    cut_rows,
+    cut_words,
+    kind_rows,
+    op_words,
+    refused_rows,
+    unit_rows,
+    work_table,
+)
+from planner.units import format_s
+
+LEFT_COLUMNS = frozenset({"kind", "first", "unit"})
+"""Columns of words; the others are numbers."""
+
+FOLDED = frozenset({"first", "unit"})
+"""Columns that fold where there is no room: module paths can be long."""
+
+
+def print_trace(
+    console: Console,
+    graph: OperatorGraph,
+    *,
+    files: Sequence[Path],
+    phases_s: Mapping[str, float],
+    verbose: bool,
+) -> None:
+    """Print one trace.
+
+    Args:
+        console: Where to.
+        graph: What to show.
+        files: Files that were written.
+        phases_s: Wall time by phase.
+        verbose: Show every unit and every cut.
+    """
+    sections = [_header(graph), _work(graph), _blocks(console, graph)]
+    if verbose:
+        sections.append(_units(console, graph))
+    sections.append(_cuts(console, graph, verbose=verbose))
+    sections.append(_end(files, phases_s))
+    write_answer(console, sections)
+
+
+def _header(graph: OperatorGraph) -> RenderableType:
+    table = grid()
+    table.add_row(Text("Model", "bold"), Text(graph.model))
+    table.add_row("", Text(f"{parameter_words(graph)} parameters; {batch_words(graph)}"))
+    table.add_row(Text("Operators", "bold"), Text(op_words(graph)))
+    return table
+
+
+def _work(graph: OperatorGraph) -> RenderableType:
+    head, *rows = work_table(graph)
+    return stack(_table("One microbatch", head, rows, gap=2), Text(WORK_NOTE, "dim"))
+
+
+def _blocks(console: Console, graph: OperatorGraph) -> RenderableType:
+    pattern = str(graph.block_pattern) or "none, the model is one piece"
+    table = _table(f"Blocks: {pattern}", KIND_HEAD, kind_rows(graph), gap=_gap(console))
+    if not graph.block_kinds:
+        return table
+    return stack(table, Text("sizes of one block; blocks of a kind compute the same", "dim"))
+
+
+def _units(console: Console, graph: OperatorGraph) -> RenderableType:
+    return _table("Units, in order", UNIT_HEAD, unit_rows(graph), gap=_gap(console))
+
+
+def _cuts(console: Console, graph: OperatorGraph, *, verbose: bool) -> RenderableType:
+    rows = cut_rows(graph, verbose=verbose)
+    shown = rows if verbose else rows[:MOST_CUTS]
+    parts: list[RenderableType] = [Text(f"Cuts: {cut_words(graph)}", "bold")]
+    if shown:
+        table = Table.grid(padding=(0, _gap(console), 0, 0))
+        for justify in ("left", "right", "right", "left"):
+            table.add_column(justify=justify, no_wrap=justify == "right")
+        for row in shown:
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(table)
+    if hidden := len(rows) - len(shown):
+        parts.append(Text(f"and {hidden} more {'row' if hidden == 1 else 'rows'} (-v)", "dim"))
+    parts.extend(Text(words, "dim") for words in cut_notes(graph))
+    if verbose:
+        parts.extend(
+            Text(f"no cut {place}: {reason}", "dim") for place, reason in refused_rows(graph)
+        )
+    return stack(*parts)
+
+
+def _end(files: Sequence[Path], phases_s: Mapping[str, float]) -> RenderableType:
+    parts: list[RenderableType] = []
+    if files:
+        parts.append(Text(f"Wrote {', '.join(map(str, files))}"))
+    phases = ", ".join(f"{phase} {format_s(seconds)}" for phase, seconds in phases_s.items())
+    parts.append(Text(f"Took {format_s(sum(phases_s.values()))}: {phases}", "dim"))
+    return stack(*parts)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int) -> Table:
+    """Make a table whose numbers stand on the right."""
+    table = titled(title, gap=gap)
+    for name in head:
+        left = name in LEFT_COLUMNS or not name
+        table.add_column(
+            Text(name, "dim"), justify="left" if left else "right", no_wrap=name not in FOLDED
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _gap(console: Console) -> int:
+    return 2 if console.width >= WIDE_COLUMNS else 1
