@@ -1,0 +1,215 @@
+"""A recorded step at every microbatch size, from two of them.
+
+Sizes, bytes and FLOPs of a step are affine in the microbatch size: part belongs to the samples,
+part to the parameters. Two recordings fix the affine function of every integer.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.graph.operator_graph import OpNode, Storage, TensorValue
+from planner.graph.recording import Recording
+
+
+class NotAffineError(Exception):
+    """Two steps are not the same program at different sizes."""
+
+
+Delta = int | float | tuple["Delta | None", ...]
+"""Growth per sample of a number, or of each item of a tuple (None where it does not grow)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpGrowth:
+    flop: int
+    read_bytes: int
+    write_bytes: int
+    arguments: Delta | None
+    keyword_arguments: Delta | None
+
+
+class AffineSteps:
+    """A recorded step whose numbers are affine functions of the microbatch size."""
+
+    def __init__(self, low: Recording, high: Recording) -> None:
+        """Fit the functions through two recordings.
+
+        Raises:
+            NotAffineError: The recordings are different programs.
+        """
+        self.low = low
+        self._per_sample = high.microbatch_size - low.microbatch_size
+        if (low.parameters, low.calls, low.lists) != (high.parameters, high.calls, high.lists):
+            raise NotAffineError
+        if low.accumulations != high.accumulations:
+            raise NotAffineError
+        if low.tokens_per_sample != high.tokens_per_sample:
+            raise NotAffineError
+        lengths = [len(part) for part in (low.ops, low.values, low.storages)]
+        if lengths != [len(part) for part in (high.ops, high.values, high.storages)]:
+            raise NotAffineError
+        self._shapes = self._fit_shapes(high)
+        self._sizes = self._fit_sizes(high)
+        self._ops = self._fit_ops(high)
+
+    def at(self, microbatch_size: int) -> Recording:
+        """Evaluate the step at a microbatch size; what does not grow is shared."""
+        steps = microbatch_size - self.low.microbatch_size
+        values = list(self.low.values)
+        for position, shape_delta in self._shapes.items():
+            values[position] = _grown_value(values[position], shape_delta, steps)
+        storages = list(self.low.storages)
+        for position, delta in self._sizes.items():
+            storages[position] = _grown_storage(storages[position], delta * steps)
+        ops = list(self.low.ops)
+        for position, growth in self._ops.items():
+            ops[position] = _grown_op(ops[position], growth, steps)
+        return replace(
+            self.low,
+            microbatch_size=microbatch_size,
+            values=tuple(values),
+            storages=tuple(storages),
+            ops=tuple(ops),
+        )
+
+    def _fit_shapes(self, other: Recording) -> dict[int, tuple[int, ...]]:
+        deltas: dict[int, tuple[int, ...]] = {}
+        for low_value, high_value in zip(self.low.values, other.values, strict=True):
+            if fixed_part(low_value) != fixed_part(high_value):
+                raise NotAffineError
+            if low_value.shape != high_value.shape:
+                sizes = zip(low_value.shape, high_value.shape, strict=True)
+                deltas[low_value.id] = tuple([self._per_step(high - low) for low, high in sizes])
+        return deltas
+
+    def _fit_sizes(self, high: Recording) -> dict[int, int]:
+        deltas: dict[int, int] = {}
+        for low_storage, high_storage in zip(self.low.storages, high.storages, strict=True):
+            if (low_storage.kind, low_storage.name) != (high_storage.kind, high_storage.name):
+                raise NotAffineError
+            if low_storage.size_bytes != high_storage.size_bytes:
+                growth = high_storage.size_bytes - low_storage.size_bytes
+                deltas[low_storage.id] = self._per_step(growth)
+        return deltas
+
+    def _fit_ops(self, high: Recording) -> dict[int, _OpGrowth]:
+        growths: dict[int, _OpGrowth] = {}
+        for low_op, high_op in zip(self.low.ops, high.ops, strict=True):
+            if wiring(low_op) != wiring(high_op):
+                raise NotAffineError
+            growth = _OpGrowth(
+                flop=self._per_step(high_op.flop - low_op.flop),
+                read_bytes=self._per_step(high_op.read_bytes - low_op.read_bytes),
+                write_bytes=self._per_step(high_op.write_bytes - low_op.write_bytes),
+                arguments=self._delta(low_op.arguments, high_op.arguments),
+                keyword_arguments=self._delta(low_op.keyword_arguments, high_op.keyword_arguments),
+            )
+            if growth != _NO_GROWTH:
+                growths[low_op.id] = growth
+        return growths
+
+    def _per_step(self, growth: int) -> int:
+        steps, rest = divmod(growth, self._per_sample)
+        if rest:
+            raise NotAffineError
+        return steps
+
+    def _delta(self, low: object, high: object) -> Delta | None:
+        """Return the growth per sample of a number or tuple, None where there is none."""
+        if low == high:
+            return None
+        if isinstance(low, tuple) and isinstance(high, tuple) and len(low) == len(high):
+            return tuple([self._delta(left, right) for left, right in zip(low, high, strict=True)])
+        if type(low) is int and type(high) is int:
+            return self._per_step(high - low)
+        if type(low) is float and type(high) is float:
+            return (high - low) / self._per_sample
+        raise NotAffineError
+
+
+_NO_GROWTH = _OpGrowth(flop=0, read_bytes=0, write_bytes=0, arguments=None, keyword_arguments=None)
+
+
+def fixed_part(value: TensorValue) -> tuple[object, ...]:
+    """What of a value no size changes."""
+    return value.storage, value.dtype, value.requires_grad, len(value.shape)
+
+
+def wiring(op: OpNode) -> tuple[object, ...]:
+    """What of an op no size changes."""
+    return (
+        op.name,
+        op.module,
+        op.phase,
+        op.is_view,
+        op.inputs,
+        op.outputs,
+        op.forward_op,
+        op.saved_inputs,
+        op.saved_outputs,
+    )
+
+
+def _grow(item: object, delta: Delta | None, steps: int) -> object:
+    if delta is None:
+        return item
+    if isinstance(delta, tuple):
+        assert isinstance(item, tuple), "a tuple of growths belongs to a tuple"
+        return tuple([_grow(each, part, steps) for each, part in zip(item, delta, strict=True)])
+    assert isinstance(item, (int, float)), "a growth belongs to a number"
+    return item + delta * steps
+
+
+def _grow_tuple(items: tuple[object, ...], delta: Delta | None, steps: int) -> tuple[object, ...]:
+    grown = _grow(items, delta, steps)
+    assert isinstance(grown, tuple), "a grown tuple is a tuple"
+    return grown
+
+
+def _grown_value(value: TensorValue, delta: tuple[int, ...], steps: int) -> TensorValue:
+    return TensorValue(
+        id=value.id,
+        storage=value.storage,
+        shape=tuple([size + part * steps for size, part in zip(value.shape, delta, strict=True)]),
+        dtype=value.dtype,
+        requires_grad=value.requires_grad,
+    )
+
+
+def _grown_storage(storage: Storage, growth_bytes: int) -> Storage:
+    return Storage(
+        id=storage.id,
+        size_bytes=storage.size_bytes + growth_bytes,
+        kind=storage.kind,
+        name=storage.name,
+    )
+
+
+def _grown_op(op: OpNode, growth: _OpGrowth, steps: int) -> OpNode:
+    # Spelled out because dataclasses.replace is several times slower on tens of thousands.
+    return OpNode(
+        id=op.id,
+        name=op.name,
+        module=op.module,
+        phase=op.phase,
+        is_view=op.is_view,
+        inputs=op.inputs,
+        outputs=op.outputs,
+        arguments=_grow_tuple(op.arguments, growth.arguments, steps),
+        keyword_arguments=_grow_keywords(op, growth.keyword_arguments, steps),
+        flop=op.flop + growth.flop * steps,
+        read_bytes=op.read_bytes + growth.read_bytes * steps,
+        write_bytes=op.write_bytes + growth.write_bytes * steps,
+        forward_op=op.forward_op,
+        saved_inputs=op.saved_inputs,
+        saved_outputs=op.saved_outputs,
+    )
+
+
+def _grow_keywords(op: OpNode, delta: Delta | None, steps: int) -> tuple[tuple[str, object], ...]:
+    if delta is None:
+        return op.keyword_arguments
+    assert isinstance(delta, tuple), "keyword arguments grow by a tuple"
+    return tuple(
+        (name, _grow(item, part[1] if isinstance(part, tuple) else None, steps))
+        for (name, item), part in zip(op.keyword_arguments, delta, strict=True)
+    )
