@@ -16,7 +16,6 @@ from planner.report.trace_view import (
     KIND_HEAD,
     MOST_CUTS,
     UNIT_HEAD,
-    WORK_NOTE,
     cut_notes,
     cut_rows,
     cut_words,
@@ -24,6 +23,7 @@ from planner.report.trace_view import (
     op_words,
     refused_rows,
     unit_rows,
+    work_notes,
     work_table,
 )
 from planner.units import format_s
@@ -70,7 +70,7 @@ def _header(graph: OperatorGraph) -> RenderableType:
 
 def _work(graph: OperatorGraph) -> RenderableType:
     head, *rows = work_table(graph)
-    return stack(_table("One microbatch", head, rows, gap=2), Text(WORK_NOTE, "dim"))
+    return stack(_table("One microbatch", head, rows, gap=2), Text(work_notes(graph), "dim"))
 
 
 def _blocks(console: Console, graph: OperatorGraph) -> RenderableType:

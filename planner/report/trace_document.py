@@ -13,8 +13,9 @@ TRACE_SCHEMA_VERSION = 1
 def trace_json(graph: OperatorGraph) -> str:
     """Write a trace as JSON; equal traces give equal bytes.
 
-    All FLOPs and bytes are those of one microbatch. ``blocks`` has the sizes of one block of each
-    kind and their number; with ``outside`` (prologue, epilogue) they make up the whole.
+    All FLOPs and bytes are those of one microbatch; attention counts in full, and what causal masks
+    hide of it stands beside it. ``blocks`` has the sizes of one block of each kind and their
+    number; with ``outside`` (prologue, epilogue) they make up the whole.
     """
     kinds = {kind.letter: kind for kind in unit_kinds(graph)}
     letters = {kind.letter for kind in graph.block_kinds}
@@ -31,6 +32,8 @@ def trace_json(graph: OperatorGraph) -> str:
             "trainable_parameters": graph.num_trainable_parameters,
             "forward_flop": graph.forward_flop,
             "backward_flop": graph.backward_flop,
+            "forward_masked_flop": graph.forward_masked_flop,
+            "backward_masked_flop": graph.backward_masked_flop,
             "saved_bytes": graph.saved_bytes,
             "ops": len(graph.nodes),
             "forward_ops": num_forward,

@@ -26,33 +26,33 @@ MOST_CUTS = 12
 MOST_CARRIED = 2
 """Tensors beside the stream that are named without -v."""
 
-WORK_NOTE = (
-    "saved: kept from forward to backward, nothing recomputed; attention counts in full, also "
-    "where a causal mask hides half of it"
-)
-"""What the rows of ``work_table`` hold."""
+SAVED_NOTE = "saved: kept from forward to backward, nothing recomputed"
+
+MASKED_NOTE = "masked: hidden by causal masks; counted here, though fused kernels need not run it"
 
 
 def work_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
-    """FLOPs and saved bytes, in all and per token (or sample); the first row is the head."""
-    rows: list[tuple[str, ...]] = [
-        ("forward", format_flop(graph.forward_flop)),
-        ("backward", format_flop(graph.backward_flop)),
-        ("saved", format_bytes(graph.saved_bytes)),
+    """FLOPs and saved bytes, in all and by token (or sample); the first row is the head."""
+    columns: list[tuple[str, ...]] = [
+        ("", "forward", "backward", "saved"),
+        ("in all", *_work(graph, 1)),
     ]
     parts = graph.microbatch_size * graph.tokens_per_sample
-    if parts == 1:
-        return (("", "in all"), *rows)
-    each = (
-        format_flop(graph.forward_flop / parts),
-        format_flop(graph.backward_flop / parts),
-        format_bytes(graph.saved_bytes / parts),
-    )
-    part = "token" if graph.tokens_per_sample > 1 else "sample"
-    return (
-        ("", "in all", f"per {part}"),
-        *((*row, share) for row, share in zip(rows, each, strict=True)),
-    )
+    if parts > 1:
+        part = "token" if graph.tokens_per_sample > 1 else "sample"
+        columns.append((f"per {part}", *_work(graph, parts)))
+    if graph.forward_masked_flop:
+        passes = (
+            (graph.forward_masked_flop, graph.forward_flop),
+            (graph.backward_masked_flop, graph.backward_flop),
+        )
+        columns.append(("masked", *(f"{masked / flop:.1%}" for masked, flop in passes), ""))
+    return tuple(zip(*columns, strict=True))
+
+
+def work_notes(graph: OperatorGraph) -> str:
+    """Say what the rows and columns of ``work_table`` hold."""
+    return f"{SAVED_NOTE}; {MASKED_NOTE}" if graph.forward_masked_flop else SAVED_NOTE
 
 
 def op_words(graph: OperatorGraph) -> str:
@@ -124,6 +124,14 @@ def refused_rows(graph: OperatorGraph) -> tuple[tuple[str, str], ...]:
     """Group neighbouring places where the model cannot be cut, with the reason."""
     groups = [list(group) for _, group in groupby(graph.refused_cuts, lambda cut: cut.reason)]
     return tuple((_refused_place(graph, group), group[0].reason) for group in groups)
+
+
+def _work(graph: OperatorGraph, parts: int) -> tuple[str, str, str]:
+    return (
+        format_flop(graph.forward_flop / parts),
+        format_flop(graph.backward_flop / parts),
+        format_bytes(graph.saved_bytes / parts),
+    )
 
 
 def _sizes(kind: BlockKind) -> tuple[str, ...]:

@@ -75,7 +75,9 @@ def test_the_screen_says_what_is_in_the_model(traced, gpt, capsys):
     num_forward = sum(op.phase == "forward" for op in gpt.nodes)
     assert f"{len(gpt.nodes):,}: {num_forward:,} forward, " in out
     # 8 blocks of 24 * 64 * 64**2 + 4 * 64**2 * 64 FLOPs and a head of 2 * 64 * 64 * 128.
-    assert "forward   59.8 MFLOP   934 kFLOP" in out
+    # Attention is 8 * 4 * 64**3 of them, and hides all pairs above the diagonal.
+    hidden = 8 * 4 * 64 * 64 * 64 * (63 / 128) / 59.8e6
+    assert f"forward   59.8 MFLOP   934 kFLOP    {hidden:.1%}" in out
     assert "Blocks: 8 A\n" in out
     assert "A             8 transformer.h.0   50 k 7.34 MFLOP 15.2 MFLOP" in out
     assert "Cuts: 9 places for a stage to end" in out
@@ -119,6 +121,8 @@ def test_json_has_the_figures_and_nothing_else_on_stdout(traced, gpt, capsys):
     assert document["parameters"] == document["trainable_parameters"] == gpt.num_parameters
     assert document["forward_flop"] == gpt.forward_flop
     assert document["backward_flop"] == gpt.backward_flop
+    assert document["forward_masked_flop"] == 8 * 4 * 64 * (64 * 63 // 2)
+    assert document["backward_masked_flop"] == gpt.backward_masked_flop
     assert document["saved_bytes"] == gpt.saved_bytes
     assert document["ops"] == document["forward_ops"] + document["backward_ops"] == len(gpt.nodes)
     assert (document["microbatch_size"], document["tokens_per_sample"]) == (1, 64)
