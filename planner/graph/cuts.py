@@ -16,6 +16,7 @@ blocks) forbids the cut, and the reason is kept.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, StorageKind
 from planner.graph.recording import ModuleCall, Recording
@@ -33,6 +34,13 @@ class Cut:
     carried: tuple[ModuleOutput, ...]
     stream_output: ModuleOutput | None
     constants: tuple[int, ...]
+
+
+class _Output(NamedTuple):
+    """What a module has returned when an op is reached."""
+
+    end_op: int
+    of: ModuleOutput
 
 
 class _NotCarriedError(Exception):
@@ -116,19 +124,28 @@ class _CutFinder:
                 bound.update(op.outputs)
         return bound
 
-    def _find_outputs(self) -> dict[int, ModuleOutput]:
-        """Outputs of modules that run once and hold no block, by value; outermost modules first."""
+    def _find_outputs(self) -> dict[int, list[_Output]]:
+        """Outputs of modules that run once, by value; of modules that contain blocks last."""
         times = Counter(call.module for call in self._recording.calls)
-        found: dict[int, ModuleOutput] = {}
-        for call in (*self._calls, *self._recording.calls):
-            path = call.module
-            if path in self._holders or times[path] > 1:
-                continue
-            if path not in self._blocks and self._is_hidden(path):
-                continue
+        outer = [
+            call
+            for call in self._recording.calls
+            if times[call.module] == 1 and not self._is_hidden(call.module)
+        ]
+        outer.sort(key=lambda call: call.module in self._holders)
+        found: dict[int, list[_Output]] = {}
+        for call in (*self._calls, *outer):
             for index, value in enumerate(call.outputs):
-                found.setdefault(value, ModuleOutput(module=path, index=index))
+                output = ModuleOutput(module=call.module, index=index)
+                found.setdefault(value, []).append(_Output(call.end_op, output))
         return found
+
+    def _output(self, value: int, first_op: int) -> ModuleOutput | None:
+        """The module that has returned a value before an op."""
+        for output in self._outputs.get(value, ()):
+            if output.end_op <= first_op:
+                return output.of
+        return None
 
     def _is_hidden(self, module: str) -> bool:
         """Whether a module lies in a block, or in another module that may have a stand-in."""
@@ -155,7 +172,7 @@ class _CutFinder:
             if self._is_constant(value):
                 constants.append(value)
             elif value != stream:
-                self._carry(value, carried)
+                self._carry(value, self._first_op(unit), carried)
         stream_output = self._stream_output(unit, stream, carried)
         return Cut(
             after_unit=unit,
@@ -184,14 +201,18 @@ class _CutFinder:
         if unit == len(calls) or self._last_use[stream] < calls[unit].end_op:
             carried.pop(stream, None)
             return None
-        self._carry(stream, carried)
+        self._carry(stream, self._first_op(unit), carried)
         return carried.pop(stream, None)
+
+    def _first_op(self, unit: int) -> int:
+        """First op after the cut behind a unit."""
+        return self._calls[unit].first_op if unit < len(self._calls) else self._calls[-1].end_op
 
     def _is_constant(self, value: int) -> bool:
         return value not in self._bound and not self._recording.values[value].requires_grad
 
-    def _carry(self, wanted: int, carried: dict[int, ModuleOutput]) -> None:
-        """Add the module outputs that a value is, or is computed from.
+    def _carry(self, wanted: int, first_op: int, carried: dict[int, ModuleOutput]) -> None:
+        """Add the module outputs that a value is, or is computed from, at the cut before an op.
 
         Raises:
             _NotCarriedError: It is made where no stand-in can hand it over.
@@ -201,7 +222,7 @@ class _CutFinder:
             value = left.pop()
             if value in carried or self._is_constant(value):
                 continue
-            output = self._outputs.get(value)
+            output = self._output(value, first_op)
             if output is None:
                 left.extend(self._sources(value))
             elif _is_floating(self._recording.values[value].dtype):

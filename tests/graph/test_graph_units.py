@@ -334,6 +334,40 @@ def test_an_encoder_and_a_decoder_are_one_row_of_blocks():
     assert inside_decoder.tied_parameters == ()
 
 
+class Half(nn.Module):
+    """A stack whose dropout runs twice, so that its result is known by the stack alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x, memory=None):
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x if memory is None else x + memory)
+        return self.dropout(x)
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.encoder, self.decoder = Half(), Half()
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.decoder(torch.tanh(x), self.encoder(x))
+
+
+def test_what_a_stack_of_blocks_returns_is_carried_once_it_has_ended():
+    graph = trace(wrap(Halves, vectors(8), mean_square))
+    after = {graph.units[cut.after_unit].name: carried(cut) for cut in graph.cuts}
+    # Inside the encoder the decoder's own input crosses; it comes from the stem.
+    assert after["encoder.blocks.0"] == [("stem", 0)]
+    assert after["decoder.blocks.0"] == [("encoder", 0)]
+
+
 def test_a_skip_of_a_u_net_is_sent_once_while_it_is_the_stream():
     graph = trace(example("unet.py", folder=ZOO))
     units = [unit.name for unit in graph.units]
