@@ -339,7 +339,7 @@ class Half(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x, memory=None):
@@ -366,6 +366,8 @@ def test_what_a_stack_of_blocks_returns_is_carried_once_it_has_ended():
     # Inside the encoder the decoder's own input crosses; it comes from the stem.
     assert after["encoder.blocks.0"] == [("stem", 0)]
     assert after["decoder.blocks.0"] == [("encoder", 0)]
+    # What the last block works on has been computed.
+    assert after["decoder.blocks.1"] == []
 
 
 def test_a_skip_of_a_u_net_is_sent_once_while_it_is_the_stream():
