@@ -1,9 +1,11 @@
 """Signs that a trace is not what training runs."""
 
-from planner.graph.operator_graph import OperatorGraph
+from collections import Counter
 
-MOST_OPS = 100_000
-"""Ops above which a model most likely loops over tokens in Python."""
+from planner.graph.operator_graph import OperatorGraph, Phase
+
+MOST_RUNS = 500
+"""Runs of one op in one module's forward above which it stands in a loop over tokens."""
 
 MOST_NAMED = 3
 """Parameters that are named."""
@@ -11,7 +13,7 @@ MOST_NAMED = 3
 
 def doubts(graph: OperatorGraph) -> tuple[str, ...]:
     """Say what is suspicious about a graph, in sentences."""
-    return tuple(filter(None, (_unread_parameters(graph), _too_many_ops(graph))))
+    return tuple(filter(None, (_unread_parameters(graph), _long_loop(graph))))
 
 
 def _unread_parameters(graph: OperatorGraph) -> str:
@@ -32,10 +34,13 @@ def _unread_parameters(graph: OperatorGraph) -> str:
     )
 
 
-def _too_many_ops(graph: OperatorGraph) -> str:
-    if len(graph.nodes) <= MOST_OPS:
+def _long_loop(graph: OperatorGraph) -> str:
+    """The module that runs an op most often, where that is a loop in Python."""
+    runs = Counter((op.module, op.name) for op in graph.nodes if op.phase is Phase.FORWARD)
+    (module, name), count = max(runs.items(), key=lambda item: item[1])
+    if count <= MOST_RUNS:
         return ""
     return (
-        f"{len(graph.nodes):,} operators: a loop over tokens in Python, or an operator without "
-        "its fused kernel; on a GPU such a model may run differently"
+        f"{module or graph.model} runs {name} {count:,} times in a forward pass: a loop over "
+        "tokens in Python, or a missing fused kernel; on a GPU it may run differently"
     )

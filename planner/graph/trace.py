@@ -78,7 +78,8 @@ def _run_step(
     recorder: Recorder,
     progress: ProgressCallback | None,
 ) -> None:
-    keeper = recorder if progress is None else TraceProgress(recorder, module, progress)
+    watched = None if progress is None else TraceProgress(recorder, module, progress)
+    keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
     with recorder.watching(module), saved, recorder:
         with model.running(f"The forward pass of {model.description}"):
@@ -87,6 +88,8 @@ def _run_step(
         recorder.start_backward()
         with model.running(f"The backward pass of {model.description}"):
             loss.backward()  # type: ignore[no-untyped-call]
+    if watched:
+        watched.end_step()
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:
