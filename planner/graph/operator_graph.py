@@ -129,6 +129,8 @@ class Parameter:
     """Sizes of its dims."""
     requires_grad: bool
     """False for frozen parameters."""
+    gradient: int | None
+    """Storage of its gradient after backward, None where it gets none."""
 
     @property
     def num_elements(self) -> int:
@@ -156,6 +158,9 @@ class Unit:
     """Hash of what it computes; units with the same hash are priced once."""
     forward_ops: tuple[int, ...]
     """Forward ops in execution order."""
+    num_block_ops: int
+    """How many of them, from the first, run inside the block's forward; what follows runs
+    between this block and the next. 0 for prologue and epilogue."""
     backward_ops: tuple[int, ...]
     """Backward ops in execution order (gradient accumulation into parameters included)."""
     parameters: tuple[int, ...]

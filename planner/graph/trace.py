@@ -185,12 +185,18 @@ def _freeze_op(position: int, op: RawOp) -> OpNode:
 
 def _parameters(recorder: Recorder, module: nn.Module) -> tuple[Parameter, ...]:
     table = recorder.table
+    gradients = {
+        op.accumulates: table.keys[op.outputs[0]][0]
+        for op in recorder.ops
+        if op.accumulates is not None and op.outputs
+    }
     return tuple(
         Parameter(
             names=tuple(table.parameter_names[storage]),
             storage=storage,
             shape=tuple(parameter.shape),
             requires_grad=parameter.requires_grad,
+            gradient=gradients.get(storage),
         )
         for parameter in module.parameters()
         for storage in [table.keys[table.read(parameter, keep=True)][0]]

@@ -36,6 +36,8 @@ class _Place:
     """Path under which its module is known to its ops, "" for prologue and epilogue."""
     kind: UnitKind
     block: int | None
+    end_op: int
+    """One past the last op of the block's forward, 0 for prologue and epilogue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def find_layout(recording: Recording) -> Layout:
     num_forward = sum(op.phase is Phase.FORWARD for op in recording.ops)
     calls = find_blocks(recording)
     if not calls:
-        places = [_Place(name="model", path="", kind=UnitKind.EPILOGUE, block=None)]
+        places = [_Place(name="model", path="", kind=UnitKind.EPILOGUE, block=None, end_op=0)]
         unit_of_op = _assign_ops(recording, [0, num_forward], places)
         return Layout(
             units=_spans(recording, unit_of_op, places),
@@ -111,11 +113,17 @@ def _no_cut_reason(refused: Sequence[RefusedCut], places: Sequence[_Place]) -> s
 
 def _places(calls: Sequence[Block]) -> list[_Place]:
     blocks = [
-        _Place(name=call.module, path=call.path, kind=UnitKind.BLOCK, block=block)
+        _Place(
+            name=call.module,
+            path=call.path,
+            kind=UnitKind.BLOCK,
+            block=block,
+            end_op=call.end_op,
+        )
         for block, call in enumerate(calls)
     ]
-    prologue = _Place(name="prologue", path="", kind=UnitKind.PROLOGUE, block=None)
-    epilogue = _Place(name="epilogue", path="", kind=UnitKind.EPILOGUE, block=None)
+    prologue = _Place(name="prologue", path="", kind=UnitKind.PROLOGUE, block=None, end_op=0)
+    epilogue = _Place(name="epilogue", path="", kind=UnitKind.EPILOGUE, block=None, end_op=0)
     return [prologue, *blocks, epilogue]
 
 
@@ -144,6 +152,7 @@ def assemble(
             block=span.block,
             structure=hash_of[number],
             forward_ops=span.forward_ops,
+            num_block_ops=sum(op < span.end_op for op in span.forward_ops),
             backward_ops=span.backward_ops,
             parameters=span.parameters,
         )
@@ -263,6 +272,7 @@ def _spans(
             path=place.path,
             kind=place.kind,
             block=place.block,
+            end_op=place.end_op,
             forward_ops=tuple(forward[unit]),
             backward_ops=tuple(backward[unit]),
             parameters=tuple(sorted(read[unit])),
