@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
@@ -132,18 +131,12 @@ def _backward_op_s(
     return op_s(work, pricing.device, pricing.dtype)
 
 
-def value_bytes(graph: OperatorGraph, value: int) -> int:
-    """Bytes of a whole tensor."""
-    tensor = graph.values[value]
-    return prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
-
-
 def conversion_s(
     graph: OperatorGraph, value: int, source: Layout, target: Layout, pricing: Pricing
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
     change: Conversion = conversion(source, target)
-    num_bytes = value_bytes(graph, value)
+    num_bytes = graph.values[value].size_bytes
     return (
         _collective_s(change.forward, num_bytes, pricing),
         _collective_s(change.backward, num_bytes, pricing),

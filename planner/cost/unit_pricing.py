@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from planner.cost.liveness import UnitPeaks, unit_peaks
-from planner.cost.node_pricing import NodePrice, Pricing, conversion_s, forward_op_s, value_bytes
+from planner.cost.node_pricing import NodePrice, Pricing, conversion_s, forward_op_s
 from planner.cost.work import Shares, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
 from planner.strategy.layout import Layout
@@ -231,7 +231,9 @@ class _UnitView:
         for op in self._forward_ops():
             if op.name in SAVED_BY_SELECTIVE:
                 for value in op.outputs:
-                    found[value] = int(value_bytes(self.graph, value) * self.shares[op.id](value))
+                    found[value] = int(
+                        self.graph.values[value].size_bytes * self.shares[op.id](value)
+                    )
         return found
 
     def unread_cache_bytes(self) -> int:
@@ -265,7 +267,7 @@ class _UnitView:
     def boundary_bytes(self, values: tuple[int, ...]) -> int:
         """Bytes on a rank of values at the unit's boundary."""
         share = self._boundary_share()
-        return sum(int(value_bytes(self.graph, value) * share) for value in values)
+        return sum(int(self.graph.values[value].size_bytes * share) for value in values)
 
     def parameter_elements(self) -> int:
         """Parameter elements on one tp rank."""

@@ -1,11 +1,8 @@
 """Dividing a recorded step into units: prologue, blocks, epilogue."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import torch
 
 from planner.graph.blocks import Block, find_blocks
 from planner.graph.cuts import Cut, find_cuts
@@ -182,7 +179,7 @@ def _cut_point(recording: Recording, tied: Mapping[int, range], cut: Cut) -> Cut
         values=cut.values,
         carried=cut.carried,
         stream_output=cut.stream_output,
-        crossing_bytes=sum(value_bytes(recording, value) for value in cut.values),
+        crossing_bytes=sum(recording.values[value].size_bytes for value in cut.values),
         constant_values=cut.constants,
         tied_parameters=tuple(
             parameter for parameter, places in tied.items() if cut.after_unit in places
@@ -201,13 +198,6 @@ def _tied_places(spans: Sequence[UnitSpan]) -> dict[int, range]:
         for parameter, units in sorted(readers.items())
         if len(units) > 1
     }
-
-
-def value_bytes(recording: Recording, value: int) -> int:
-    """Return the bytes of a value's elements."""
-    tensor = recording.values[value]
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    return math.prod(tensor.shape) * dtype.itemsize
 
 
 def _assign_ops(recording: Recording, bounds: Sequence[int], places: Sequence[_Place]) -> list[int]:

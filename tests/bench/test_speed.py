@@ -1,5 +1,6 @@
 """Wall time and memory of the command, cold: ``make bench`` prints them."""
 
+import json
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from full_size import DEEP_LLAMA, FULL_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,8 +16,8 @@ CHILD = """
 import resource, sys
 from planner.cli.main import run
 code = run(sys.argv[1:])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print("peak_kib", peak, file=sys.stderr)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("cpu_s, peak_kib", used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)
 sys.exit(code)
 """
 
@@ -25,7 +27,9 @@ class Cold:
     """One run in a process of its own."""
 
     wall_s: float
+    cpu_s: float
     peak_mib: float
+    answer: str
 
 
 def run_cold(*arguments):
@@ -39,10 +43,15 @@ def run_cold(*arguments):
     )
     wall_s = time.perf_counter() - start_s
     assert done.returncode == 0, done.stderr
-    *_, peak_kib = done.stderr.split()
-    cold = Cold(wall_s=wall_s, peak_mib=int(peak_kib) / 1024)
+    *_, cpu_s, peak_kib = done.stderr.split()
+    cold = Cold(
+        wall_s=wall_s, cpu_s=float(cpu_s), peak_mib=int(peak_kib) / 1024, answer=done.stdout
+    )
     words = " ".join(arguments)
-    print(f"\nplan {words}: {cold.wall_s:.2f} s wall, {cold.peak_mib:.0f} MiB peak")
+    print(
+        f"\nplan {words}: {cold.wall_s:.2f} s wall, {cold.cpu_s:.2f} s of the processor, "
+        f"{cold.peak_mib:.0f} MiB peak"
+    )
     return cold
 
 
@@ -56,3 +65,30 @@ def test_a_plan_for_an_8b_model_takes_seconds():
     cold = run_cold("examples/llama.py:llama_8b", "--gpus", "8", "--json")
     assert cold.wall_s < 12
     assert cold.peak_mib < 1024
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("name", FULL_SIZES)
+def test_a_model_of_full_size_is_traced_in_seconds(name, tmp_path):
+    expected = FULL_SIZES[name]
+    model = expected.model
+    if expected.config is not None:
+        (tmp_path / model).write_text(json.dumps(expected.config))
+        model = str(tmp_path / model)
+    elif model == "deep.py":
+        (tmp_path / model).write_text(DEEP_LLAMA.format(examples=str(ROOT / "examples")))
+        model = str(tmp_path / model)
+    length = ["--seq-len", str(expected.seq_len)] if expected.seq_len else []
+    cold = run_cold("trace", model, *length, "--json")
+    graph = json.loads(cold.answer)
+    forward, backward = graph["forward_flop"] / 1e12, graph["backward_flop"] / 1e12
+    print(
+        f"{name}: {cold.wall_s:.1f} s, {cold.peak_mib:.0f} MiB, {graph['ops']:,} operators, "
+        f"{graph['parameters'] / 1e9:.2f} B parameters, {forward:.4g} + {backward:.4g} TFLOP, "
+        f"{graph['saved_bytes'] / 2**30:.1f} GiB saved, {len(graph['cuts'])} cuts, "
+        f"blocks {graph['block_pattern']}"
+    )
+    assert graph["parameters"] == expected.parameters
+    assert expected.pattern in ("", graph["block_pattern"])
+    assert cold.wall_s < expected.most_s
+    assert cold.peak_mib < expected.most_mib

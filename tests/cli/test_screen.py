@@ -57,6 +57,14 @@ def test_the_header_marks_what_was_defaulted():
     assert "8 x h100-sxm of 79.1 GiB, 1 node of 8 (cluster h100-sxm)" in text
 
 
+def test_verbose_shows_the_pattern_of_blocks():
+    record = make_record()
+    record = replace(record, model=replace(record.model, block_pattern="3 A + 58 B"))
+    assert "blocks 3 A + 58 B" in screen(record, verbose=True)
+    assert "3 A + 58 B" not in screen(record)
+    assert "blocks" not in screen(make_record(), verbose=True).split("Cluster")[0]
+
+
 def test_the_recommendation_and_its_rates():
     text = squeezed(screen(make_record()))
     assert "Plan dp_shard 4, tp 2 step 412 ms 19.9 k tokens/s/GPU MFU 1.5%" in text
