@@ -68,6 +68,7 @@ def trace_command(**options: Unpack[TraceOptions]) -> None:
     """Show what is in MODEL: parameters, FLOPs, bytes, its blocks and where it can be cut.
 
     Runs one training step of one microbatch on tensors without data; no weights are allocated.
+    MODEL is as for `plan MODEL`; the code in it is run.
     """
     from planner.cli.trace_runner import run_trace
 

@@ -121,7 +121,10 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, ga
     for name in head:
         left = name in LEFT_COLUMNS or not name
         table.add_column(
-            Text(name, "dim"), justify="left" if left else "right", no_wrap=name not in FOLDED
+            Text(name, "dim"),
+            justify="left" if left else "right",
+            no_wrap=name not in FOLDED,
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))

@@ -94,6 +94,26 @@ def test_it_fits_the_terminal(traced, monkeypatch, capsys, columns):
     assert not any(line.endswith(" ") for line in out.splitlines())
 
 
+@pytest.mark.parametrize("verbose", [[], ["-v"]])
+def test_long_names_are_folded_and_not_cut(workplace, capsys, verbose):
+    name = "a_name_of_a_module_that_is_much_longer_than_names_of_modules_are"
+    (workplace / "long.py").write_text(
+        "from torch import nn, randn\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.{name} = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\n"
+        f"    def forward(self, x): return self.{name}(x)\n"
+        "build_model = Model\n"
+        "def example_batch(size): return randn(size, 2), None\n"
+        "def loss_fn(output, targets): return output.float().mean()\n"
+    )
+    assert run(["trace", "long.py", *verbose]) == 0
+    out = capsys.readouterr().out
+    assert "\u2026" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_verbose_lists_every_unit(traced, gpt, capsys):
     out = answer(capsys, "-v")
     units = out[out.index("Units, in order") : out.index("Cuts:")].splitlines()
