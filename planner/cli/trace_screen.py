@@ -92,7 +92,7 @@ def _cuts(console: Console, graph: OperatorGraph, *, verbose: bool) -> Renderabl
     if shown:
         table = Table.grid(padding=(0, _gap(console), 0, 0))
         for justify in ("left", "right", "right", "left"):
-            table.add_column(justify=justify, no_wrap=justify == "right")
+            table.add_column(justify=justify, no_wrap=justify == "right", overflow="fold")
         for row in shown:
             table.add_row(*(Text(cell) for cell in row))
         parts.append(table)
