@@ -14,6 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from planner.errors import CodegenError
+from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
@@ -66,6 +67,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             mesh=_mesh(plan),
             blocks=_blocks_source(blocks),
             stages=[_stage_source(plan, stage) for stage in plan.stages],
+            carries=any(stage.carried or stage.stream_output for stage in plan.stages),
             has_tp=has_tp,
             block_groups=_block_groups(plan) if has_tp else [],
             outer_modules=_outer_modules(plan) if has_tp else [],
@@ -117,6 +119,7 @@ def _check(plan: Plan) -> None:
                 f"places it on rank {stage.index % degrees.pp}",
                 hint="give stage s to rank s modulo pp",
             )
+    _check_sequence(plan)
     order = [axis for axis in plan.mesh_order if axis in ("dp_replicate", "dp_shard", "tp")]
     if degrees.tp > 1 and order[-1:] != ["tp"]:
         raise CodegenError(
@@ -124,6 +127,22 @@ def _check(plan: Plan) -> None:
             "FSDP2 does not take",
             hint="order the axes so that tp comes after dp_replicate and dp_shard",
         )
+
+
+def _check_sequence(plan: Plan) -> None:
+    """Refuse a split sequence where more than the stream crosses a cut.
+
+    Raises:
+        CodegenError: With what would work.
+    """
+    for stage in plan.stages:
+        others = [*stage.carried, *([stage.stream_output] if stage.stream_output else [])]
+        if plan.sequence_parallel and others:
+            raise CodegenError(
+                f"stage {stage.index} needs the output of {others[0].module} beside its first "
+                "block, and under sequence parallelism stages hand over the split stream alone",
+                hint="plan with --fix sequence_parallel=false or --fix pp=1",
+            )
 
 
 def _block_names(plan: Plan) -> list[str]:
@@ -172,13 +191,17 @@ def _mesh(plan: Plan) -> str:
 
 
 def _blocks_source(blocks: Sequence[str]) -> str:
-    """Name the blocks, as a range where they are numbered."""
-    if len(blocks) > 2:
-        parent = blocks[0].rpartition(".")[0]
-        prefix = f"{parent}." if parent else ""
-        if list(blocks) == [f"{prefix}{i}" for i in range(len(blocks))]:
-            return f'tuple(f"{prefix}{{i}}" for i in range({len(blocks)}))'
-    return _tuple(_quote(block) for block in blocks)
+    """Name the blocks, as ranges where they are numbered."""
+    items = []
+    for parent, group in groupby(blocks, lambda block: block.rpartition(".")[0]):
+        prefix, names = f"{parent}." if parent else "", list(group)
+        if len(names) > 2 and names == [f"{prefix}{i}" for i in range(len(names))]:
+            items.append(f'*(f"{prefix}{{i}}" for i in range({len(names)}))')
+        else:
+            items += map(_quote, names)
+    if len(items) == 1 and items[0].startswith("*"):
+        return f"tuple{items[0].removeprefix('*')}"
+    return _wrapped_tuple(items, column=len("BLOCKS = "), indent=0)
 
 
 def _tuple(items: Iterable[str]) -> str:
@@ -195,7 +218,32 @@ def _stage_source(plan: Plan, stage: StagePlan) -> str:
     arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
     if any(mode != "none" for mode in recompute):
         arguments.append(_runs(recompute))
+    if stage.carried:
+        outputs = [_output(output) for output in stage.carried]
+        received = _wrapped_tuple(outputs, column=8 + len("receives="), indent=8)
+        arguments.append(f"receives={received}")
+    if stage.stream_output is not None:
+        arguments.append(f"stream_output={_output(stage.stream_output)}")
     return _call("StageSpec", arguments, indent=4)
+
+
+def _output(output: ModuleOutput) -> str:
+    return f"({_quote(output.module)}, {output.index})"
+
+
+def _wrapped_tuple(items: Sequence[str], *, column: int, indent: int) -> str:
+    """Write a tuple that starts at a column, an item a line where it does not fit on one.
+
+    Args:
+        items: Its items.
+        column: Where it starts; at most one character follows it.
+        indent: Where its last line starts if it takes several.
+    """
+    one_line = _tuple(items)
+    if column + len(one_line) + 1 <= _LINE_LENGTH:
+        return one_line
+    inner = "".join(f"{' ' * (indent + 4)}{item},\n" for item in items)
+    return f"(\n{inner}{' ' * indent})"
 
 
 def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.graph.operator_graph import ModuleOutput
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import UnitSharding
 
@@ -41,6 +42,11 @@ class StagePlan:
     """Backward of one microbatch, recomputation and exposed collectives included."""
     memory: MemoryBreakdown
     """Peak memory of a rank that held this stage alone."""
+    carried: tuple[ModuleOutput, ...] = ()
+    """What it receives beside the stream (skip connections, an encoder's memory), as
+    ``CutPoint.carried`` has it for the cut before it; empty on the first stage."""
+    stream_output: ModuleOutput | None = None
+    """The module whose output the received stream is, where units after its first read it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from example_plans import GPT, LLAMA, MLP, make_plan
+from crossing_models import T5, UNET
+from example_plans import GPT, LLAMA, MLP, Crossing, make_plan
 
 from planner.codegen.emit import emit_script
 from planner.codegen.files import script_files
@@ -50,6 +51,32 @@ def test_stages_cut_anywhere_between_units():
     )
 
 
+def test_stages_say_what_they_receive_beside_the_stream():
+    constants = constants_of(emit_script(make_plan(UNET, pp=4, cuts=(3, 7, 13)), folder=FOLDER))
+    assert constants["BLOCKS"] == (
+        "(*(f'down.{i}' for i in range(5)), 'middle.0', 'middle.1', *(f'up.{i}' for i in range(6)))"
+    )
+    assert constants["STAGES"] == (
+        "(StageSpec(0, 0, 2), StageSpec(1, 2, 6, receives=(('conv_in', 0), ('down.0', 0),"
+        " ('time', 0), ('pooled', 0)), stream_output=('down.1', 0)), StageSpec(2, 6, 12,"
+        " receives=(('conv_in', 0), ('down.0', 0), ('down.1', 0), ('down.2', 0), ('down.3', 0),"
+        " ('down.4', 0), ('time', 0), ('pooled', 0))), StageSpec(3, 12, 13,"
+        " receives=(('conv_in', 0), ('time', 0), ('pooled', 0))))"
+    )
+
+
+def test_more_than_the_stream_is_refused_under_sequence_parallelism():
+    plan = make_plan(T5, pp=2, tp=2)
+    assert "receives=" in emit_script(plan, folder=FOLDER)
+    with pytest.raises(CodegenError, match="output of encoder_norm beside its first block") as it:
+        emit_script(changed(plan, sequence_parallel=True))
+    assert "sequence_parallel=false" in it.value.hint
+    both = Crossing(stream_output=T5.crossings[4].carried[0])
+    case = changed(T5, crossings={4: both})
+    with pytest.raises(CodegenError, match="encoder_norm"):
+        emit_script(make_plan(case, pp=2, tp=2, sequence_parallel=True))
+
+
 def test_recomputation_is_written_per_block():
     words = ("full", "full", "none", "selective", "none", "none", "none", "none")
     script = emit_script(make_plan(GPT, recompute=words), folder=FOLDER)
@@ -72,11 +99,16 @@ def test_equal_plans_give_equal_bytes():
 
 
 def test_every_line_is_short_ascii_and_without_trailing_blanks():
-    script = emit_script(make_plan(GPT, pp=2, tp=2, sequence_parallel=True), folder=FOLDER)
-    assert script.isascii()
-    lines = script.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert all(line == line.rstrip() for line in lines)
+    plans = (
+        make_plan(GPT, pp=2, tp=2, sequence_parallel=True),
+        make_plan(UNET, pp=4, cuts=(3, 7, 13)),
+    )
+    for plan in plans:
+        script = emit_script(plan, folder=FOLDER)
+        assert script.isascii()
+        lines = script.splitlines()
+        assert max(map(len, lines)) <= 100
+        assert all(line == line.rstrip() for line in lines)
 
 
 def test_model_file_is_named_relative_to_the_script(tmp_path):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from crossing_models import TUPLES
 from example_plans import EXAMPLES
 from torch import nn
 from torch.distributed.run import get_args_parser
@@ -45,11 +46,12 @@ def test_stages_in_a_row_compute_the_model_and_its_gradients(whole, stages):
     inputs, targets = GPT.example_batch(2)
     expected = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     expected.backward()
-    stream = None
+    stream = ()
     for stage in stages:
-        stream = stage(stream, inputs=inputs, targets=targets)
-    stream.backward()
-    assert stream.item() == expected.item()
+        stream = (stage(*stream, inputs=inputs, targets=targets),)
+    (loss,) = stream
+    loss.backward()
+    assert loss.item() == expected.item()
     found = dict(whole.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name].grad, parameter.grad)
@@ -70,6 +72,92 @@ def test_stage_holds_only_what_it_runs(stages):
 def test_tied_parameters_are_seen_in_both_ends(anatomy):
     assert anatomy.first_names["lm_head.weight"] == "transformer.wte.weight"
     assert anatomy.users["transformer.wte.weight"] == {0, 9}
+
+
+TUPLE_MODEL = parallel.UserModel(file=TUPLES.file, factory="build_model")
+
+
+def tuple_stages(*received, first_blocks=(0, 1, 3, 5)):
+    """Stages of the model whose blocks return tuples, and a batch of it."""
+    model = parallel.build_model(TUPLE_MODEL, 0, options())
+    inputs, targets = TUPLE_MODEL.example_batch(2)
+    anatomy = parallel.examine(model, TUPLES.blocks, inputs, torch.float32)
+    edges = (*first_blocks, 5)
+    specs = [
+        parallel.StageSpec(0, edges[i], edges[i + 1], receives=received[i] if received else ())
+        for i in range(len(first_blocks))
+    ]
+    made = [
+        parallel.Stage(model, anatomy, TUPLE_MODEL, specs, index) for index in range(len(specs))
+    ]
+    for stage in made:
+        stage.register_late_hooks()
+    return model, made, {"inputs": inputs, "targets": targets}
+
+
+CONDITION = (("time", 0), ("label", 0))
+WITH_BIAS = (*CONDITION, ("blocks.0", 1))
+
+
+def test_stages_hand_over_what_blocks_and_other_modules_return():
+    """The bias comes back out of every block; the conditioning is changed after it is returned."""
+    model, stages, batch = tuple_stages((), WITH_BIAS, WITH_BIAS, ())
+    whole = copy.deepcopy(model)
+    inputs, targets = batch["inputs"], batch["targets"]
+    expected = cross_entropy(whole(*inputs).flatten(0, 1), targets.flatten())
+    expected.backward()
+    sent = ()
+    for stage in stages:
+        sent = stage(*sent, **batch)
+        sent = sent if isinstance(sent, tuple) else (sent,)
+    sent[0].backward()
+    assert sent[0].item() == expected.item()
+    found = dict(model.named_parameters())
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(found[name].grad, parameter.grad)
+
+
+def test_what_is_passed_on_is_a_tensor_of_its_own():
+    """The received one is kept by torch for all steps, and hooks on it would add up."""
+    _, stages, batch = tuple_stages((), WITH_BIAS, WITH_BIAS, ())
+    received = [t.detach().requires_grad_() for t in stages[0](**batch)]
+    passed = stages[1](*received, **batch)
+    assert [t.data_ptr() == r.data_ptr() for t, r in zip(passed, received, strict=True)] == [
+        *(False, True, True, True)
+    ]
+    assert not any(t.is_leaf or t._is_view() for t in passed)
+
+
+def test_stand_ins_of_earlier_modules_take_no_memory():
+    _, stages, batch = tuple_stages((), WITH_BIAS, WITH_BIAS, ())
+    seen = []
+    block = stages[3].model.get_submodule("blocks.4")
+    block.register_forward_hook(lambda _, __, output: seen.append(output))
+    stages[3](torch.zeros(2, 12, 16), **batch)
+    ((stream, nothing, bias),) = seen
+    assert nothing is None
+    assert stream.shape == (2, 12, 16)
+    assert (bias.shape, bias.untyped_storage().nbytes()) == ((1, 2, 12, 12), 4)
+
+
+@pytest.mark.parametrize(
+    ("received", "message"),
+    [
+        (((), CONDITION, WITH_BIAS, ()), "stage 2 receives output 1 of blocks.0, which stage 1"),
+        (((), (("blocks.0", 2),), (), ()), "'blocks.0' is no module"),
+        (((), (("nothing", 0),), (), ()), "'nothing' is no module"),
+    ],
+)
+def test_outputs_that_cannot_be_sent_are_refused(received, message):
+    with pytest.raises(ValueError, match=message):
+        tuple_stages(*received)
+
+
+def test_blocks_out_of_order_are_refused():
+    model = parallel.build_model(TUPLE_MODEL, 0, options())
+    inputs, _ = TUPLE_MODEL.example_batch(2)
+    with pytest.raises(ValueError, match=r"blocks\.0 runs earlier"):
+        parallel.examine(model, ("blocks.1", "blocks.0"), inputs, torch.float32)
 
 
 class UsesEmbeddingTwice(nn.Module):

@@ -9,6 +9,7 @@ from plan_factory import make_plan, make_record
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
+from planner.graph.operator_graph import ModuleOutput
 from planner.plan.serialize import (
     checkpointing_word,
     dump_json,
@@ -42,6 +43,7 @@ shardings = st.builds(
     units=st.lists(counts, max_size=3).map(tuple),
     modules=st.lists(modules, max_size=2).map(tuple),
 )
+outputs = st.builds(ModuleOutput, module=names, index=counts)
 
 
 @st.composite
@@ -60,6 +62,8 @@ def stages(draw, num_units):
             forward_s=draw(seconds),
             backward_s=draw(seconds),
             memory=draw(memories),
+            carried=draw(st.lists(outputs, max_size=2).map(tuple)),
+            stream_output=draw(st.none() | outputs),
         )
         for index, (first, end) in enumerate(pairwise(edges))
     )

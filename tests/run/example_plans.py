@@ -1,9 +1,11 @@
 """Plans made by hand, in the vocabulary that the search uses."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding, UnitSharding
@@ -31,13 +33,20 @@ NO_COSTS = CostBreakdown(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What a stage receives beside the stream."""
+
+    carried: tuple[ModuleOutput, ...] = ()
+    stream_output: ModuleOutput | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCase:
     """An example model and how its modules are sharded over tp."""
 
     name: str
     file: Path
-    block_list: str
-    num_blocks: int
+    blocks: tuple[str, ...]
     seq_len: int | None
     tied: tuple[tuple[str, ...], ...] = ()
     columns: tuple[tuple[str, int, bool], ...] = ()
@@ -46,12 +55,12 @@ class ModelCase:
     norms: tuple[str, ...] = ()
     embedding: str = ""
     head: str = ""
+    crossings: Mapping[int, Crossing] = field(default_factory=dict)
+    """What more than the stream crosses the cut before a unit."""
 
     @property
     def units(self):
-        prefix = f"{self.block_list}." if self.block_list else ""
-        blocks = (f"{prefix}{i}" for i in range(self.num_blocks))
-        return ("prologue", *blocks, "epilogue")
+        return ("prologue", *self.blocks, "epilogue")
 
     def shardings(self, *, sequence_parallel):
         stream = "Shard(1)" if sequence_parallel else "Replicate"
@@ -71,15 +80,16 @@ class ModelCase:
                 for name in self.norms
             ]
         last = len(self.units) - 1
-        embedding = module_sharding(self.embedding, "vocab_embedding")
-        head = module_sharding(
-            self.head, "column", output_layout="Shard(-1)", output_is_local=False
-        )
-        return (
-            UnitSharding(units=(0,), modules=(embedding,)),
-            UnitSharding(units=tuple(range(1, last)), modules=tuple(modules)),
-            UnitSharding(units=(last,), modules=(head,)),
-        )
+        found = [UnitSharding(units=tuple(range(1, last)), modules=tuple(modules))]
+        if self.embedding:
+            embedding = module_sharding(self.embedding, "vocab_embedding")
+            found.append(UnitSharding(units=(0,), modules=(embedding,)))
+        if self.head:
+            head = module_sharding(
+                self.head, "column", output_layout="Shard(-1)", output_is_local=False
+            )
+            found.append(UnitSharding(units=(last,), modules=(head,)))
+        return tuple(found)
 
 
 def module_sharding(
@@ -104,8 +114,7 @@ def module_sharding(
 GPT = ModelCase(
     name="gpt",
     file=EXAMPLES / "gpt.py",
-    block_list="transformer.h",
-    num_blocks=8,
+    blocks=tuple(f"transformer.h.{i}" for i in range(8)),
     seq_len=16,
     tied=(("transformer.wte.weight", "lm_head.weight"),),
     columns=(("attn.c_attn", 3, False), ("mlp.c_fc", 1, True)),
@@ -117,8 +126,7 @@ GPT = ModelCase(
 LLAMA = ModelCase(
     name="llama",
     file=EXAMPLES / "llama.py",
-    block_list="layers",
-    num_blocks=8,
+    blocks=tuple(f"layers.{i}" for i in range(8)),
     seq_len=16,
     columns=(
         ("attention.wq", 1, False),
@@ -132,7 +140,12 @@ LLAMA = ModelCase(
     embedding="tok_embeddings",
     head="output",
 )
-MLP = ModelCase(name="mlp", file=EXAMPLES / "mlp.py", block_list="", num_blocks=13, seq_len=None)
+MLP = ModelCase(
+    name="mlp",
+    file=EXAMPLES / "mlp.py",
+    blocks=tuple(str(i) for i in range(13)),
+    seq_len=None,
+)
 
 
 def make_plan(
@@ -162,10 +175,11 @@ def make_plan(
     num_units = len(case.units)
     num_stages = pp * virtual_stages
     if cuts is None:
-        cuts = [1 + case.num_blocks * i // num_stages for i in range(1, num_stages)]
+        cuts = [1 + len(case.blocks) * i // num_stages for i in range(1, num_stages)]
     edges = [0, *cuts, num_units]
-    words = (recompute,) * case.num_blocks if isinstance(recompute, str) else recompute
+    words = (recompute,) * len(case.blocks) if isinstance(recompute, str) else recompute
     by_unit = ("none", *words, "none")
+    crossings = [case.crossings.get(edge, Crossing()) for edge in edges]
     stages = tuple(
         StagePlan(
             index=i,
@@ -176,6 +190,8 @@ def make_plan(
             forward_s=0.001,
             backward_s=0.002,
             memory=NO_MEMORY,
+            carried=crossings[i].carried,
+            stream_output=crossings[i].stream_output,
         )
         for i in range(num_stages)
     )

@@ -7,8 +7,10 @@ It needs torch and the user's model file only, and reads in the order in which a
 3. pipeline stages                 6. running microbatches    9. log, one-process reference
 
 Words: a *unit* is the prologue (all that runs before the first block, unit 0), a block (block i
-is unit i + 1) or the epilogue; a stage holds consecutive units. The *stream* is the one tensor
-that flows from block to block. An *axis* belongs to the device mesh, a *dim* to a tensor.
+is unit i + 1) or the epilogue; a stage holds consecutive units. The *stream* is the first tensor
+argument of a block, and what leaves the last block; other tensors that later units read (skip
+connections, an encoder's memory) are *carried* beside it. An *axis* belongs to the device mesh, a
+*dim* to a tensor.
 """
 
 import argparse
@@ -48,7 +50,7 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -66,6 +68,10 @@ Kwargs: TypeAlias = dict[str, Any]
 
 Function: TypeAlias = Any
 """A function or ATen op, as torch hands it to a hook."""
+
+Output: TypeAlias = tuple[str, int]
+"""A tensor that a module returns: the module's path, and the position among the tensors of its
+output in the order of torch's pytree. The module is called once in a forward."""
 
 MAX_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built on every rank: their weights are read from ``--init DIR``."""
@@ -432,37 +438,97 @@ class StageSpec:
     """One past the last block."""
     recompute: tuple[str, ...] = ()
     """"none", "selective" or "full" for each of its blocks; empty for none at all."""
+    receives: tuple[Output, ...] = ()
+    """What the previous stage sends beside the stream, in this order."""
+    stream_output: Output | None = None
+    """The output that the received stream is, where more than the first block reads it."""
+
+
+@dataclass(slots=True, eq=False)
+class Sketch:
+    """What a tensor of a forward looks like; one object for one tensor."""
+
+    shape: torch.Size
+    """Its shape for one microbatch."""
+    dtype: torch.dtype
+    """Its dtype."""
+    requires_grad: bool
+    """Whether a gradient flows back through it."""
+    is_changed: bool = False
+    """Whether the model changes it in place after the module that made it has returned it."""
+
+    def example(self) -> Tensor:
+        """Return a meta tensor that looks like it."""
+        return torch.empty(
+            self.shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module in a forward."""
+
+    unit: int
+    """Unit that runs when the call returns."""
+    output: Tree
+    """What it returns, with sketches for its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
     """What a dry run on the meta device tells about the model."""
 
-    twin: nn.Module
-    """The model on the meta device."""
     blocks: tuple[str, ...]
     """Module paths of the blocks in execution order."""
     users: Mapping[str, frozenset[int]]
     """Units that use a parameter, by its first name."""
     runs: Mapping[str, frozenset[int]]
     """Units in which a module outside the blocks is called, by its path."""
+    calls: Mapping[str, Sequence[Call]]
+    """Calls of the blocks and of all modules outside of them, those that contain blocks too, by
+    path."""
     first_names: Mapping[str, str]
     """First name of a parameter by each of its names (tied ones have several)."""
-    stream_shapes: tuple[torch.Size, ...]
-    """Shape of the stream after each unit but the last, for one microbatch."""
-    stream_dtype: torch.dtype
-    """Its dtype."""
-    blocks_return_tuples: bool
-    """Blocks return (stream, ...) instead of the stream."""
+    streams: tuple[Sketch, ...]
+    """The stream after each unit but the last."""
+
+    def call(self, output: Output) -> Call:
+        """Return the call that makes an output.
+
+        Raises:
+            ValueError: There is no such output.
+        """
+        path, index = output
+        calls = self.calls.get(path, ())
+        if len(calls) != 1 or index >= len(_sketches(calls[0])):
+            raise ValueError(
+                f"STAGES does not fit the model: {path!r} is no module that is called once in a "
+                f"forward and returns {index + 1} tensors"
+            )
+        return calls[0]
+
+    def sketch(self, output: Output) -> Sketch:
+        """Return the sketch of an output."""
+        return _sketches(self.call(output))[output[1]]
 
 
-class _UseRecorder(TorchFunctionMode):
-    """Notes which unit is running whenever a function gets a parameter."""
+def _sketches(call: Call) -> list[Sketch]:
+    return [leaf for leaf in tree_leaves(call.output) if isinstance(leaf, Sketch)]
 
-    def __init__(self) -> None:
+
+class _DryRun(TorchFunctionMode):
+    """Notes of one forward which unit uses a parameter or a module, and what modules return."""
+
+    def __init__(self, blocks: Sequence[str]) -> None:
         super().__init__()
+        self.blocks = blocks
         self.unit = 0
-        self.units_by_id: dict[int, set[int]] = {}
+        self.users: dict[int, set[int]] = {}
+        self.runs: dict[str, set[int]] = {}
+        self.calls: dict[str, list[Call]] = {}
+        self.streams: list[Sketch] = []
+        self._in_block = False
+        self._seen: dict[tuple[int, int], tuple[Tensor, Sketch]] = {}
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -470,8 +536,109 @@ class _UseRecorder(TorchFunctionMode):
         if getattr(func, "__name__", "") != "__get__":  # reading .shape or .dtype is no use
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, nn.Parameter):
-                    self.units_by_id.setdefault(id(value), set()).add(self.unit)
+                    self.users.setdefault(id(value), set()).add(self.unit)
         return func(*args, **(kwargs or {}))
+
+    def watch(self, twin: nn.Module) -> None:
+        """Register hooks on the blocks and on the modules outside of them."""
+        for index, path in enumerate(self.blocks):
+            block = twin.get_submodule(path)
+            enter = functools.partial(self._enter_block, index)
+            block.register_forward_pre_hook(enter, with_kwargs=True)
+            block.register_forward_hook(functools.partial(self._leave_block, index))
+        for path, module in outer_modules(twin, self.blocks):
+            self.runs[path] = set()
+            module.register_forward_pre_hook(functools.partial(self._enter, path))
+        for path, module in twin.named_modules():
+            if path and not _lies_in_any(path, self.blocks):
+                module.register_forward_hook(functools.partial(self._leave, path))
+
+    def finish(self) -> None:
+        """Note which tensors were changed after they had been returned."""
+        for (_, version), (tensor, sketch) in self._seen.items():
+            sketch.is_changed = tensor._version != version
+
+    def _enter_block(self, index: int, _: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        if index != len(self.streams):
+            raise ValueError(f"BLOCKS is not in execution order: {self.blocks[index]} runs earlier")
+        self.unit = index + 1
+        self._in_block = True
+        self.streams.append(self._sketch(_stream(args, kwargs)))
+
+    def _leave_block(self, index: int, module: nn.Module, args: Args, output: Tree) -> None:
+        self._in_block = False
+        self._leave(self.blocks[index], module, args, output)
+        if index == len(self.blocks) - 1:
+            self.unit += 1
+            self.streams.append(self._sketch(_first_tensor(output)))
+
+    def _enter(self, path: str, _: nn.Module, __: Args) -> None:
+        self.runs[path].add(self.unit)
+
+    def _leave(self, path: str, _: nn.Module, __: Args, output: Tree) -> None:
+        if not self._in_block:
+            call = Call(self.unit, tree_map_only(Tensor, self._sketch, output))
+            self.calls.setdefault(path, []).append(call)
+
+    def _sketch(self, tensor: Tensor) -> Sketch:
+        sketch = Sketch(tensor.shape, tensor.dtype, tensor.requires_grad)
+        # The tensor is kept so that no other gets its id; after a change in place it is another.
+        return self._seen.setdefault((id(tensor), tensor._version), (tensor, sketch))[1]
+
+
+class _KnownData(TorchFunctionMode):
+    """Answers what a model asks of data on the meta device, where constants and inputs tell it.
+
+    It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
+    the model branches on it. A tensor that was changed in place is not known any more.
+    """
+
+    def __init__(self, on_meta: Tree, real: Tree) -> None:
+        super().__init__()
+        self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
+        for tensor, data in zip(_tensors(on_meta), _tensors(real), strict=True):
+            if not tensor.is_floating_point():
+                self._know(tensor, lambda data=data: data)
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
+        kwargs = kwargs or {}
+        if any(t.is_meta and self._key(t) not in self._known for t in _tensors((args, kwargs))):
+            return func(*args, **kwargs)
+        on_cpu = functools.cache(lambda: self._run_on_cpu(func, args, kwargs))
+        try:
+            output = func(*args, **kwargs)
+        except RuntimeError:  # it needs data
+            return tree_map_only(Tensor, self._known_meta, on_cpu())
+        for position, tensor in enumerate(_tensors(output)):
+            if tensor.is_meta:
+                made = functools.partial(lambda i: _tensors(on_cpu())[i], position)
+                self._known.setdefault(self._key(tensor), (tensor, made))
+        return output
+
+    @staticmethod
+    def _key(tensor: Tensor) -> tuple[int, int]:
+        return id(tensor), tensor._version
+
+    def _know(self, tensor: Tensor, data: Callable[[], Tensor]) -> None:
+        # The tensor is kept so that no other gets its id.
+        self._known[self._key(tensor)] = tensor, data
+
+    def _known_meta(self, data: Tensor) -> Tensor:
+        tensor = data.to("meta")
+        self._know(tensor, lambda: data)
+        return tensor
+
+    def _run_on_cpu(self, func: Function, args: Args, kwargs: Kwargs) -> Tree:
+        def on_cpu(leaf: Tree) -> Tree:
+            if isinstance(leaf, torch.device):
+                return torch.device("cpu")
+            is_meta = isinstance(leaf, Tensor) and leaf.is_meta
+            return self._known[self._key(leaf)][1]() if is_meta else leaf
+
+        cpu_args, cpu_kwargs = tree_map(on_cpu, (args, kwargs))
+        return func(*cpu_args, **cpu_kwargs)
 
 
 def examine(
@@ -484,69 +651,45 @@ def examine(
         blocks: Module paths of the blocks in execution order.
         microbatch: Inputs of one microbatch.
         dtype: Compute dtype.
+
+    Raises:
+        ValueError: The blocks do not run in this order.
     """
     twin = _meta_twin(model, dtype)
-    recorder = _UseRecorder()
-    streams: list[Tensor] = []
-    tuples: list[bool] = []
-    runs: dict[str, set[int]] = {}
-
-    def before(index: int, args: Args, kwargs: Kwargs) -> None:
-        recorder.unit = index + 1
-        streams.append(_stream(args, kwargs))
-
-    def after(index: int, output: Tree) -> None:
-        tuples.append(isinstance(output, tuple))
-        if index == len(blocks) - 1:
-            recorder.unit = len(blocks) + 1
-            streams.append(output[0] if tuples[-1] else output)
-
-    hooks = []
-    for index, path in enumerate(blocks):
-        block = twin.get_submodule(path)
-        hooks += [
-            block.register_forward_pre_hook(
-                lambda _, args, kwargs, index=index: before(index, args, kwargs), with_kwargs=True
-            ),
-            block.register_forward_hook(lambda _, __, output, index=index: after(index, output)),
-        ]
-    for path, module in outer_modules(twin, blocks):
-        note = runs.setdefault(path, set())
-        hooks.append(
-            module.register_forward_pre_hook(lambda _, __, note=note: note.add(recorder.unit))
-        )
+    run = _DryRun(blocks)
+    run.watch(twin)
     inputs = cast_floats(tree_map_only(Tensor, lambda t: t.to("meta"), microbatch), dtype)
-    with torch.no_grad(), recorder:
+    with run, _KnownData(inputs, microbatch):
         run_model(twin, inputs)
-    for hook in hooks:
-        hook.remove()
+    run.finish()
 
     first_by_id: dict[int, str] = {}
     first_names, users = {}, {}
     for name, parameter in twin.named_parameters(remove_duplicate=False):
         first = first_by_id.setdefault(id(parameter), name)
         first_names[name] = first
-        users[first] = frozenset(recorder.units_by_id.get(id(parameter), {0}))
+        users[first] = frozenset(run.users.get(id(parameter), {0}))
     return Anatomy(
-        twin=twin,
         blocks=tuple(blocks),
         users=users,
-        runs={path: frozenset(units) for path, units in runs.items()},
+        runs={path: frozenset(units) for path, units in run.runs.items()},
+        calls=run.calls,
         first_names=first_names,
-        stream_shapes=tuple(stream.shape for stream in streams),
-        stream_dtype=streams[0].dtype if streams else dtype,
-        blocks_return_tuples=any(tuples),
+        streams=tuple(run.streams),
     )
 
 
 def outer_modules(model: nn.Module, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of all modules that neither lie in a block nor contain one."""
     for path, module in model.named_modules():
-        related = any(
-            f"{a}.".startswith(f"{b}.") for x in blocks for a, b in ((x, path), (path, x))
-        )
-        if path and not related:
+        contains = any(block.startswith(f"{path}.") for block in blocks)
+        if path and not contains and not _lies_in_any(path, blocks):
             yield path, module
+
+
+def _lies_in_any(path: str, blocks: Sequence[str]) -> bool:
+    """Say whether a module is one of the blocks or lies in one."""
+    return any(f"{path}.".startswith(f"{block}.") for block in blocks)
 
 
 def _meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -568,6 +711,57 @@ def _stream(args: Args, kwargs: Kwargs) -> Tensor:
     raise TypeError("a block was called without a tensor: it cannot be cut into stages here")
 
 
+def _with_stream(args: Args, kwargs: Kwargs, stream: Tensor) -> tuple[Args, Kwargs]:
+    """Put the stream in the place of a block's first tensor argument."""
+    old = _stream(args, kwargs)
+    new_args = tuple(stream if value is old else value for value in args)
+    return new_args, {k: stream if v is old else v for k, v in kwargs.items()}
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _first_tensor(output: Tree) -> Tensor:
+    """Return the stream in what the last block returns."""
+    return output if isinstance(output, Tensor) else _tensors(output)[0]
+
+
+def _with_tensors(tree: Tree, new: Mapping[int, Tensor]) -> Tree:
+    """Put tensors in the place of some of a tree's tensors, by their position among these."""
+    leaves, structure = tree_flatten(tree)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for index, tensor in new.items():
+        leaves[places[index]] = tensor
+    return tree_unflatten(leaves, structure)
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory as a tensor of its own: no view, and no leaf that torch uses every step.
+
+    FSDP2 leaves hooks on what modules return: on a leaf they would add up, and a change of a view
+    in place would drop them.
+    """
+
+    @staticmethod
+    def forward(_: object, tensor: Tensor) -> Tensor:
+        return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload, no-any-return]
+
+    @staticmethod
+    def backward(_: object, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    aliased: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+    return aliased
+
+
+def _without_view(tensor: Tensor) -> Tensor:
+    is_plain = not isinstance(tensor, DTensor)
+    return _alias(tensor) if is_plain and tensor._is_view() else tensor
+
+
 class _StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a stage
     """Carries the stream out of the user's forward at the end of a stage."""
 
@@ -586,42 +780,11 @@ class _StandIn(nn.Module):
         self.__dict__.update(plain)
 
 
-class _PassingBlock(_StandIn):
-    """A block of an earlier stage: hands its input on (what it carries is never used)."""
-
-    def __init__(self, original: nn.Module, *, returns_tuple: bool) -> None:
-        super().__init__(original)
-        self._returns_tuple = returns_tuple
-
-    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
-        stream = _stream(args, kwargs)
-        return (stream,) if self._returns_tuple else stream
-
-
 class _StoppingBlock(_StandIn):
     """The first block of the next stage: ends this stage's forward with the stream."""
 
     def forward(self, *args: Tree, **kwargs: Tree) -> NoReturn:
         raise _StreamEnd(_stream(args, kwargs))
-
-
-class _ShapedModule(_StandIn):
-    """A module of an earlier stage: returns zeros of the shape that it would return.
-
-    The zeros take no memory (they are expanded from one element).
-    """
-
-    def __init__(self, original: nn.Module, twin: nn.Module) -> None:
-        super().__init__(original)
-        self.__dict__["_twin"] = twin  # not a submodule: it must not be moved or saved
-
-    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-        with torch.no_grad():
-            output = self.__dict__["_twin"](*on_meta[0], **on_meta[1])
-        return tree_map_only(Tensor, lambda tensor: _zeros(tensor, device), output)
 
 
 class _AbsentModule(_StandIn):
@@ -631,12 +794,54 @@ class _AbsentModule(_StandIn):
         raise RuntimeError("a module of a later pipeline stage was called: the cut is not legal")
 
 
-def _zeros(like: Tensor, device: torch.device) -> Tensor:
+class _EarlierModule(_StandIn):
+    """A block or another module of an earlier stage: returns zeros of what it returned there.
+
+    The zeros take no memory (they are expanded from one element), unless the model writes into
+    them.
+    """
+
+    def __init__(self, original: nn.Module, calls: Sequence[Call]) -> None:
+        super().__init__(original)
+        self._calls = calls
+        self._next_call = 0
+        self._zeros: dict[Sketch, Tensor] = {}
+        self.allocate(torch.device("cpu"))
+
+    def allocate(self, device: torch.device) -> None:
+        """Make the zeros, one tensor for each that the module returned."""
+        for call in self._calls:
+            for sketch in _sketches(call):
+                self._zeros[sketch] = _zeros(sketch, device)
+
+    def restart(self) -> None:
+        """Begin a forward of the model."""
+        self._next_call = 0
+
+    def forward(self, *_args: Tree, **_kwargs: Tree) -> Tree:
+        call = self._calls[self._next_call]
+        self._next_call += 1
+        return tree_map_only(Sketch, self._read, call.output)
+
+    def _read(self, sketch: Sketch) -> Tensor:
+        zeros = self._zeros[sketch]
+        return (
+            torch.zeros_like(zeros, memory_format=torch.contiguous_format)
+            if sketch.is_changed
+            else zeros
+        )
+
+
+def _zeros(like: Tensor | Sketch, device: torch.device) -> Tensor:
     return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 class Stage(nn.Module):
-    """The units of one pipeline stage: takes the stream, returns the stream or the loss."""
+    """The units of one pipeline stage: takes what it receives, returns what it sends or the loss.
+
+    Sent and received is the stream, and beside it the outputs that the receiving stage's spec
+    names.
+    """
 
     def __init__(
         self,
@@ -649,6 +854,10 @@ class Stage(nn.Module):
         """Cut the stage out of a copy of the model that shares its parameters.
 
         The whole model can be dropped once all stages of the rank are made.
+
+        Raises:
+            ValueError: The spec names an output that does not exist, or that this stage can
+                neither make nor pass on.
         """
         super().__init__()
         shared: dict[int, Any] = {id(t): t for t in model.parameters()}
@@ -659,6 +868,7 @@ class Stage(nn.Module):
         self.is_first = index == 0
         self.is_last = index == len(specs) - 1
         self.spec = specs[index]
+        self.sends = () if self.is_last else specs[index + 1].receives
         self.user = user
         self.anatomy = anatomy
         self.sequence_modules: list[nn.Module] = []
@@ -666,9 +876,16 @@ class Stage(nn.Module):
         self.after_blocks: Callable[..., Tree] | None = None
         self.units = stage_units(specs, index, len(anatomy.blocks))
         self.stays_sharded = False
-        self._received: Tensor | None = None
+        self._received: tuple[Tensor, ...] = ()
+        self._places = {anatomy.sketch(o): i for i, o in enumerate(self.spec.receives, 1)}
+        self._carried: dict[Output, Tensor] | None = None
         self._replace_outer_modules()
         self._replace_blocks()
+        self._earlier = [m for m in self.model.modules() if isinstance(m, _EarlierModule)]
+        if not self.is_first:
+            self._place_received()
+        for output in self.sends:
+            self._check_sent(output)
 
     def block_items(self) -> list[tuple[int, str, nn.Module]]:
         """Return position, path and module of the blocks that this stage runs."""
@@ -679,24 +896,32 @@ class Stage(nn.Module):
             for i, path in enumerate(paths)
         ]
 
-    def forward(self, received: Tensor | None = None, *, inputs: Tree, targets: Tree) -> Tensor:
+    def forward(
+        self, *received: Tensor, inputs: Tree, targets: Tree
+    ) -> Tensor | tuple[Tensor, ...]:
         """Run one microbatch.
 
         Args:
-            received: Stream from the previous stage, None on the first.
+            received: What the previous stage sent, nothing on the first.
             inputs: The model's own inputs: every stage runs the code around its units.
             targets: Targets, used on the last stage.
 
         Returns:
-            The stream, or on the last stage the scalar loss.
+            What the next stage receives, or on the last stage the scalar loss.
         """
-        self._received = received
+        self._received = tuple(_alias(tensor) for tensor in received)
+        self._carried = {}
+        for module in self._earlier:
+            module.restart()
         try:
             output = run_model(self.model, inputs)
         except _StreamEnd as end:
-            return end.stream.contiguous()
+            sent = [end.stream, *(self._sent(name) for name in self.sends)]
+            whole = tuple(_without_view(tensor.contiguous()) for tensor in sent)
+            return whole if self.sends else whole[0]
         finally:
-            self._received = None
+            self._received = ()
+            self._carried = None
         return self.user.loss(output, targets)
 
     @property
@@ -716,32 +941,63 @@ class Stage(nn.Module):
                     expanded = not any(buffer.stride()) and buffer.numel() > 1
                     moved = _zeros(buffer, device) if expanded else buffer.to(device)
                     module._buffers[name] = moved
+        for module in self._earlier:
+            module.allocate(device)
 
     def _replace_blocks(self) -> None:
-        spec, blocks = self.spec, self.anatomy.blocks
-        as_tuple = self.anatomy.blocks_return_tuples
-        for i, path in enumerate(blocks):
+        spec, anatomy = self.spec, self.anatomy
+        for i, path in enumerate(anatomy.blocks):
             block = self.model.get_submodule(path)
             if i < spec.first_block:
-                _replace(self.model, path, _PassingBlock(block, returns_tuple=as_tuple))
+                _replace(self.model, path, _EarlierModule(block, anatomy.calls[path]))
             elif i >= spec.end_block and not self.is_last:
                 stand_in = _StoppingBlock if i == spec.end_block else _AbsentModule
                 _replace(self.model, path, stand_in(block))
-        if self.is_first:
-            return
+
+    def _place_received(self) -> None:
+        """Let the first block take the stream, and earlier modules return what is received."""
+        spec, anatomy = self.spec, self.anatomy
+        stream_output = spec.stream_output
         if spec.first_block < spec.end_block:
-            first = self.model.get_submodule(blocks[spec.first_block])
+            first = self.model.get_submodule(anatomy.blocks[spec.first_block])
             first.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-        else:  # the epilogue alone: the stream comes out of the last stand-in
-            last = self.model.get_submodule(blocks[-1])
-            last.register_forward_hook(self._leave_stand_in)
+        else:  # the epilogue alone reads what the last block returned
+            stream_output = (anatomy.blocks[-1], 0)
+        if stream_output is not None:
+            self._places[anatomy.sketch(stream_output)] = 0
+        modules = dict(self.model.named_modules())
+        for path, calls in anatomy.calls.items():
+            if len(calls) > 1 or calls[0].unit >= self.units.start or path not in modules:
+                continue
+            # A tensor that several modules return (one hands on what it got) is placed in each.
+            returned = {i: s for i, s in enumerate(_sketches(calls[0])) if s in self._places}
+            if returned:
+                hook = functools.partial(self._return_received, returned)
+                modules[path].register_forward_hook(hook)
+
+    def _check_sent(self, output: Output) -> None:
+        """Check that the stage makes an output itself or gets it from the previous stage.
+
+        Raises:
+            ValueError: It does neither.
+        """
+        received = self.anatomy.sketch(output) in self._places
+        if not received and self.anatomy.call(output).unit not in self.units:
+            raise ValueError(
+                f"STAGES does not fit the model: stage {self.index + 1} receives output "
+                f"{output[1]} of {output[0]}, which stage {self.index} does not have"
+            )
 
     def register_late_hooks(self) -> None:
-        """Register what follows the last block, after the hooks that FSDP2 put on it.
+        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them.
 
-        There the forward ends where the next stage holds the epilogue alone, and there the
-        stream is gathered under sequence parallelism.
+        There outputs are kept that the next stage receives, there the forward ends where that
+        stage holds the epilogue alone, and there the stream is gathered under sequence parallelism.
         """
+        for output in self.sends:
+            if self.anatomy.sketch(output) not in self._places:
+                module = self.model.get_submodule(output[0])
+                module.register_forward_hook(functools.partial(self._keep_output, output))
         blocks = self.anatomy.blocks
         if not self.is_last and self.spec.end_block == len(blocks):
             self.model.get_submodule(blocks[-1]).register_forward_hook(self._stop_with_output)
@@ -762,14 +1018,33 @@ class Stage(nn.Module):
         self.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def _stop_with_output(self, _: nn.Module, __: Args, output: Tree) -> NoReturn:
-        raise _StreamEnd(output[0] if isinstance(output, tuple) else output)
+        raise _StreamEnd(_first_tensor(output))
 
     def _enter_block(self, _: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        assert self._received is not None
-        return _with_stream(args, kwargs, self._received)
+        return _with_stream(args, kwargs, self._received[0])
 
-    def _leave_stand_in(self, _: nn.Module, __: Args, output: Tree) -> Tree:
-        return (self._received,) if isinstance(output, tuple) else self._received
+    def _return_received(
+        self, returned: Mapping[int, Sketch], _: nn.Module, __: Args, output: Tree
+    ) -> Tree:
+        new = {}
+        for index, sketch in returned.items():
+            tensor = self._received[self._places[sketch]]
+            new[index] = tensor.clone() if sketch.is_changed else tensor
+        return _with_tensors(output, new)
+
+    def _keep_output(self, name: Output, _: nn.Module, __: Args, output: Tree) -> None:
+        if self._carried is not None:  # else backward runs it again
+            tensor = _tensors(output)[name[1]]
+            changes = self.anatomy.sketch(name).is_changed
+            self._carried[name] = tensor.clone() if changes else tensor
+
+    def _sent(self, name: Output) -> Tensor:
+        """Return an output that the next stage receives: made here, or passed on."""
+        assert self._carried is not None
+        place = self._places.get(self.anatomy.sketch(name))
+        tensor = self._carried[name] if place is None else self._received[place]
+        # What modules under tensor parallelism return may still be split.
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def _uses(self, name: str) -> bool:
         """Say whether units of this stage use the parameter of that name."""
@@ -805,7 +1080,7 @@ class Stage(nn.Module):
             if min(runs) >= self.units.stop:
                 stand_in: nn.Module = _AbsentModule(module)
             else:
-                stand_in = _ShapedModule(module, self.anatomy.twin.get_submodule(path))
+                stand_in = _EarlierModule(module, self.anatomy.calls[path])
             for name, parameter in own.items():
                 if name in kept:
                     stand_in.register_parameter(name, parameter)
@@ -820,7 +1095,7 @@ class Stage(nn.Module):
         """Replace single parameters (the root's own, say) that no unit of this stage uses."""
         blocks = self.anatomy.blocks
         for path, module in self.model.named_modules():
-            if any(f"{path}.".startswith(f"{block}.") for block in blocks):
+            if _lies_in_any(path, blocks):
                 continue
             for name, parameter in list(module._parameters.items()):
                 if parameter is None or self._uses(f"{path}.{name}" if path else name):
@@ -846,13 +1121,6 @@ def stage_units(specs: Sequence[StageSpec], index: int, num_blocks: int) -> rang
 def _replace(root: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     root.get_submodule(parent)._modules[name] = module
-
-
-def _with_stream(args: Args, kwargs: Kwargs, stream: Tensor) -> tuple[Args, Kwargs]:
-    """Put the stream in the place of a block's first tensor argument."""
-    old = _stream(args, kwargs)
-    new_args = tuple(stream if value is old else value for value in args)
-    return new_args, {k: stream if v is old else v for k, v in kwargs.items()}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1076,9 +1344,8 @@ class TensorParallel:
             return _with_stream(args, kwargs, stream)
 
         def gather(_: nn.Module, __: Args, output: Tree) -> Tree:
-            if isinstance(output, tuple):
-                return change(output[0], old=shard, new=Replicate()), *output[1:]
-            return change(output, old=shard, new=Replicate())
+            whole = change(_first_tensor(output), old=shard, new=Replicate())
+            return _with_tensors(output, {0: whole})
 
         if self.stage.is_first:
             first = self.stage.model.get_submodule(blocks[0])
@@ -1355,13 +1622,15 @@ SAVED_OPS = frozenset(
         _aten.addmm.default,
         _aten.bmm.default,
         _aten.baddbmm.default,
+        _aten.convolution.default,
+        _aten._grouped_mm.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-"""What selective recomputation keeps: the outputs of matrix products and attention."""
+"""What selective recomputation keeps: outputs of matrix products, convolutions and attention."""
 
 
 def _selective_policy(_: object, op: Function, *_args: Tree, **_kwargs: Tree) -> CheckpointPolicy:
@@ -1406,6 +1675,7 @@ def shard_parameters(
     )
     for _, _, block in stage.block_items():
         if any(True for _ in block.parameters()):
+            block.register_forward_hook(_return_no_views)
             fully_shard(
                 block,
                 mesh=dp_mesh,
@@ -1415,6 +1685,12 @@ def shard_parameters(
     fully_shard(stage, mesh=dp_mesh, reshard_after_forward=False, mp_policy=policy)
     stage.stays_sharded = reshard_after_forward
     stage.register_late_hooks()
+
+
+def _return_no_views(_: nn.Module, __: Args, output: Tree) -> Tree:
+    if any(tensor._is_view() for tensor in _tensors(output)):
+        output = tree_map_only(Tensor, _without_view, output)
+    return output
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
@@ -1523,8 +1799,8 @@ def make_runner(
             stage.index,
             num_stages,
             device,
-            input_args=() if stage.is_first else _stream_example(stage, split, after=False),
-            output_args=_stream_example(stage, split, after=True),
+            input_args=() if stage.is_first else _examples(stage, split, after=False),
+            output_args=_examples(stage, split, after=True),
             group=group,
         )
         for stage in stages
@@ -1542,32 +1818,43 @@ def make_runner(
     return runner
 
 
-def _stream_example(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> Tensor:
-    """Return a meta tensor like what the stage receives or sends (its loss on the last)."""
+def _examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tuple[Tensor, ...]:
+    """Return meta tensors like what the stage receives or sends (its loss on the last).
+
+    Those that no gradient flows through (a frozen embedding's output) say so, and torch's stages
+    send none back for them.
+    """
+    anatomy = stage.anatomy
     if after and stage.is_last:
-        dtype = torch.promote_types(stage.anatomy.stream_dtype, torch.float32)
-        return torch.empty((), dtype=dtype, device="meta", requires_grad=True)
-    unit = (stage.units.stop if after else stage.units.start) - 1
-    shape = list(stage.anatomy.stream_shapes[unit])
+        dtype = torch.promote_types(anatomy.streams[-1].dtype, torch.float32)
+        return (torch.empty((), dtype=dtype, device="meta", requires_grad=True),)
+    stream = anatomy.streams[(stage.units.stop if after else stage.units.start) - 1].example()
     if split is not None:
         dim, count = split
-        shape[dim] //= count
-    return torch.empty(shape, dtype=stage.anatomy.stream_dtype, device="meta", requires_grad=True)
+        stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
+    carried = stage.sends if after else stage.spec.receives
+    return (stream, *(anatomy.sketch(output).example() for output in carried))
 
 
 def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None) -> None:
-    """Check that the stream's sequence dim can be split evenly over tp.
+    """Check that the stream flows from block to block and can be split evenly over tp.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It does not or cannot.
     """
     if sequence_dim is None:
         return
-    tp_size = mesh["tp"].size()
-    for shape in anatomy.stream_shapes:
-        if shape[sequence_dim] % tp_size:
+    for path, stream in zip(anatomy.blocks, anatomy.streams[1:], strict=True):
+        if anatomy.sketch((path, 0)) is not stream:
             raise ValueError(
-                f"sequence parallelism splits dim {sequence_dim} of {tuple(shape)} over "
+                f"sequence parallelism needs blocks that hand one tensor to the next, but {path} "
+                "does not: set SEQUENCE_DIM to None"
+            )
+    tp_size = mesh["tp"].size()
+    for stream in anatomy.streams:
+        if stream.shape[sequence_dim] % tp_size:
+            raise ValueError(
+                f"sequence parallelism splits dim {sequence_dim} of {tuple(stream.shape)} over "
                 f"{tp_size} ranks: the sequence length must be a multiple of {tp_size}"
             )
 
