@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from planner.errors import ModelError, RequestError
 from planner.graph.affine import AffineSteps, NotAffineError
+from planner.graph.hints import check_hints_used
 from planner.graph.load import LoadedModel
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.recording import Recording
@@ -36,6 +37,8 @@ class GraphFamily:
         if self._steps is not None:
             self._layout = find_layout(self._steps.low)
             self._classes = self._unit_classes(self._layout)
+        self._check_hints()
+        if self._steps is not None:
             self._recordings = {
                 size: recording
                 for size, recording in self._recordings.items()
@@ -105,6 +108,15 @@ class GraphFamily:
         except ModelError:
             return False
 
+    def _check_hints(self) -> None:
+        """Refuse hints that no line asked for at any of the sizes that were traced."""
+        recordings = self._recordings.values()
+        check_hints_used(
+            self.model.hints,
+            [hint for each in recordings for hint in each.used_hints],
+            [place for each in recordings for place in each.asked_places],
+        )
+
     def _unit_classes(self, layout: Layout) -> list[int]:
         """Number the structures of units: equal at two sizes means equal at all."""
         units = dict(enumerate(layout.units))
@@ -125,5 +137,6 @@ def trace_family(model: LoadedModel, *, dtype: str) -> GraphFamily:
 
     Raises:
         ModelError: The model cannot be built, run or differentiated without data.
+        RequestError: A hint does not fit, or no line asked for it.
     """
     return GraphFamily(model, dtype=dtype)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
+from planner.graph.hints import Hint
 from planner.graph.source import line_of_traceback
 from planner.graph.user_module import UserModule, import_user_module
 
@@ -82,6 +83,8 @@ class LoadedModel:
     """Path of the Hugging Face config, where that was given instead of code."""
     notes: tuple[str, ...] = ()
     """What the user should know of how the model was chosen."""
+    hints: tuple[Hint, ...] = ()
+    """What lines of the model read from tensors that have no data."""
 
     @contextmanager
     def running(self, action: str) -> Iterator[None]:

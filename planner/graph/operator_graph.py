@@ -245,6 +245,8 @@ class OperatorGraph:
     """What was traced, as the user named it."""
     dtype: str = ""
     """Compute dtype: "bfloat16"."""
+    notes: tuple[str, ...] = ()
+    """What the trace assumed about data, and what it could not take as it is, in sentences."""
 
     @property
     def num_parameters(self) -> int:
@@ -322,10 +324,10 @@ class OperatorGraph:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against the trace being what training runs."""
+        """What the trace assumed, and what speaks against its being what training runs."""
         from planner.graph.doubts import doubts
 
-        return doubts(self)
+        return (*self.notes, *doubts(self))
 
     @cached_property
     def ops(self) -> "pd.DataFrame":

@@ -12,19 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.errors import ModelError
 from planner.graph import torch_private, work
+from planner.graph.data_reads import DataReads, has_mask
+from planner.graph.hints import Hint
 from planner.graph.meta_results import MetaResults
 from planner.graph.operator_graph import Phase, StorageKind
+from planner.graph.real_tensors import RealTensors
 from planner.graph.recording import ModuleCall
+from planner.graph.source import lines_of_stack
 from planner.graph.table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
-from planner.graph.values import ConstantValues, data_dependent_error, run_for_real
+from planner.graph.values import KnownValues
 
 _ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
 """Ops whose schema does not say that they share their input's memory."""
 
-_MASK_DTYPES = (torch.bool, torch.uint8)
-"""Element types that make an index a mask."""
+MOST_OPS = 1_000_000
+"""Ops of one step; a model with more loops over single elements, or does not end."""
 
 _META = torch.device("meta")
 
@@ -47,6 +52,8 @@ class RawOp:
     forward_op: int | None
     accumulates: int | None = None
     """Storage of the parameter whose gradient it accumulates, where it does."""
+    renewed: list[int] = field(default_factory=list)
+    """Results too: other views of what it wrote to, where they are read later."""
     saved_inputs: list[int] = field(default_factory=list)
     saved_outputs: list[int] = field(default_factory=list)
 
@@ -57,7 +64,6 @@ class _OpKind:
     is_view: bool
     written: tuple[tuple[int, str, bool], ...]
     dynamic: bool
-    random: bool
     is_fresh: bool
     """Its results are new memory that depends on nothing but the shapes of its arguments."""
 
@@ -85,10 +91,6 @@ def _plain(argument: object) -> object:
     return str(argument).removeprefix("torch.")
 
 
-def _has_mask(indices: Sequence[Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in _MASK_DTYPES for index in indices)
-
-
 def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
     """Collect tensors in argument order, those inside lists too."""
     for argument in arguments:
@@ -99,16 +101,37 @@ def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
     return found
 
 
+def _written(kind: _OpKind, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Collect what an op writes to."""
+    targets: list[Tensor] = []
+    for position, name, keyword_only in kind.written:
+        by_name = keyword_only or position >= len(args)
+        _tensors((kwargs.get(name) if by_name else args[position],), targets)
+    return targets
+
+
+def _too_many_ops() -> ModelError:
+    line = next(lines_of_stack(), "")
+    return ModelError(
+        f"One training step has more than {MOST_OPS:,} operators: the model loops over single"
+        f" elements in Python, or its loop does not end without data; it is at {line}",
+        hint="Trace it with a smaller batch or a shorter sequence, or write the loop as one"
+        " operator.",
+    )
+
+
 class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops that run inside of it; see ``recording`` for the set-up around it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, hints: Sequence[Hint] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RawOp] = []
         self.calls: list[ModuleCall | None] = []
         """In order of entry, None while a call is open."""
-        self.table = ValueTable()
-        self.constants = ConstantValues()
+        self.known = KnownValues()
+        self.table = ValueTable(self.known.observe_renewal)
+        self.data = DataReads(self.table, self.known, hints)
+        self.real_tensors = RealTensors(self.table, self.known)
         self.phase = Phase.FORWARD
         self._results = MetaResults()
         self._kinds: dict[TorchOp, _OpKind] = {}
@@ -212,7 +235,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
 
     def _attribute_late(self, value: int) -> None:
         for op in reversed(self.ops):
-            if value in op.outputs:
+            if value in op.outputs or value in op.renewed:
                 op.saved_outputs.append(value)
                 return
             if value in op.inputs:
@@ -247,35 +270,50 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         kwargs = kwargs or {}
         kind = self._kinds.get(func) or self._classify(func)
         keep = self.phase is Phase.FORWARD
-        tensors = _tensors(args, [])
-        if kwargs:
-            _tensors(tuple(kwargs.values()), tensors)
-            if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": _META}
+        tensors = _tensors((*args, *kwargs.values()) if kwargs else args, [])
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": _META}
         if self._unpacked is not None:
             unpacked, self._unpacked = self._unpacked, None
             if kind.name == "detach" and id(args[0]) == unpacked:
                 return func(*args, **kwargs)
+        if not all([tensor.is_meta for tensor in tensors]):
+            if kind.name == "lift_fresh":
+                return self.real_tensors.lift(tensors[0])
+            args, kwargs = self.real_tensors.replace(kind.name, args, kwargs, tensors)
+            tensors = _tensors((*args, *kwargs.values()), [])
         inputs = tuple([self.table.read(tensor, keep=keep) for tensor in tensors])
         sequence = torch_private.next_sequence_number()
         self._last_sequence = sequence
-        if kind.name == "lift_fresh" and not tensors[0].is_meta:
-            return self._lift(tensors[0])
-        if kind.dynamic and (kind.name != "index" or _has_mask(args[1])):
-            out = self._dynamic(func, args, kwargs, inputs)
-        elif kind.is_fresh:
-            out = self._results.run(func, args, kwargs)
-        else:
-            out = func(*args, **kwargs)
+        out = self._run(kind, func, args, kwargs, inputs)
         if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
             return out
-        op = self._record(kind, (args, kwargs), (inputs, tensors), _tensors((out,), []))
+        made = _tensors((out,), [])
+        op = self._record(kind, (args, kwargs), (inputs, tensors), made)
         op.forward_op = self._link(sequence, op)
         self._attribute_pending(op)
-        if keep and not kind.written and not kind.random and op.outputs:
-            made = [(value, self.table.tensor(value)) for value in op.outputs]
-            self.constants.observe(func, (args, kwargs), inputs, made)
+        # Gradients are left out; inside of a module, backward recomputes.
+        if op.outputs and (keep or len(self._stack) > 1):
+            if not kind.written:
+                self.known.observe(func, (args, kwargs), inputs, op.outputs, made)
+            elif kind.written[0][0] == 0 and len(kind.written) == 1:
+                self.known.observe_write(func, (args, kwargs), inputs, op.outputs[0], tensors[0])
         return out
+
+    def _run(
+        self,
+        kind: _OpKind,
+        func: TorchOp,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: tuple[int, ...],
+    ) -> TorchResult:
+        if kind.dynamic and (kind.name != "index" or has_mask(args[1])):
+            again = self.phase is Phase.BACKWARD
+            return self.data.run(func, (args, kwargs), inputs, again=again)
+        if kind.is_fresh:
+            return self._results.run(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _classify(self, func: TorchOp) -> _OpKind:
         name = torch_private.packet_name(func)
@@ -285,7 +323,6 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             is_view=is_view or name in _ALIASING_OPS,
             written=written,
             dynamic=torch_private.has_dynamic_output(func),
-            random=torch_private.is_random(func),
             is_fresh=func.namespace in ("aten", "planner") and not (is_view or written),
         )
         self._kinds[func] = kind
@@ -301,8 +338,15 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         args, kwargs = arguments
         inputs, tensors = read
         keep = self.phase is Phase.FORWARD
+        renewed: list[int] = []
         if kind.written:
-            outputs = self._written(kind, args, kwargs, made)
+            targets = _written(kind, args, kwargs)
+            changed = {id(target) for target in targets}
+            made = [*targets, *(tensor for tensor in made if id(tensor) not in changed)]
+            outputs = tuple(
+                [self.table.overwrite(target, renewed, keep=keep) for target in targets]
+                + [self.table.write(tensor, keep=keep) for tensor in made[len(targets) :]]
+            )
         else:
             outputs = tuple([self.table.write(tensor, keep=keep) for tensor in made])
         flop = read_bytes = write_bytes = 0
@@ -312,7 +356,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             read_bytes, write_bytes = work.traffic_bytes(
                 kind.name,
                 [size(value, tensor) for value, tensor in zip(inputs, tensors, strict=True)],
-                [size(value, tensor) for value, tensor in zip(outputs, made, strict=False)],
+                [size(value, tensor) for value, tensor in zip(outputs, made, strict=True)],
                 in_place=bool(kind.written),
             )
         op = RawOp(
@@ -328,27 +372,12 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             read_bytes=read_bytes,
             write_bytes=write_bytes,
             forward_op=None,
+            renewed=renewed,
         )
         self.ops.append(op)
+        if len(self.ops) > MOST_OPS:
+            raise _too_many_ops()
         return op
-
-    def _written(
-        self, kind: _OpKind, args: Sequence[Any], kwargs: dict[str, Any], made: list[Tensor]
-    ) -> tuple[int, ...]:
-        """Make new values for what an op wrote to, and for all other views of that memory."""
-        keep = self.phase is Phase.FORWARD
-        targets: list[Tensor] = []
-        for position, name, keyword_only in kind.written:
-            by_name = keyword_only or position >= len(args)
-            _tensors((kwargs.get(name) if by_name else args[position],), targets)
-        outputs: list[int] = []
-        for target in targets:
-            outputs.extend(self.table.overwrite(target, keep=keep))
-        written = {id(target) for target in targets}
-        outputs.extend(
-            self.table.write(tensor, keep=keep) for tensor in made if id(tensor) not in written
-        )
-        return tuple(outputs)
 
     def _link(self, sequence: int, op: RawOp) -> int | None:
         """Connect an op to autograd's nodes: forward ops are named, backward ops look them up."""
@@ -366,46 +395,3 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             op.module = self.table.name_of(value).rpartition(".")[0]
             op.accumulates = self.table.keys[value][0]
         return forward_op
-
-    # Data --------------------------------------------------------------------------------------
-
-    def _lift(self, real: Tensor) -> Tensor:
-        """Turn a tensor literal of the model into a meta tensor whose data is known."""
-        meta = torch.empty_like(real, device=_META)
-        self.constants.seed(self.table.read(meta, keep=True), real)
-        return meta
-
-    def _index(self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-        """Index with masks, each replaced by the positions where it is true."""
-        positions: list[Tensor | None] = []
-        for index in indices:
-            if index is None or not _has_mask((index,)):
-                positions.append(index)
-                continue
-            mask = self.constants.compute(self.table.read(index, keep=True))
-            if mask is None:
-                raise data_dependent_error("boolean index")
-            with torch_private.modes_disabled():
-                columns = mask.nonzero(as_tuple=True)
-            positions.extend(self._lift(column) for column in columns)
-        indexed: Tensor = func(source, positions)
-        return indexed
-
-    def _dynamic(
-        self, func: TorchOp, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[int]
-    ) -> TorchResult:
-        """Run an op whose result depends on data, which must be known."""
-        if torch_private.packet_name(func) == "index":
-            return self._index(func, args[0], args[1])
-        known = [self.constants.compute(value) for value in inputs]
-        if any(data is None for data in known):
-            raise data_dependent_error(torch_private.packet_name(func))
-        results = run_for_real(func, args, kwargs, known)
-        if func.namespace == "aten" and torch_private.packet_name(func) in _SCALAR_RESULTS:
-            return results[0].item()
-        metas = [self._lift(result) for result in results]
-        return metas[0] if len(metas) == 1 else tuple(metas)
-
-
-_SCALAR_RESULTS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item"})
-"""Ops that return a number of Python."""

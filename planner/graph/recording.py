@@ -1,8 +1,9 @@
 """One recorded training step as immutable data, before it is divided into units."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from planner.graph.hints import Hint
 from planner.graph.operator_graph import OpNode, Parameter, Storage, TensorValue
 
 
@@ -51,3 +52,9 @@ class Recording:
     """Lists of modules in the model (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``)."""
     accumulations: Mapping[int, int]
     """Storage of the parameter by backward op that accumulates its gradient."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What was assumed or lost on the way, one sentence each."""
+    used_hints: tuple[Hint, ...] = field(default=(), compare=False)
+    """Hints that a line asked for."""
+    asked_places: tuple[str, ...] = field(default=(), compare=False)
+    """Lines that read data which nothing but a hint can tell."""

@@ -3,6 +3,8 @@
 import linecache
 import sys
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -20,9 +22,28 @@ def _is_user_file(file: str) -> bool:
     return "site-packages" in file or not file.startswith(_STANDARD_LIBRARY)
 
 
-def _spell(file: str, line: int) -> str:
-    text = linecache.getline(file, line).strip()
-    return f"{file}:{line}: {text}" if text else f"{file}:{line}"
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """A line of the user's code."""
+
+    file: str
+    """Path of the file."""
+    number: int
+    """Line, counted from 1."""
+
+    @property
+    def text(self) -> str:
+        """Its code, "" where the file cannot be read."""
+        return linecache.getline(self.file, self.number).strip()
+
+    @property
+    def place(self) -> str:
+        """The file's name and the line: "model.py:57"."""
+        return f"{Path(self.file).name}:{self.number}"
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.number}"
+        return f"{place}: {self.text}" if self.text else place
 
 
 def line_of_traceback(trace: TracebackType | None) -> str:
@@ -31,17 +52,16 @@ def line_of_traceback(trace: TracebackType | None) -> str:
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if _is_user_file(file):
-            found = _spell(file, trace.tb_lineno)
+            found = str(UserLine(file, trace.tb_lineno))
         trace = trace.tb_next
     return found
 
 
-def line_of_stack() -> str:
-    """Spell the user line that runs now as "file:line: code", "" where there is none."""
+def lines_of_stack() -> Iterator[UserLine]:
+    """Yield the user's lines that run now, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if _is_user_file(file):
-            return _spell(file, frame.f_lineno)
+            yield UserLine(file, frame.f_lineno)
         frame = frame.f_back
-    return ""

@@ -1,5 +1,6 @@
 """Which value a tensor object stands for, while a step is recorded."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,21 @@ class StorageEntry:
     name: str
     handle: torch.UntypedStorage
     """Keeps the C++ object alive, so that its address stays unique."""
-    objects: list[int]
-    """Identities of the kept tensor objects on it."""
-    views: list[ViewKey]
-    """Views of it that have been seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWrite:
+    """A change of memory in place."""
+
+    value: int
+    """Value of the tensor that was written to, after the write."""
+    renewed: list[int]
+    """Values of other views of the memory after the write, those that are read later."""
+
+
+Renewal = Callable[[int, int, Sequence[int], Sequence[ViewKey]], None]
+"""Called with the new value of a view, its old value, the values of what was written to between
+them, and how the view and each of these lie in the memory."""
 
 
 class ValueTable:
@@ -33,9 +45,17 @@ class ValueTable:
     and its ``requires_grad`` can be read at the end. Gradients are not kept: a second owner would
     make autograd copy instead of move them. They, and tensors that autograd rebuilds, are found
     by storage, offset, sizes, strides and dtype.
+
+    An in-place op makes a new value of what it writes to. Other views of that memory get theirs,
+    as results of the last op that wrote to it, when they are read again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_renewal: Renewal) -> None:
+        """Make an empty table.
+
+        Args:
+            on_renewal: Called when a view is read again after its memory has changed.
+        """
         self.storages: list[StorageEntry] = []
         self.keys: list[ViewKey] = []
         """Storage, offset, sizes, strides and dtype by value."""
@@ -47,6 +67,9 @@ class ValueTable:
         self._by_object: dict[int, int] = {}
         self._by_view: dict[ViewKey, int] = {}
         self._by_address: dict[int, int] = {}
+        self._writes: dict[int, list[MemoryWrite]] = {}
+        self._writes_seen: dict[int, int] = {}
+        self._on_renewal = on_renewal
 
     def register(self, tensor: Tensor, kind: StorageKind, name: str) -> int:
         """Make a value for a tensor that exists before the step."""
@@ -64,47 +87,58 @@ class ValueTable:
         """Return the value that a tensor stands for."""
         value = self._by_object.get(id(tensor))
         if value is not None:
-            return value
+            return self._newest(value, tensor) if self._writes else value
         # Memory that no op of the step has made is a constant of the model.
         key = self._key(tensor, StorageKind.BUFFER)
         value = self._by_view.get(key)
         if value is None:
             return self._new(tensor, key, keep=keep)
+        value = self._newest(value, tensor)
         if keep:
-            self._hold(tensor, key[0], value)
+            self._hold(tensor, value)
         return value
 
     def write(self, tensor: Tensor, *, keep: bool) -> int:
         """Make a new value for an op's output."""
         return self._new(tensor, self._key(tensor, StorageKind.ACTIVATION), keep=keep)
 
-    def overwrite(self, tensor: Tensor, *, keep: bool) -> list[int]:
-        """Make new values for a tensor that was changed in place and for its other views.
+    def overwrite(self, tensor: Tensor, renewed: list[int], *, keep: bool) -> int:
+        """Make a new value for a tensor that was changed in place.
 
-        Returns:
-            The new value of the tensor itself, then those of the other views of its storage.
+        Args:
+            tensor: What was written to.
+            renewed: Takes the values of other views of its memory, when they are read later.
+            keep: Whether to keep the tensor alive.
         """
         key = self._key(tensor, StorageKind.BUFFER)
-        entry = self.storages[key[0]]
-        replaced: dict[int, int] = {}
-        own = self._by_object.get(id(tensor), self._by_view.get(key))
-        first = self._new(tensor, key, keep=keep)
-        if own is not None:
-            replaced[own] = first
-        others = [view for view in entry.views if view != key]
-        for view in others:
-            old = self._by_view[view]
-            if old not in replaced:
-                replaced[old] = self._renew(old)
-            self._by_view[view] = replaced[old]
-        for identity in entry.objects:
-            old = self._by_object[identity]
-            if old == first:
-                continue
-            if old not in replaced:
-                replaced[old] = first if self.keys[old] == key else self._renew(old)
-            self._by_object[identity] = replaced[old]
-        return [first, *sorted(set(replaced.values()) - {first})]
+        value = len(self.keys)
+        self._writes.setdefault(key[0], []).append(MemoryWrite(value, renewed))
+        return self._new(tensor, key, keep=keep)
+
+    def _newest(self, value: int, tensor: Tensor) -> int:
+        """Return the value of a view as it is now; it may have changed in place."""
+        key = self.keys[value]
+        writes = self._writes.get(key[0])
+        if writes is None or self._writes_seen.get(value, 0) == len(writes):
+            return value
+        newest = self._by_view[key]
+        seen = self._writes_seen.get(newest, 0)
+        if seen != len(writes):
+            old, newest = newest, self._renew(newest, writes)
+            written = [write.value for write in writes[seen:]]
+            self._on_renewal(newest, old, written, [key, *(self.keys[each] for each in written)])
+        if id(tensor) in self._by_object:
+            self._by_object[id(tensor)] = newest
+        return newest
+
+    def _renew(self, old: int, writes: Sequence[MemoryWrite]) -> int:
+        value, key = len(self.keys), self.keys[old]
+        self.keys.append(key)
+        self._tensors.append(self._tensors[old])
+        self._by_view[key] = value
+        self._writes_seen[value] = len(writes)
+        writes[-1].renewed.append(value)
+        return value
 
     def recall(self, tensor: Tensor) -> None:
         """Let tensors rebuilt from this kept one stand for the same value."""
@@ -134,29 +168,20 @@ class ValueTable:
         tensor = self._tensors[value]
         return tensor is not None and tensor.requires_grad
 
-    def _renew(self, old: int) -> int:
-        """Make a new value like an old one, after its memory has changed."""
-        value = len(self.keys)
-        self.keys.append(self.keys[old])
-        self._tensors.append(self._tensors[old])
-        return value
-
     def _new(self, tensor: Tensor, key: ViewKey, *, keep: bool) -> int:
         value = len(self.keys)
         self.keys.append(key)
         self._tensors.append(tensor if keep else None)
-        if key not in self._by_view:
-            self.storages[key[0]].views.append(key)
         self._by_view[key] = value
+        if self._writes and key[0] in self._writes:
+            self._writes_seen[value] = len(self._writes[key[0]])
         if keep:
-            self._hold(tensor, key[0], value)
+            self._hold(tensor, value)
         return value
 
-    def _hold(self, tensor: Tensor, storage: int, value: int) -> None:
+    def _hold(self, tensor: Tensor, value: int) -> None:
         old = self._by_object.get(id(tensor))
-        if old is None:
-            self.storages[storage].objects.append(id(tensor))
-        else:
+        if old is not None:
             self._requires_grad[old] = tensor.requires_grad
         self._by_object[id(tensor)] = value
         if self._tensors[value] is not tensor:
@@ -168,8 +193,7 @@ class ValueTable:
         if storage is None:
             storage = len(self.storages)
             self._by_address[address] = storage
-            entry = StorageEntry(
-                size_bytes=handle.nbytes(), kind=kind, name="", handle=handle, objects=[], views=[]
+            self.storages.append(
+                StorageEntry(size_bytes=handle.nbytes(), kind=kind, name="", handle=handle)
             )
-            self.storages.append(entry)
         return storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype

@@ -5,7 +5,7 @@ there and says which.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -32,6 +33,7 @@ __all__ = [
     "TorchOp",
     "TorchResult",
     "current_node",
+    "device_constructors",
     "has_dynamic_output",
     "is_random",
     "modes_disabled",
@@ -44,6 +46,11 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
 ]
+
+
+def device_constructors() -> frozenset[Callable[..., Any]]:
+    """Return the functions of torch that make tensors on a device."""
+    return frozenset(_device_constructors())
 
 
 def current_node() -> "Node | None":
@@ -105,9 +112,11 @@ def is_random(func: TorchOp) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def modes_disabled() -> AbstractContextManager[object]:
-    """Switch all dispatch modes off, to run an op for real inside of a mode."""
-    return cast(AbstractContextManager[object], _disable_current_modes())
+@contextmanager
+def modes_disabled() -> Iterator[None]:
+    """Switch all dispatch and function modes off, to run an op for real inside of a mode."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 @contextmanager

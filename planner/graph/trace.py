@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
+from planner.graph.devices import TracingMode
+from planner.graph.hints import check_hints_used
 from planner.graph.kernels import fused_kernels
 from planner.graph.load import Batch, LoadedModel, default_dtype
 from planner.graph.operator_graph import (
@@ -43,8 +45,10 @@ def trace_model(
 
     Raises:
         ModelError: The model cannot be built, run or differentiated without data.
+        RequestError: A hint does not fit, or no line asked for it.
     """
     recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
+    check_hints_used(model.hints, recording.used_hints, recording.asked_places)
     return assemble(recording, find_layout(recording))
 
 
@@ -59,7 +63,7 @@ def record_step(
     compute = getattr(torch, dtype)
     module = model.build_meta(dtype)
     batch = model.example_batch(microbatch_size)
-    recorder = Recorder(module)
+    recorder = Recorder(module, model.hints)
     inputs = _place_batch(recorder, batch, compute)
     with (
         default_dtype(compute),
@@ -81,7 +85,7 @@ def _run_step(
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
-    with recorder.watching(module), saved, recorder:
+    with recorder.watching(module), saved, recorder, TracingMode(recorder.data.read):
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
         loss = model.loss(output, batch.targets)
@@ -90,10 +94,13 @@ def _run_step(
             loss.backward()  # type: ignore[no-untyped-call]
     if watched:
         watched.end_step()
+    if recorder.data.failure is not None:
+        # The model's own code caught it and went another way than training does.
+        raise recorder.data.failure
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:
-    """Move a batch to the meta device as the script would cast it; integer data stays known."""
+    """Move a batch to the meta device as the script would cast it; its data stays known."""
     counter = iter(range(1 << 30))
 
     def place(tensor: Tensor, *, cast: bool) -> Tensor:
@@ -101,8 +108,8 @@ def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batc
         if cast and tensor.is_floating_point():
             meta = meta.to(compute)
         value = recorder.table.register(meta, StorageKind.INPUT, f"input{next(counter)}")
-        if not tensor.is_floating_point() and not tensor.is_meta:
-            recorder.constants.seed(value, tensor)
+        if not tensor.is_meta:
+            recorder.known.seed(value, tensor.to(meta.dtype))
         return meta
 
     args, kwargs = torch_private.tree_map_only(
@@ -160,6 +167,9 @@ def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size
             for position, op in enumerate(recorder.ops)
             if op.accumulates is not None
         },
+        notes=(*recorder.data.notes, *recorder.real_tensors.notes),
+        used_hints=recorder.data.used_hints,
+        asked_places=recorder.data.asked_places,
     )
 
 
@@ -171,7 +181,7 @@ def _freeze_op(position: int, op: RawOp) -> OpNode:
         phase=op.phase,
         is_view=op.is_view,
         inputs=op.inputs,
-        outputs=op.outputs,
+        outputs=(*op.outputs, *op.renewed),
         arguments=op.arguments,
         keyword_arguments=op.keyword_arguments,
         flop=op.flop,

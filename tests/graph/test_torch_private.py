@@ -91,9 +91,16 @@ def test_storage_key_is_shared_by_views_only():
 
 
 def test_modes_can_be_switched_off():
-    with Probe() as probe, torch_private.modes_disabled():
-        torch.ones(2).sum()
+    with torch.device("meta"), Probe() as probe, torch_private.modes_disabled():
+        made = torch.ones(2).sum()
     assert probe.seen == []
+    assert made.device.type == "cpu"
+
+
+def test_functions_that_make_tensors_on_a_device():
+    makers = torch_private.device_constructors()
+    assert makers >= {torch.empty, torch.arange, torch.rand, torch.tensor, torch.linspace}
+    assert torch.add not in makers
 
 
 def test_module_hooks_surround_every_forward_even_if_it_raises():

@@ -1,0 +1,333 @@
+"""Answers to a model that reads data while it is traced without any."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.errors import ModelError, PlannerError, RequestError
+from planner.graph import torch_private
+from planner.graph.assumed import Assumption
+from planner.graph.hints import Hint, HintValue
+from planner.graph.source import UserLine, lines_of_stack
+from planner.graph.table import ValueTable
+from planner.graph.torch_private import TorchOp, TorchResult
+from planner.graph.values import KnownValues, run_for_real
+
+_META = torch.device("meta")
+
+_SCALAR_RESULTS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item"})
+"""Ops that return a number of Python."""
+
+_TRUTH_RESULTS = frozenset({"equal", "is_nonzero"})
+"""Ops that return a truth value of Python."""
+
+_NOWHERE = UserLine("", 0)
+
+
+def has_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Tell whether an index says by truth values which elements are meant."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A result whose first size depends on data."""
+
+    most: int | None
+    """Most elements that can be chosen, None where there is no limit."""
+    make: Callable[[int], TorchResult]
+    """Makes the result, without data, from the number of elements."""
+
+
+class DataReads:
+    """Says what a model reads from tensors that have no data.
+
+    In this order: what follows from constants and the example batch, what is assumed (told in
+    ``notes``), what a hint says. Otherwise the model cannot be traced.
+    """
+
+    def __init__(self, table: ValueTable, known: KnownValues, hints: Sequence[Hint]) -> None:
+        self.failure: PlannerError | None = None
+        """The error that was raised, which the model's own code may have caught."""
+        self._table = table
+        self._known = known
+        self._hints = hints
+        self._used: dict[Hint, None] = {}
+        self._asked: dict[str, None] = {}
+        self._notes: dict[tuple[UserLine, str], dict[str, None]] = {}
+        self._answers: dict[UserLine, set[HintValue]] = {}
+
+    @property
+    def used_hints(self) -> tuple[Hint, ...]:
+        """Hints that a line asked for."""
+        return tuple(self._used)
+
+    @property
+    def asked_places(self) -> tuple[str, ...]:
+        """Lines that read data which nothing but a hint can tell."""
+        return tuple(self._asked)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed, one sentence for each line."""
+        return tuple(
+            f"{line.place} (`{line.text}`) reads data that only a real run has: it is {words}"
+            + (f", which gives {' or '.join(results)}" if results else "")
+            for (line, words), results in self._notes.items()
+        )
+
+    def run(
+        self,
+        func: TorchOp,
+        arguments: tuple[Sequence[Any], dict[str, Any]],
+        inputs: Sequence[int],
+        *,
+        again: bool,
+    ) -> TorchResult:
+        """Run an op whose result depends on data.
+
+        Args:
+            func: The op.
+            arguments: Its positional and keyword arguments.
+            inputs: Values of the tensors in them, in order.
+            again: Whether it is a recomputation, which reads what the first pass read.
+
+        Raises:
+            ModelError: The data is unknown.
+            RequestError: A hint does not fit what is read.
+        """
+        name = torch_private.packet_name(func)
+        if name in _SCALAR_RESULTS:
+            return self._scalar(func, name, arguments, inputs, again=again)
+        if name == "index":
+            return self._index(func, *arguments[0][:2], again=again)
+        known = self._compute(inputs)
+        results = None if known is None else run_for_real(func, *arguments, known)
+        if results is not None:
+            self._note(inputs)
+            metas = [torch.empty_like(result, device=_META) for result in results]
+            return metas[0] if len(metas) == 1 else tuple(metas)
+        choice = _choice(name, *arguments)
+        if choice is None:
+            raise self._fail(self._error(name, next(lines_of_stack(), _NOWHERE), ""))
+        return choice.make(self._count(name, choice.most, again=again))
+
+    def read(self, tensor: Tensor, name: str) -> Tensor:
+        """Return the data of a tensor as a real one, for Python code that takes all of it."""
+        value = self._table.read(tensor, keep=True)
+        real = self._known.compute(value)
+        if real is not None:
+            self._note([value])
+            return real
+        number = self._number(name, tensor.dtype, again=False)
+        with torch_private.modes_disabled():
+            return torch.full(tensor.shape, number, dtype=tensor.dtype)
+
+    # Kinds of results --------------------------------------------------------------------------
+
+    def _scalar(
+        self,
+        func: TorchOp,
+        name: str,
+        arguments: tuple[Sequence[Any], dict[str, Any]],
+        inputs: Sequence[int],
+        *,
+        again: bool,
+    ) -> HintValue:
+        known = self._compute(inputs)
+        results = None if known is None else run_for_real(func, *arguments, known)
+        if results is not None:
+            number: HintValue = results[0].item()
+            self._note(inputs, str(number))
+            self._remember(number)
+            return number
+        dtype = torch.bool if name in _TRUTH_RESULTS else arguments[0][0].dtype
+        return self._number(name, dtype, again=again)
+
+    def _index(
+        self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None], *, again: bool
+    ) -> Tensor:
+        """Index with masks, each replaced by the positions where it is true."""
+        positions: list[Tensor | None] = []
+        for index in indices:
+            if index is None or not has_mask((index,)):
+                positions.append(index)
+                continue
+            value = self._table.read(index, keep=True)
+            mask = self._known.compute(value)
+            if mask is None:
+                count = self._count("boolean index", index.numel(), again=again)
+            else:
+                self._note([value])
+                count = int(torch.count_nonzero(mask))
+                self._remember(count)
+            columns = [torch.empty(count, dtype=torch.long, device=_META)] * index.dim()
+            positions.extend(columns)
+        indexed: Tensor = func(source, positions)
+        return indexed
+
+    def _compute(self, inputs: Sequence[int]) -> list[Tensor] | None:
+        known = []
+        for value in inputs:
+            real = self._known.compute(value)
+            if real is None:
+                return None
+            known.append(real)
+        return known
+
+    # Unknown data ------------------------------------------------------------------------------
+
+    def _number(self, name: str, dtype: torch.dtype, *, again: bool) -> HintValue:
+        """Return a number that a hint says, or that holds by the line that reads it."""
+        kind = "truth value" if dtype == torch.bool else "number"
+        if kind == "number" and not dtype.is_floating_point:
+            kind = "whole number"
+        line, hint = self._look_up(again=again)
+        if isinstance(hint, Hint):
+            self._check(hint, kind)
+            self._remember(hint.value)
+            return float(hint.value) if dtype.is_floating_point else hint.value
+        if hint is not None:
+            return hint
+        if kind == "truth value" and line.text.startswith("assert "):
+            self._notes.setdefault((line, Assumption.ASSERTED), {})
+            return not line.text.startswith("assert not ")
+        self._asked[line.place] = None
+        example = "true" if kind == "truth value" else "3" if kind == "whole number" else "0.5"
+        raise self._fail(
+            self._error(name, line, f"Say what it reads: --hint {line.place}={example} (a {kind})")
+        )
+
+    def _count(self, name: str, most: int | None, *, again: bool) -> int:
+        """Return how many elements are chosen, as a hint says: a number or a share."""
+        line, hint = self._look_up(again=again)
+        if isinstance(hint, Hint):
+            count = self._counted(hint, most)
+            self._remember(count)
+            return count
+        if hint is not None:
+            return int(hint)
+        self._asked[line.place] = None
+        words = f"--hint {line.place}=64 (how many elements it chooses)"
+        if most is not None:
+            words = (
+                f"--hint {line.place}=0.5 (the share that it chooses of {most} elements) or"
+                f" {words.removeprefix('--hint ')}"
+            )
+        raise self._fail(self._error(name, line, f"Say what it reads: {words}"))
+
+    def _counted(self, hint: Hint, most: int | None) -> int:
+        value = hint.value
+        if isinstance(value, float) and most is not None and 0 <= value <= 1:
+            return round(value * most)
+        limit = value if most is None else most
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit:
+            return value
+        wanted = "a whole number" if most is None else f"a share 0.0 to 1.0 or a number 0 to {most}"
+        raise self._fail(
+            RequestError(
+                f"--hint {hint}: this line chooses elements by data; the hint says how many.",
+                hint=f"Give {wanted}.",
+            )
+        )
+
+    def _check(self, hint: Hint, kind: str) -> None:
+        value = hint.value
+        fits = {
+            "truth value": isinstance(value, bool),
+            "whole number": isinstance(value, int) and not isinstance(value, bool),
+            "number": not isinstance(value, bool),
+        }
+        if not fits[kind]:
+            raise self._fail(
+                RequestError(
+                    f"--hint {hint}: this line reads a {kind}.",
+                    hint="Give true or false." if kind == "truth value" else f"Give a {kind}.",
+                )
+            )
+
+    def _look_up(self, *, again: bool) -> tuple[UserLine, Hint | HintValue | None]:
+        """Find the line that reads, and its hint or what it read before."""
+        lines = list(lines_of_stack()) or [_NOWHERE]
+        for line in lines:
+            for hint in self._hints:
+                if hint.matches(line.file, line.number):
+                    self._used[hint] = None
+                    self._asked[line.place] = None
+                    return line, hint
+        before = self._answers.get(lines[0], set())
+        if again and len(before) == 1:
+            return lines[0], next(iter(before))
+        return lines[0], None
+
+    def _remember(self, answer: HintValue) -> None:
+        self._answers.setdefault(next(lines_of_stack(), _NOWHERE), set()).add(answer)
+
+    def _note(self, inputs: Sequence[int], result: str = "") -> None:
+        for assumption in sorted(self._known.assumptions(inputs)):
+            line = next(lines_of_stack(), _NOWHERE)
+            results = self._notes.setdefault((line, assumption), {})
+            if result:
+                results[result] = None
+
+    def _fail(self, error: PlannerError) -> PlannerError:
+        self.failure = error
+        return error
+
+    @staticmethod
+    def _error(name: str, line: UserLine, hint: str) -> ModelError:
+        where = f" at {line}" if line is not _NOWHERE else ""
+        advice = (
+            "decide from shapes or from constants instead, or keep the result on the device with"
+            " torch.where."
+        )
+        return ModelError(
+            f"The model reads the data of a tensor ({name.removeprefix('_')}){where}\nIt is traced"
+            " without data, and this value depends on weights or activations.",
+            hint=f"{hint}, or {advice}" if hint else advice.capitalize(),
+        )
+
+
+def _choice(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Choice | None:
+    """Describe the result of an op that chooses elements, None for an op that is not known."""
+    source: Tensor = args[0]
+
+    def empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=_META)
+
+    if name == "nonzero":
+        return _Choice(source.numel(), lambda count: empty(count, source.dim()))
+    if name == "masked_select":
+        most = torch.logical_and(source, args[1]).numel()
+        return _Choice(most, lambda count: empty(count, dtype=source.dtype))
+    if name in ("_unique", "_unique2", "unique_consecutive", "unique_dim"):
+        return _unique_choice(name, args, kwargs)
+    if name == "repeat_interleave":
+        size = kwargs.get("output_size")
+        return _Choice(None, lambda count: empty(count if size is None else size))
+    if name == "bincount":
+        weights = args[1] if len(args) > 1 else None
+        dtype = torch.long if weights is None else torch.promote_types(weights.dtype, torch.float)
+        return _Choice(None, lambda count: empty(count, dtype=dtype))
+    return None
+
+
+def _unique_choice(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Choice:
+    source: Tensor = args[0]
+    dim = args[1] if name == "unique_dim" else kwargs.get("dim")
+    shape = [source.numel()] if dim is None else list(source.shape)
+    inverse = source.shape if dim is None else (source.shape[dim],)
+
+    def make(count: int) -> TorchResult:
+        shape[dim or 0] = count
+        parts = [
+            torch.empty(shape, dtype=source.dtype, device=_META),
+            torch.empty(inverse, dtype=torch.long, device=_META),
+            torch.empty(count, dtype=torch.long, device=_META),
+        ]
+        return tuple(parts[:2] if name == "_unique" else parts)
+
+    return _Choice(shape[dim or 0], make)
