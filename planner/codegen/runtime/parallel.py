@@ -598,7 +598,7 @@ class _KnownData(TorchFunctionMode):
         self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
         for tensor, data in zip(_tensors(on_meta), _tensors(real), strict=True):
             if not tensor.is_floating_point():
-                self._know(tensor, lambda data=data: data)
+                self._know(tensor, data.detach)
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
