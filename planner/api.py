@@ -269,7 +269,7 @@ def _search_outcome(
         cluster=cluster,
         outcome=outcome,
         op_rows=rows,
-        warnings=graph.warnings,
+        warnings=(*loaded.notes, *graph.warnings),
     )
 
 

@@ -23,6 +23,9 @@ from planner.units import format_bytes, format_count, format_s
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
 """Schedules that the runtime was verified with."""
 
+MODEL_NAME = "model.py"
+"""Model file beside the script of a Hugging Face config."""
+
 _LINE_LENGTH = 100
 
 
@@ -58,7 +61,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
         .render(
             plan=plan,
             world_size=plan.degrees.world_size,
-            model_words=f"{plan.model.file or plan.model.module}:{plan.model.factory}",
+            model_words=_model_words(plan.model),
             summary=_summary(plan),
             parallel_names=", ".join(
                 sorted({"StageSpec", "UserModel", *(["ModuleSharding"] if sharded else [])})
@@ -155,9 +158,16 @@ def _block_positions(plan: Plan) -> dict[int, int]:
     return {} if plan.units == ("model",) else {unit: block for block, unit in enumerate(units)}
 
 
+def _model_words(model: ModelRef) -> str:
+    source = str(model.file or model.module)
+    return source if model.is_config else f"{source}:{model.factory}"
+
+
 def _model_arguments(model: ModelRef, folder: Path | None) -> str:
     arguments = []
-    if model.file is not None:
+    if model.is_config:
+        arguments.append(f"file=Path(__file__).resolve().parent / {_quote(MODEL_NAME)}")
+    elif model.file is not None:
         path = Path(model.file).resolve()
         if folder is None:
             arguments.append(f"file=Path({_quote(path.as_posix())})")

@@ -80,9 +80,8 @@ def _load(file: Path, model_type: str, seq_len: int | None, *, has_own_code: boo
         seq_len = model.default_seq_len
     return LoadedModel(
         description=f"{file}:{model.class_name}",
-        file=None,
+        file=str(file),
         module=None,
-        config_file=str(file),
         factory=DEFAULT_FACTORY,
         seq_len=seq_len,
         make_model=model.build,

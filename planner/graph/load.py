@@ -63,7 +63,7 @@ class LoadedModel:
     description: str
     """What the user named, for messages."""
     file: str | None
-    """Path of the model file as the user gave it."""
+    """Path of the model file, or of the Hugging Face config, as the user gave it."""
     module: str | None
     """Module name where the user gave ``package.module:factory``."""
     factory: str
@@ -79,8 +79,6 @@ class LoadedModel:
     """Loss of (output, targets); None where the model returns its loss."""
     import_scope: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes the model file's own imports work while its code runs."""
-    config_file: str | None = None
-    """Path of the Hugging Face config, where that was given instead of code."""
     notes: tuple[str, ...] = ()
     """What the user should know of how the model was chosen."""
     hints: tuple[Hint, ...] = ()

@@ -13,13 +13,19 @@ class ModelRef:
     """Where the script finds the user's model."""
 
     file: str | None
-    """Path of the model file as the user gave it, None for a model passed as an object."""
+    """Path of the model file, or of the Hugging Face config (".json"), as the user gave it; None
+    for a model passed as an object."""
     module: str | None
     """Importable module name where the model was given as ``package.module:factory``."""
     factory: str
     """Function that builds the model: "build_model"."""
     seq_len: int | None
     """``seq_len`` passed to ``example_batch``, None where the user gave none."""
+
+    @property
+    def is_config(self) -> bool:
+        """Whether a Hugging Face config stands for code: the script then has its own model.py."""
+        return self.file is not None and self.file.endswith(".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
