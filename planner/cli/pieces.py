@@ -17,10 +17,10 @@ def grid() -> Table:
     return table
 
 
-def titled(title: str, *, gap: int = 2, heads: bool = True) -> Table:
-    """Make a table with a title and columns that are only blanks apart."""
+def titled(title: str | None, *, gap: int = 2, heads: bool = True) -> Table:
+    """Make a table with a title (or none) and columns that are only blanks apart."""
     return Table(
-        title=Text(title, "bold"),
+        title=None if title is None else Text(title, "bold"),
         title_justify="left",
         box=None,
         padding=(0, gap, 0, 0),

@@ -14,21 +14,22 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.summary import batch_words, parameter_words
 from planner.report.trace_view import (
     KIND_HEAD,
+    MASKED_NOTE,
     MOST_CUTS,
     UNIT_HEAD,
     cut_notes,
     cut_rows,
     cut_words,
+    kept_table,
     kind_rows,
     op_words,
     refused_rows,
     unit_rows,
-    work_notes,
     work_table,
 )
 from planner.units import format_s
 
-LEFT_COLUMNS = frozenset({"kind", "first", "unit"})
+LEFT_COLUMNS = frozenset({"kind", "first", "unit", "recompute"})
 """Columns of words; the others are numbers."""
 
 FOLDED = frozenset({"first", "unit"})
@@ -52,7 +53,7 @@ def print_trace(
         phases_s: Wall time by phase.
         verbose: Show every unit and every cut.
     """
-    sections = [_header(graph), _work(graph), _blocks(console, graph)]
+    sections = [_header(graph), _work(graph), _kept(graph), _blocks(console, graph)]
     if verbose:
         sections.append(_units(console, graph))
     sections.append(_cuts(console, graph, verbose=verbose))
@@ -70,7 +71,13 @@ def _header(graph: OperatorGraph) -> RenderableType:
 
 def _work(graph: OperatorGraph) -> RenderableType:
     head, *rows = work_table(graph)
-    return stack(_table("One microbatch", head, rows, gap=2), Text(work_notes(graph), "dim"))
+    table = _table("Work of one microbatch", head, rows, gap=2)
+    return stack(table, Text(MASKED_NOTE, "dim")) if graph.forward_masked_flop else table
+
+
+def _kept(graph: OperatorGraph) -> RenderableType:
+    head, *rows = kept_table(graph)
+    return _table("Kept for backward, by recomputation of blocks", head, rows, gap=2)
 
 
 def _blocks(console: Console, graph: OperatorGraph) -> RenderableType:
@@ -115,9 +122,11 @@ def _end(files: Sequence[Path], phases_s: Mapping[str, float]) -> RenderableType
     return stack(*parts)
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int) -> Table:
-    """Make a table whose numbers stand on the right."""
-    table = titled(title, gap=gap)
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int
+) -> RenderableType:
+    """Make a table whose numbers stand on the right, under a title of any length."""
+    table = titled(None, gap=gap)
     for name in head:
         left = name in LEFT_COLUMNS or not name
         table.add_column(
@@ -128,7 +137,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, ga
         )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    return table
+    return stack(Text(title, "bold"), table)
 
 
 def _gap(console: Console) -> int:

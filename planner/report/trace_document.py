@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from planner.graph.operator_graph import CutPoint, ModuleOutput, OperatorGraph, Phase
 from planner.graph.patterns import BlockKind, unit_kinds
+from planner.graph.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
 from planner.plan.serialize import JsonValue, dump_json
 
 TRACE_SCHEMA_VERSION = 1
@@ -35,6 +36,13 @@ def trace_json(graph: OperatorGraph) -> str:
             "forward_masked_flop": graph.forward_masked_flop,
             "backward_masked_flop": graph.backward_masked_flop,
             "saved_bytes": graph.saved_bytes,
+            "recomputation": {
+                way: {
+                    "saved_bytes": retained_bytes(graph, way),
+                    "recompute_flop": recompute_flop(graph, way),
+                }
+                for way in RECOMPUTATIONS
+            },
             "ops": len(graph.nodes),
             "forward_ops": num_forward,
             "backward_ops": len(graph.nodes) - num_forward,

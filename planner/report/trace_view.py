@@ -11,6 +11,7 @@ from planner.graph.patterns import (
     unit_letters,
     unit_sizes,
 )
+from planner.graph.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
 from planner.graph.summary import CutGroup, cut_groups
 from planner.units import format_bytes, format_count, format_flop
 
@@ -26,33 +27,40 @@ MOST_CUTS = 12
 MOST_CARRIED = 2
 """Tensors beside the stream that are named without -v."""
 
-SAVED_NOTE = "saved: kept from forward to backward, nothing recomputed"
-
-MASKED_NOTE = "masked: hidden by causal masks; counted here, though fused kernels need not run it"
+MASKED_NOTE = "masked: hidden by causal masks; counted, though fused kernels need not run it"
+"""What the column "masked" holds."""
 
 
 def work_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
-    """FLOPs and saved bytes, in all and by token (or sample); the first row is the head."""
+    """FLOPs in all and by token (or sample); the first row is the head."""
+    flops = (graph.forward_flop, graph.backward_flop)
     columns: list[tuple[str, ...]] = [
-        ("", "forward", "backward", "saved"),
-        ("in all", *_work(graph, 1)),
+        ("", "forward", "backward"),
+        ("in all", *map(format_flop, flops)),
     ]
-    parts = graph.microbatch_size * graph.tokens_per_sample
-    if parts > 1:
-        part = "token" if graph.tokens_per_sample > 1 else "sample"
-        columns.append((f"per {part}", *_work(graph, parts)))
+    if (parts := _num_parts(graph)) > 1:
+        columns.append((_per_part(graph), *(format_flop(flop / parts) for flop in flops)))
     if graph.forward_masked_flop:
-        passes = (
-            (graph.forward_masked_flop, graph.forward_flop),
-            (graph.backward_masked_flop, graph.backward_flop),
-        )
-        columns.append(("masked", *(f"{masked / flop:.1%}" for masked, flop in passes), ""))
+        masked = (graph.forward_masked_flop, graph.backward_masked_flop)
+        shares = (hidden / flop for hidden, flop in zip(masked, flops, strict=True))
+        columns.append(("masked", *(f"{share:.1%}" for share in shares)))
     return tuple(zip(*columns, strict=True))
 
 
-def work_notes(graph: OperatorGraph) -> str:
-    """Say what the rows and columns of ``work_table`` hold."""
-    return f"{SAVED_NOTE}; {MASKED_NOTE}" if graph.forward_masked_flop else SAVED_NOTE
+def kept_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
+    """Bytes kept for backward by recomputation of the blocks; the first row is the head."""
+    ways = RECOMPUTATIONS if graph.block_kinds else ("none",)
+    kept = [retained_bytes(graph, way) for way in ways]
+    columns: list[tuple[str, ...]] = [
+        ("recompute", *ways),
+        ("kept", *map(format_bytes, kept)),
+    ]
+    if (parts := _num_parts(graph)) > 1:
+        columns.append((_per_part(graph), *(format_bytes(each / parts) for each in kept)))
+    if len(ways) > 1:
+        again = [format_flop(recompute_flop(graph, way)) for way in ways[1:]]
+        columns.append(("runs again", "", *again))
+    return tuple(zip(*columns, strict=True))
 
 
 def op_words(graph: OperatorGraph) -> str:
@@ -126,12 +134,12 @@ def refused_rows(graph: OperatorGraph) -> tuple[tuple[str, str], ...]:
     return tuple((_refused_place(graph, group), group[0].reason) for group in groups)
 
 
-def _work(graph: OperatorGraph, parts: int) -> tuple[str, str, str]:
-    return (
-        format_flop(graph.forward_flop / parts),
-        format_flop(graph.backward_flop / parts),
-        format_bytes(graph.saved_bytes / parts),
-    )
+def _num_parts(graph: OperatorGraph) -> int:
+    return graph.microbatch_size * graph.tokens_per_sample
+
+
+def _per_part(graph: OperatorGraph) -> str:
+    return "per token" if graph.tokens_per_sample > 1 else "per sample"
 
 
 def _sizes(kind: BlockKind) -> tuple[str, ...]:

@@ -13,7 +13,9 @@ from planner import api
 from planner.cli.main import run
 from planner.cli.terminal import ProgressLine
 from planner.errors import ModelError
+from planner.graph.retained import recompute_flop, retained_bytes
 from planner.progress import PhaseEvent
+from planner.units import format_bytes, format_flop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT = str(EXAMPLES / "gpt.py")
@@ -43,6 +45,11 @@ def traced(monkeypatch, gpt):
 
     monkeypatch.setattr(api, "trace", trace)
     return calls
+
+
+def row(text, name):
+    """The cells of the first line that begins with a name."""
+    return next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name])
 
 
 def answer(capsys, *arguments):
@@ -78,6 +85,10 @@ def test_the_screen_says_what_is_in_the_model(traced, gpt, capsys):
     # Attention is 8 * 4 * 64**3 of them, and hides all pairs above the diagonal.
     hidden = 8 * 4 * 64 * 64 * 64 * (63 / 128) / 59.8e6
     assert f"forward   59.8 MFLOP   934 kFLOP    {hidden:.1%}" in out
+    assert row(out, "none")[:2] == format_bytes(gpt.saved_bytes).split()
+    for way in ("selective", "full"):
+        assert row(out, way)[:2] == format_bytes(retained_bytes(gpt, way)).split()
+    assert row(out, "full")[-2:] == format_flop(recompute_flop(gpt, "full")).split()
     assert "Blocks: 8 A\n" in out
     assert "A             8 transformer.h.0   50 k 7.34 MFLOP 15.2 MFLOP" in out
     assert "Cuts: 9 places for a stage to end" in out
@@ -144,6 +155,13 @@ def test_json_has_the_figures_and_nothing_else_on_stdout(traced, gpt, capsys):
     assert document["forward_masked_flop"] == 8 * 4 * 64 * (64 * 63 // 2)
     assert document["backward_masked_flop"] == gpt.backward_masked_flop
     assert document["saved_bytes"] == gpt.saved_bytes
+    assert document["recomputation"] == {
+        way: {
+            "saved_bytes": retained_bytes(gpt, way),
+            "recompute_flop": recompute_flop(gpt, way),
+        }
+        for way in ("none", "selective", "full")
+    }
     assert document["ops"] == document["forward_ops"] + document["backward_ops"] == len(gpt.nodes)
     assert (document["microbatch_size"], document["tokens_per_sample"]) == (1, 64)
     assert document["dtype"] == "float32"
