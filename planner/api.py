@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import RequestError
+from planner.graph.hints import Hint, make_hints
 from planner.plan.record import ModelSummary, PlanRecord
 from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
@@ -54,6 +55,7 @@ def plan(
     time_limit_s: float = 60.0,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    hints: Mapping[str, bool | int | float] | None = None,
     progress: ProgressCallback | None = None,
 ) -> PlanResult:
     """Find the fastest way to train a model that fits, and prove it.
@@ -77,6 +79,9 @@ def plan(
             (inputs, targets), as in a model file.
         loss_fn: For a module or a factory: ``loss_fn(output, targets)`` returns a scalar; None
             where the model returns its loss.
+        hints: What lines of the model's code read from tensors that have data in training only,
+            by line: ``{"model.py:57": True}``. A truth value or a number; where a line chooses
+            elements by a mask, how many of them (an integer) or which share (a float).
         progress: Called when a phase begins and ends, None for silence.
 
     Returns:
@@ -98,6 +103,7 @@ def plan(
         seq_len=seq_len,
         dtype=dtype,
         fixed=_fixed_settings(fix),
+        hints=tuple((hints or {}).items()),
         top=top,
         time_limit_s=time_limit_s,
     )
@@ -117,6 +123,7 @@ def estimate(
     fix: Mapping[str, object] | None = None,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    hints: Mapping[str, bool | int | float] | None = None,
     progress: ProgressCallback | None = None,
 ) -> PlanResult:
     """Price one layout, without a search.
@@ -134,6 +141,7 @@ def estimate(
         fix: The layout, as for ``plan``.
         example_batch: As for ``plan``.
         loss_fn: As for ``plan``.
+        hints: As for ``plan``.
         progress: Called when a phase begins and ends, None for silence.
 
     Returns:
@@ -154,6 +162,7 @@ def estimate(
         seq_len=seq_len,
         dtype=dtype,
         fixed=_fixed_settings(fix),
+        hints=tuple((hints or {}).items()),
     )
     model_object = _model_object(model, example_batch, loss_fn)
     return run_request(request, model_object=model_object, estimate_only=True, progress=progress)
@@ -167,6 +176,7 @@ def trace(
     dtype: str = "bfloat16",
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
+    hints: Mapping[str, bool | int | float] | None = None,
     progress: ProgressCallback | None = None,
 ) -> "OperatorGraph":
     """Trace one training step of a model, forward and backward, without its weights.
@@ -178,6 +188,7 @@ def trace(
         dtype: Compute dtype: "bfloat16", "float32" or "float64".
         example_batch: As for ``plan``.
         loss_fn: As for ``plan``.
+        hints: As for ``plan``.
         progress: Called when a phase begins, is under way and ends, None for silence.
 
     Returns:
@@ -191,7 +202,9 @@ def trace(
     check_trace(microbatch_size=microbatch_size, seq_len=seq_len, dtype=dtype)
     model_object = _model_object(model, example_batch, loss_fn)
     with timed_phase(progress, "load"):
-        loaded = _load(_model_words(model), model_object, seq_len=seq_len)
+        loaded = _load(
+            _model_words(model), model_object, seq_len=seq_len, hints=make_hints(hints or {})
+        )
     from planner.graph.trace import trace_model
     from planner.graph.trace_progress import TRACE_PHASE
 
@@ -237,7 +250,8 @@ def _search_outcome(
     dtype = resolve_dtype(request, cluster.device)
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
-        loaded = _load(request.model, model_object, seq_len=request.seq_len)
+        hints = make_hints(request.hints)
+        loaded = _load(request.model, model_object, seq_len=request.seq_len, hints=hints)
     with timed_phase(progress, "trace"):
         from planner.graph.family import trace_family
 
@@ -311,18 +325,26 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
     return FixedValues(**chosen)
 
 
-def _load(model: str, model_object: ModelObject | None, *, seq_len: int | None) -> "LoadedModel":
+def _load(
+    model: str,
+    model_object: ModelObject | None,
+    *,
+    seq_len: int | None,
+    hints: tuple[Hint, ...],
+) -> "LoadedModel":
     """Load the model file, or take the object that was passed."""
     from planner.graph.load import load_model, wrap_module
 
     if model_object is None:
-        return load_model(model, seq_len=seq_len)
-    return wrap_module(
-        model_object.model,
-        example_batch=model_object.example_batch,
-        loss_fn=model_object.loss_fn,
-        seq_len=seq_len,
-    )
+        loaded = load_model(model, seq_len=seq_len)
+    else:
+        loaded = wrap_module(
+            model_object.model,
+            example_batch=model_object.example_batch,
+            loss_fn=model_object.loss_fn,
+            seq_len=seq_len,
+        )
+    return replace(loaded, hints=hints)
 
 
 def _model_words(model: "str | nn.Module | Callable[[], nn.Module]") -> str:

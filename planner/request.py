@@ -24,6 +24,9 @@ class PlanRequest:
     fixed: tuple[tuple[str, str], ...] = ()
     """``--fix`` settings by name: mesh axes, schedule, microbatch_size,
     activation_checkpointing, reshard_after_forward, sequence_parallel, virtual_stages."""
+    hints: tuple[tuple[str, bool | int | float], ...] = ()
+    """``--hint`` values by line of the model's code, "model.py:57": what it reads from a tensor
+    that has data in training only."""
     top: int = 5
     """Layouts to show."""
     time_limit_s: float = 60.0

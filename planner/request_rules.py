@@ -10,6 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from planner.errors import RequestError
+from planner.graph.hints import make_hints
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest
@@ -78,6 +79,7 @@ def check_request(request: PlanRequest) -> PlanRequest:
     _check_nodes(request)
     if request.dtype is not None:
         _check_choice(f"--dtype {request.dtype}", request.dtype, COMPUTE_DTYPES)
+    make_hints(request.hints)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
 

@@ -40,6 +40,7 @@ def test_arguments_become_the_request(searched):
         global_batch_size=32,
         fix={"tp": 2, "sequence_parallel": True},
         time_limit_s=5,
+        hints={"model.py:57": True},
     )
     assert result.best.degrees.tp == 2
     request, model_object, estimate_only = searched[0]
@@ -48,6 +49,7 @@ def test_arguments_become_the_request(searched):
     assert request.global_batch_size == 32
     assert request.fixed == (("tp", "2"), ("sequence_parallel", "true"))
     assert request.time_limit_s == 5
+    assert request.hints == (("model.py:57", True),)
     assert model_object is None
     assert not estimate_only
 

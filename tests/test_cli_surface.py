@@ -26,6 +26,8 @@ REQUEST = {
     "--global-batch-size",
     "--gpus",
     "--gpus-per-node",
+    "--hint",
+    "--hints",
     "--seq-len",
 }
 OUTPUT = {"--force", "--json", "--no-color", "--out", "--quiet", "--verbose", "-q", "-v"}
@@ -50,7 +52,7 @@ def test_the_verbs_are_these():
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT
     assert set(VERBS["profiles"].commands) == {"list", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
-        *("--dot", "--dtype", "--microbatch-size", "--ops", "--seq-len"),
+        *("--dot", "--dtype", "--hint", "--hints", "--microbatch-size", "--ops", "--seq-len"),
     }
 
 

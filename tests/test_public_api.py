@@ -37,6 +37,7 @@ PLAN_PARAMETERS = [
     "time_limit_s",
     "example_batch",
     "loss_fn",
+    "hints",
     "progress",
 ]
 
@@ -47,6 +48,7 @@ TRACE_PARAMETERS = [
     "dtype",
     "example_batch",
     "loss_fn",
+    "hints",
     "progress",
 ]
 

@@ -6,6 +6,7 @@ from typing import NotRequired, TypedDict, TypeVar
 
 import click
 
+from planner.graph.hints import HintValue, make_hints, parse_hint, read_hints
 from planner.request import PlanRequest
 from planner.request_rules import check_request, parse_fix
 
@@ -26,6 +27,8 @@ class PlanOptions(TypedDict):
     seq_len: int | None
     dtype: str | None
     fix: tuple[str, ...]
+    hint: tuple[str, ...]
+    hints: Path | None
     top: NotRequired[int]
     time_limit: NotRequired[float]
     out: Path | None
@@ -96,6 +99,27 @@ def request_options(command: Command) -> Command:
             help="Fix a degree (dp_replicate, dp_shard, tp, pp) or schedule, virtual_stages, "
             "microbatch_size, activation_checkpointing, reshard_after_forward, "
             "sequence_parallel. Repeatable.",
+        ),
+        hint_options,
+    )
+
+
+def hint_options(command: Command) -> Command:
+    """Add the options that say what the model's code reads from tensors without data."""
+    return _apply(
+        command,
+        click.option(
+            "--hint",
+            multiple=True,
+            metavar="FILE:LINE=VALUE",
+            help="What this line of the model reads from a tensor that has data in training "
+            "only: true, false or a number. Repeatable.",
+        ),
+        click.option(
+            "--hints",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help='TOML or JSON file of hints: "model.py:57" = true.',
         ),
     )
 
@@ -169,10 +193,22 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             seq_len=options["seq_len"],
             dtype=options["dtype"],
             fixed=tuple(parse_fix(options["fix"]).items()),
+            hints=given_hints(options["hint"], options["hints"]),
             top=options.get("top", DEFAULT_TOP),
             time_limit_s=options.get("time_limit", DEFAULT_TIME_LIMIT_S),
         )
     )
+
+
+def given_hints(texts: tuple[str, ...], file: Path | None) -> tuple[tuple[str, HintValue], ...]:
+    """Collect the hints of ``--hint`` and ``--hints``.
+
+    Raises:
+        RequestError: One is none, the file cannot be read, or two contradict each other.
+    """
+    read = read_hints(file) if file is not None else {}
+    given = make_hints([*read.items(), *(parse_hint(text) for text in texts)])
+    return tuple((hint.place, hint.value) for hint in given)
 
 
 def _apply(command: Command, *decorators: Callable[[Command], Command]) -> Command:

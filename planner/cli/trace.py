@@ -5,7 +5,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from planner.cli.options import ExampleCommand, verbosity_options
+from planner.cli.options import ExampleCommand, hint_options, verbosity_options
 
 _EXAMPLES = """
 Examples:
@@ -22,6 +22,8 @@ class TraceOptions(TypedDict):
     seq_len: int | None
     microbatch_size: int
     dtype: str
+    hint: tuple[str, ...]
+    hints: Path | None
     as_json: bool
     ops: Path | None
     dot: Path | None
@@ -49,6 +51,7 @@ class TraceOptions(TypedDict):
     metavar="DTYPE",
     help="Compute in bfloat16, float32 or float64.",
 )
+@hint_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout.")
 @click.option(
     "--ops",

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from planner import api
+from planner.cli.options import given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
 from planner.cli.trace import TraceOptions
 from planner.errors import RequestError
@@ -23,6 +24,7 @@ def run_trace(options: TraceOptions) -> None:
         dtype=options["dtype"],
     )
     _check_files(options)
+    hints = dict(given_hints(options["hint"], options["hints"]))
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
     with ProgressLine(messages, verbose=verbose, quiet=quiet) as progress:
@@ -31,6 +33,7 @@ def run_trace(options: TraceOptions) -> None:
             microbatch_size=options["microbatch_size"],
             seq_len=options["seq_len"],
             dtype=options["dtype"],
+            hints=hints,
             progress=progress,
         )
     if not quiet:

@@ -68,6 +68,7 @@ def _request_document(record: PlanRecord) -> dict[str, JsonValue]:
     """As given: null where the planner decided; what it decided is in ``best``."""
     document = encode_fields(record.request)
     document["fixed"] = dict(record.request.fixed)
+    document["hints"] = dict(record.request.hints)
     return document
 
 

@@ -61,7 +61,13 @@ def test_options_reach_the_trace(traced, capsys):
     answer(capsys, "--seq-len", "32", "--microbatch-size", "4", "--dtype", "float64")
     (call,) = traced
     assert call.pop("progress") is not None
-    assert call == {"model": GPT, "microbatch_size": 4, "seq_len": 32, "dtype": "float64"}
+    assert call == {
+        "model": GPT,
+        "microbatch_size": 4,
+        "seq_len": 32,
+        "dtype": "float64",
+        "hints": {},
+    }
 
 
 def test_a_model_is_traced_once_and_for_real(monkeypatch, capsys):

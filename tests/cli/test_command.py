@@ -77,7 +77,8 @@ def test_the_main_job_prints_the_answer_and_writes_the_folder(searched, workplac
 def test_options_reach_the_request(searched):
     arguments = (
         "--gpus 16 --cluster a100-80gb-sxm --gpus-per-node 4 --global-batch-size 128 "
-        "--seq-len 512 --dtype float32 --fix tp=2 --fix schedule=1F1B --top 3 --time-limit 5"
+        "--seq-len 512 --dtype float32 --fix tp=2 --fix schedule=1F1B --top 3 --time-limit 5 "
+        "--hint model.py:57=true --hint model.py:60=0.5"
     )
     assert run(["model.py", *arguments.split()]) == 0
     (request, _) = searched[0]
@@ -88,6 +89,7 @@ def test_options_reach_the_request(searched):
     assert request.seq_len == 512
     assert request.dtype == "float32"
     assert request.fixed == (("tp", "2"), ("schedule", "1F1B"))
+    assert request.hints == (("model.py:57", True), ("model.py:60", 0.5))
     assert request.top == 3
     assert request.time_limit_s == 5.0
 
@@ -224,6 +226,8 @@ def test_a_plan_without_a_script_leaves_nothing(monkeypatch, workplace, capsys):
         (["model.py", "--gpus", "8", "--fix", "tp=3"], "What divides 8"),
         (["estimate", "model.py", "--gpus", "8", "--fix", "tp=3"], "What divides 8"),
         (["model.py", "--gpus", "8", "--dtype", "int8"], "Choices: bfloat16"),
+        (["model.py", "--gpus", "8", "--hint", "a.py=1"], "is no hint"),
+        (["model.py", "--gpus", "8", "--hints", "none.toml"], "cannot read the hints none.toml"),
         (["estimate", "model.py"], "See plan estimate --help."),
         (["profiles", "explain"], "No such command"),
     ],
