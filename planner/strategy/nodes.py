@@ -242,15 +242,9 @@ def _components(
     owner: dict[int, int] = {}
     for op in glue:
         for value in op.inputs:
-            if value in constants or _kind(graph, value) is StorageKind.PARAMETER:
-                continue
             if value in owner:
                 links.add_edge(op.id, owner[value])
             elif value in entering:
                 owner[value] = op.id
         owner.update(dict.fromkeys(set(op.outputs) - constants, op.id))
     return [sorted(component) for component in nx.connected_components(links)]
-
-
-def _kind(graph: OperatorGraph, value: int) -> StorageKind:
-    return graph.storages[graph.values[value].storage].kind
