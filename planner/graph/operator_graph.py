@@ -284,6 +284,19 @@ class OperatorGraph:
         return sum(masked_flop(self, op) for op in self.nodes if op.phase is phase)
 
     @cached_property
+    def parametric_values(self) -> frozenset[int]:
+        """Values that depend on a parameter, frozen or not; all others are constants of a step."""
+        found = {
+            value.id
+            for value in self.values
+            if self.storages[value.storage].kind is StorageKind.PARAMETER
+        }
+        for op in self.nodes:
+            if not found.isdisjoint(op.inputs):
+                found.update(op.outputs)
+        return frozenset(found)
+
+    @cached_property
     def saved_storages(self) -> tuple[int, ...]:
         """Activation storages that autograd keeps between forward and backward, each once."""
         kept: dict[int, None] = {}

@@ -73,6 +73,8 @@ class Search:
             # No need to price them all to know that nothing fits, only the smallest.
             legal = smallest(legal)
         searches = self._bounded(legal)
+        if not searches:
+            raise self._nothing_legal()
         incumbents = Incumbents(self._request.top)
         for search in searches:
             if search.configuration.virtual_stages == 1:

@@ -70,9 +70,9 @@ class FoldedUnit:
     nodes: tuple[Node, ...]
     """Nodes in the order of their first op."""
     boundary_inputs: tuple[int, ...]
-    """Differentiable values that enter the unit."""
+    """Values that enter the unit and depend on a parameter."""
     boundary_outputs: tuple[int, ...]
-    """Differentiable values that leave it."""
+    """Values that leave it and depend on a parameter."""
     constants: frozenset[int]
     """Values that depend on no parameter: available whole on every rank."""
 
@@ -152,14 +152,17 @@ def _read(graph: OperatorGraph, ops: list[int]) -> dict[int, None]:
 
 
 def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[int, None]]:
-    """Differentiable values that cross the unit's two cuts, as far as the unit touches them."""
+    """Values that cross the unit's two cuts, as far as the unit touches them.
+
+    Those that depend on a parameter, frozen or not; every stage makes the others itself.
+    """
+    varying = graph.parametric_values
     made = {value for op in unit.forward_ops for value in graph.nodes[op].outputs}
     entering: dict[int, None] = {}
     for op in unit.forward_ops:
         for value in graph.nodes[op].inputs:
-            tensor = graph.values[value]
-            kind = graph.storages[tensor.storage].kind
-            if value not in made and tensor.requires_grad and kind is StorageKind.ACTIVATION:
+            kind = graph.storages[graph.values[value].storage].kind
+            if value not in made and value in varying and kind is StorageKind.ACTIVATION:
                 entering[value] = None
     own = set(unit.forward_ops)
     last = unit.forward_ops[-1] if unit.forward_ops else -1
@@ -168,7 +171,7 @@ def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[i
         for op in graph.nodes
         if op.id > last and op.id not in own and op.phase == "forward"
         for value in op.inputs
-        if value in made and graph.values[value].requires_grad
+        if value in made and value in varying
     )
     return entering, leaving
 

@@ -61,7 +61,7 @@ def sharding_problem(
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
-    modules = _module_strategies(folded, context, split_tables=split_tables)
+    modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     strategies = []
     candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:
@@ -79,12 +79,22 @@ Strategies = dict[int, tuple[NodeStrategy, ...]]
 """Strategies by node."""
 
 
+def _of_place(found: tuple[NodeStrategy, ...], node: Node, unit: Unit) -> tuple[NodeStrategy, ...]:
+    """Leave a module whole that runs between blocks (an encoder's last norm).
+
+    The script splits modules of blocks by block, and those before and after the blocks.
+    """
+    if unit.kind is not UnitKind.BLOCK or f"{node.module}.".startswith(f"{unit.name}."):
+        return found
+    return tuple(strategy for strategy in found if strategy.style == "replicate")
+
+
 def _module_strategies(
-    folded: FoldedUnit, context: UnitContext, *, split_tables: bool | None
+    folded: FoldedUnit, unit: Unit, context: UnitContext, *, split_tables: bool | None
 ) -> Strategies:
     """Strategies of the unit's modules; on one rank there is one way to run each."""
     modules = {
-        node.index: module_strategies(node, context)
+        node.index: _of_place(module_strategies(node, context), node, unit)
         for node in folded.nodes
         if node.kind is NodeKind.MODULE
     }
