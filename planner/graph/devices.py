@@ -92,6 +92,7 @@ class TracingMode(DeviceMode):
             torch.as_tensor: self._literal(torch.as_tensor),
             torch.asarray: self._literal(torch.asarray),
             Tensor.new_tensor: self._new_tensor,
+            Tensor.__getitem__: lambda tensor, index: tensor[_with_literals(index)],
             Tensor.tolist: self._taken(Tensor.tolist),
             Tensor.numpy: self._taken(Tensor.numpy),
             Tensor.__array__: self._taken(Tensor.__array__),
@@ -145,6 +146,14 @@ class BuildingMode(DeviceMode):
             if made.numel() > self.MOST_ELEMENTS:
                 return made
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _with_literals(index: _Result) -> _Result:
+    """Turn positions that are listed in an index into tensors; torch would lose their data."""
+    if isinstance(index, tuple):
+        return tuple([_with_literals(item) for item in index])
+    is_listing = isinstance(index, list) and all(isinstance(item, int) for item in index)
+    return torch.tensor(index) if is_listing else index
 
 
 def _format(tensor: Tensor, spec: str) -> str:

@@ -159,6 +159,19 @@ def test_a_tensor_on_the_cpu_among_the_models_own_is_told():
     assert {value.shape for value in graph.values} >= {(2, 8)}
 
 
+def test_listed_positions_are_known():
+    def forward(self, x, n):
+        ends = n[:, [-1, 0]]
+        if 4 in ends or 3 not in ends[[0, 1]]:
+            return self.linear(self.linear(x))
+        return self.linear(x)
+
+    def batch(size):
+        return (torch.randn(size, 8), torch.tensor([[3, 4, 5]] * size)), None
+
+    assert count(trace(forward, batch), "addmm") == 1
+
+
 def test_nonzero_of_a_constant_mask_has_its_real_size():
     def forward(self, x):
         mask = torch.arange(8, device=x.device) % 2 == 0
