@@ -23,6 +23,9 @@ _Option: TypeAlias = Any
 FLASH_HEAD_DIM_LIMIT = 256
 """Largest head dim of the flash attention kernel."""
 
+_NONE, _MEAN = 0, 1
+"""Numbers of torch's reductions of a loss."""
+
 _open_library: Callable[[str, str], _Option] = torch.library.Library
 
 _ops = _open_library("planner", "DEF")
@@ -41,6 +44,11 @@ _ops.define(
 _ops.define(
     "_fused_rnn_backward(Tensor grad_out, Tensor? grad_hy, Tensor? grad_cy, Tensor input,"
     " Tensor output, Tensor reserve, Tensor hx, Tensor? cx, Tensor[] params) -> Tensor[]"
+)
+_ops.define("_fused_ctc_loss(Tensor log_probs, Tensor targets, int longest) -> (Tensor, Tensor)")
+_ops.define(
+    "_fused_ctc_loss_backward(Tensor grad_out, Tensor log_probs, Tensor targets, Tensor loss,"
+    " Tensor log_alpha) -> Tensor"
 )
 
 
@@ -86,10 +94,34 @@ def _rnn_backward_meta(
     return [_like(each, source) for each in (source, hx, cx, *params)]
 
 
+def _ctc_loss_meta(log_probs: Tensor, _: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    steps, size, _classes = log_probs.shape
+    # What backward needs of each step: every label, and a blank before and after each.
+    log_alpha = log_probs.new_empty(size, steps, 2 * longest + 1)
+    return log_probs.new_empty(size), log_alpha
+
+
+def _ctc_loss_backward_meta(_: Tensor, log_probs: Tensor, *__: Tensor) -> Tensor:
+    return torch.empty_like(log_probs)
+
+
+def _grouped_mm_meta(
+    left: Tensor, right: Tensor, offs: Tensor | None = None, *options: _Option
+) -> Tensor:
+    """Multiply matrices of any dtype in groups; torch's own meta kernel takes bfloat16 alone."""
+    dtype = options[1] if len(options) > 1 else None
+    groups: list[int] = []
+    if left.dim() == right.dim():
+        groups = [left.shape[0] if offs is None else offs.shape[0]]
+    return left.new_empty([*groups, left.shape[-2], right.shape[-1]], dtype=dtype or left.dtype)
+
+
 _ops.impl("_fused_rms_norm", _rms_norm_meta, "Meta")
 _ops.impl("_fused_rms_norm_backward", _rms_norm_backward_meta, "Meta")
 _ops.impl("_fused_rnn", _rnn_meta, "Meta")
 _ops.impl("_fused_rnn_backward", _rnn_backward_meta, "Meta")
+_ops.impl("_fused_ctc_loss", _ctc_loss_meta, "Meta")
+_ops.impl("_fused_ctc_loss_backward", _ctc_loss_backward_meta, "Meta")
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -146,8 +178,22 @@ class _Rnn(torch.autograd.Function):
         return tuple(each if needed else None for each, needed in wanted)
 
 
+class _CtcLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, log_probs: Tensor, targets: Tensor, longest: int) -> Tensor:
+        loss, log_alpha = torch.ops.planner._fused_ctc_loss(log_probs, targets, longest)
+        ctx.save_for_backward(log_probs, targets, loss, log_alpha)
+        result: Tensor = loss
+        return result
+
+    @staticmethod
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ops.planner._fused_ctc_loss_backward(grad, *ctx.saved_tensors), None, None
+
+
 _apply_rms_norm: Callable[..., _Option] = _RmsNorm.apply
 _apply_rnn: Callable[..., _Option] = _Rnn.apply
+_apply_ctc_loss: Callable[..., _Option] = _CtcLoss.apply
 
 
 def _rms_norm(
@@ -170,6 +216,19 @@ def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: _Option
     _, layers, _, _, bidirectional, batch_first = options
     output, hy, _ = _apply_rnn(source, hx, None, (3, layers, bidirectional, batch_first), *params)
     return output, hy
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, _: _Option, lengths: _Option, *options: _Option
+) -> Tensor:
+    """Dispatch the loss of alignments; its memory depends on the longest text."""
+    reduction = options[1] if len(options) > 1 else 1
+    if not isinstance(lengths, Tensor):
+        lengths = torch.tensor(lengths)
+    loss: Tensor = _apply_ctc_loss(log_probs, targets, int(lengths.max()))
+    if reduction == _MEAN:
+        loss = (loss / lengths.to(loss).clamp_min(1)).mean()
+    return loss.sum() if reduction not in (_NONE, _MEAN) else loss
 
 
 def _dropout(source: Tensor, *options: _Option) -> Tensor:
@@ -249,7 +308,10 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "lstm.input": _lstm,
     "gru.input": _gru,
+    "ctc_loss.IntList": _ctc_loss,
+    "ctc_loss.Tensor": _ctc_loss,
 }
+"""By composite op, which torch would split."""
 
 
 @contextmanager
@@ -263,6 +325,7 @@ def fused_kernels() -> Iterator[None]:
             for name, kernel in _OVERRIDES.items():
                 # The Meta key is refused for composite ops; autograd on meta comes before it.
                 library.impl(name, kernel, "AutogradMeta", allow_override=True)
+            library.impl("_grouped_mm", _grouped_mm_meta, "Meta", allow_override=True)
         yield
     finally:
         library._destroy()

@@ -125,6 +125,53 @@ def test_recurrent_layers_are_one_op(kind, gates):
     assert backward.flop == 2 * rnn.flop
 
 
+@pytest.mark.parametrize("as_tensors", [True, False])
+def test_the_loss_of_alignments_keeps_what_each_step_needs(as_tensors):
+    class Align(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classes = nn.Linear(32, 5)
+
+        def forward(self, x, labels):
+            log_probs = self.classes(x).float().log_softmax(-1).transpose(0, 1)
+            steps, texts = [x.shape[1]] * len(x), [labels.shape[1]] * len(x)
+            if as_tensors:
+                steps, texts = torch.tensor(steps), (labels > 0).sum(-1)
+                labels = labels.masked_select(labels > 0)
+            return functional.ctc_loss(log_probs, labels, steps, texts)
+
+    def batch(size):
+        return (torch.randn(size, 16, 32), torch.randint(1, 5, (size, 6))), None
+
+    graph = trace_model(wrap(Align, batch), microbatch_size=2, dtype="bfloat16")
+    (loss,) = [op for op in graph.nodes if op.name == "_fused_ctc_loss"]
+    kept = {graph.values[value].shape for value in loss.saved_outputs}
+    assert (2, 16, 2 * 6 + 1) in kept
+    with torch.device("cpu"):
+        model, ((x, labels), _) = Align(), batch(2)
+    _, log_alpha = torch.ops.aten._ctc_loss(
+        model.classes(x).log_softmax(-1).transpose(0, 1), labels, [16] * 2, [6] * 2
+    )
+    assert tuple(log_alpha.shape) in kept
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_grouped_products_count_each_row_once(dtype):
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 32, 8))
+
+        def forward(self, x):
+            ends = torch.tensor([4, 8, 20, 32], dtype=torch.int32, device=x.device)
+            return functional.grouped_mm(x.flatten(0, 1), self.weight, offs=ends)
+
+    graph = trace(Experts, dtype)
+    flops = [op.flop for op in graph.nodes if op.name == "_grouped_mm"]
+    assert flops == [2 * 32 * 32 * 8] * 2  # forward, and the gradient of the weight
+    assert {graph.values[op.outputs[0]].dtype for op in graph.nodes if op.flop} == {dtype}
+
+
 def test_torch_is_left_as_it_was():
     x = torch.randn(1, 2, 4, 8)
     expected = functional.scaled_dot_product_attention(x, x, x)
