@@ -1,23 +1,23 @@
 """A unit with its layouts chosen: what one microbatch of it costs, in seconds and bytes."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from planner.cost.liveness import UnitPeaks, unit_peaks
 from planner.cost.node_pricing import NodePrice, Pricing, conversion_s, forward_op_s
 from planner.cost.work import Shares, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.graph.retained import (
+    KEPT_BY_SELECTIVE,
+    RECOMPUTATIONS,
+    block_ops,
+    recomputed_ops,
+    saved_values,
+)
 from planner.strategy.layout import Layout
 from planner.strategy.nodes import NodeStrategy
-from planner.strategy.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
-
-CHECKPOINTING = ("none", "selective", "full")
-"""Recomputation of a block: nothing, all but matmul and attention outputs, everything."""
-
-SAVED_BY_SELECTIVE = MATMULS | ATTENTIONS | {"convolution", "_grouped_mm"}
-"""Ops whose outputs selective recomputation keeps, as the script's policy does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def price_unit(
     view = _UnitView(problem, chosen, saved_before)
     peaks = unit_peaks(graph, problem.unit.forward_ops, problem.unit.backward_ops, view.shares)
     forward_comm_s = sum(p.forward_comm_s for p in prices) + sum(f for f, _ in comm)
-    activations = {kind: view.activation_bytes(kind) for kind in CHECKPOINTING}
+    activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     parameter_elements = view.parameter_elements()
     return PricedUnit(
         structure=problem.unit.structure,
@@ -95,7 +95,7 @@ def price_unit(
         forward_comm_s=forward_comm_s,
         backward_comm_s=sum(p.backward_comm_s for p in prices) + sum(b for _, b in comm),
         recompute={
-            kind: _recompute(kind, view, prices, conversions, pricing) for kind in CHECKPOINTING
+            kind: _recompute(kind, view, prices, conversions, pricing) for kind in RECOMPUTATIONS
         },
         activation_bytes=activations,
         temporary_bytes=_temporaries(peaks, activations, view.unread_cache_bytes()),
@@ -130,22 +130,18 @@ def _recompute(
     conversions: tuple[tuple[int, Layout, Layout], ...],
     pricing: Pricing,
 ) -> Recompute:
-    """Forward work done again: up to the last tensor that backward needs, then it stops early.
-
-    torch's checkpoint stops as soon as every saved tensor is back, so what follows the last of
-    them (the last projection and its collective) is not computed again.
-    """
+    """Forward work done again; collectives as well where selective recomputation keeps outputs."""
     if kind == "none":
         return Recompute(compute_s=0.0, comm_s=0.0)
     graph = view.graph
-    again = set(view.ops_until_last_save())
+    computed = set(recomputed_ops(graph, view.problem.unit, kind))
+    again = set(recomputed_ops(graph, view.problem.unit, "full"))
     compute_s = comm_s = 0.0
     for node, strategy, price in zip(view.problem.folded.nodes, view.chosen, prices, strict=True):
         share = view.share_of_node[node.index]
         for op_id in node.ops:
             op = graph.nodes[op_id]
-            cached = kind == "selective" and op.name in SAVED_BY_SELECTIVE
-            if op_id in again and not op.is_view and not cached:
+            if op_id in computed and not op.is_view:
                 compute_s += forward_op_s(graph, op, share, pricing)
         if node.ops and node.ops[-1] in again and strategy.outputs:
             comm_s += price.forward_comm_s
@@ -185,21 +181,20 @@ class _UnitView:
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
         }
-        self.saved_values = {
-            value
-            for op in problem.unit.forward_ops
-            for value in (*self.graph.nodes[op].saved_inputs, *self.graph.nodes[op].saved_outputs)
-        }
+        self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
 
     def _activation_storage(self, value: int) -> int | None:
         """Storage of a value that is an activation, None for parameters, buffers and inputs."""
         storage = self.graph.storages[self.graph.values[value].storage]
         return storage.id if storage.kind is StorageKind.ACTIVATION else None
 
-    def _saved(self) -> dict[tuple[int, float], int]:
-        """Bytes on a rank of each saved storage; a gathered copy counts beside its shard."""
+    def _saved(self, op_ids: Sequence[int]) -> dict[tuple[int, float], int]:
+        """Bytes on a rank of each storage that some forward ops save.
+
+        A gathered copy counts beside its shard.
+        """
         found: dict[tuple[int, float], int] = {}
-        for op_id in self.problem.unit.forward_ops:
+        for op_id in op_ids:
             op = self.graph.nodes[op_id]
             share = self.shares[op_id]
             for value in (*op.saved_inputs, *op.saved_outputs):
@@ -217,19 +212,20 @@ class _UnitView:
 
     def activation_bytes(self, kind: str) -> int:
         """Bytes kept between forward and backward for one microbatch."""
+        unit = self.problem.unit
         if kind == "none":
-            return sum(self._saved().values())
+            return sum(self._saved(unit.forward_ops).values())
         inputs = self.problem.folded.boundary_inputs
-        entering = self.boundary_bytes(tuple(v for v in inputs if v not in self._passing))
-        if kind == "full":
-            return entering
-        return entering + sum(self._cached().values())
+        kept = self.boundary_bytes(tuple(v for v in inputs if v not in self._passing))
+        kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
+        return kept if kind == "full" else kept + sum(self._cached().values())
 
     def _cached(self) -> dict[int, int]:
         """Bytes on a rank of the outputs that selective recomputation keeps."""
         found: dict[int, int] = {}
-        for op in self._forward_ops():
-            if op.name in SAVED_BY_SELECTIVE:
+        for op_id in block_ops(self.problem.unit):
+            op = self.graph.nodes[op_id]
+            if op.name in KEPT_BY_SELECTIVE:
                 for value in op.outputs:
                     found[value] = int(
                         self.graph.values[value].size_bytes * self.shares[op.id](value)
@@ -242,17 +238,6 @@ class _UnitView:
 
     def _forward_ops(self) -> list[OpNode]:
         return [self.graph.nodes[op] for op in self.problem.unit.forward_ops]
-
-    def ops_until_last_save(self) -> list[int]:
-        """Forward ops that run before every saved tensor is back."""
-        ops = self._forward_ops()
-        last = -1
-        for position, op in enumerate(ops):
-            if op.saved_outputs:
-                last = position
-            elif op.saved_inputs:
-                last = position - 1
-        return [op.id for op in ops[: last + 1]]
 
     def shared_bytes(self) -> int:
         """Saved constants of the step, and what enters that was made before the unit before."""

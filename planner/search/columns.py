@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
-from planner.cost.unit_pricing import CHECKPOINTING
+from planner.graph.retained import RECOMPUTATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ColumnMaker:
             known_fronts: Choices found before for the same priced units; new ones are added.
         """
         self.table = table
-        self._kinds = CHECKPOINTING if fixed_kind is None else (fixed_kind,)
+        self._kinds = RECOMPUTATIONS if fixed_kind is None else (fixed_kind,)
         self._last = len(table.units) - 1
         self._fronts = known_fronts
 
@@ -172,9 +172,9 @@ class ColumnMaker:
     def _alike(self, index: int, number: int) -> "list[_Point]":
         """Time and memory of ``number`` alike blocks, for every count of each kind."""
         unit = self.table.units[index]
-        none_kept, selective_kept, full_kept = (unit.activation_bytes[k] for k in CHECKPOINTING)
-        none_top, selective_top, full_top = (unit.temporary_bytes[k] for k in CHECKPOINTING)
-        selective_s, full_s = (self.table.recompute_s(index, k) for k in CHECKPOINTING[1:])
+        none_kept, selective_kept, full_kept = (unit.activation_bytes[k] for k in RECOMPUTATIONS)
+        none_top, selective_top, full_top = (unit.temporary_bytes[k] for k in RECOMPUTATIONS)
+        selective_s, full_s = (self.table.recompute_s(index, k) for k in RECOMPUTATIONS[1:])
         return [
             (
                 selective * selective_s + full * full_s,
@@ -204,7 +204,7 @@ class ColumnMaker:
 
 _Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
 """A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
-and per structure how many blocks of each kind, in the order of CHECKPOINTING."""
+and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
 
 
 FrontCache = dict[tuple[tuple[str, int], ...], list[_Point]]
@@ -232,7 +232,7 @@ def _in_order(counts: tuple[int, ...]) -> list[str]:
     """Kinds of alike blocks in model order; the earliest recompute most."""
     return [
         kind
-        for kind, number in zip(reversed(CHECKPOINTING), reversed(counts), strict=True)
+        for kind, number in zip(reversed(RECOMPUTATIONS), reversed(counts), strict=True)
         for _ in range(number)
     ]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from planner.cost.collective import all_reduce_s
-from planner.cost.unit_pricing import CHECKPOINTING
 from planner.graph.family import trace_family
 from planner.graph.load import load_model
+from planner.graph.retained import RECOMPUTATIONS
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.search.model_pricing import ModelPricer, ShardingChoice
@@ -50,8 +50,8 @@ def test_full_recomputation_keeps_the_input_only(pricer):
 
 def test_recomputation_trades_time_for_memory(pricer):
     unit = block(pricer)
-    kept = [unit.activation_bytes[kind] for kind in CHECKPOINTING]
-    again = [unit.recompute[kind].compute_s for kind in CHECKPOINTING]
+    kept = [unit.activation_bytes[kind] for kind in RECOMPUTATIONS]
+    again = [unit.recompute[kind].compute_s for kind in RECOMPUTATIONS]
     assert kept == sorted(kept, reverse=True)
     assert again == sorted(again)
     assert again[0] == 0
