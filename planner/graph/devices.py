@@ -96,7 +96,7 @@ class TracingMode(DeviceMode):
             Tensor.tolist: self._taken(Tensor.tolist),
             Tensor.numpy: self._taken(Tensor.numpy),
             Tensor.__array__: self._taken(Tensor.__array__),
-            Tensor.__format__: _format,
+            Tensor.__format__: self._formatted,
         }
 
     def _taken(self, take: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +119,14 @@ class TracingMode(DeviceMode):
             return make(data, *args, **{**kwargs, "device": _CPU})
 
         return literal
+
+    def _formatted(self, tensor: Tensor, spec: str) -> str:
+        """Write a tensor into text; whole numbers are read, since names are made of them."""
+        if tensor.dim() == 0 and not tensor.is_floating_point():
+            real = self._read(tensor, "format") if tensor.is_meta else tensor
+            with torch_private.modes_disabled():
+                return format(real.item(), spec)
+        return format(float("nan"), spec) if spec else repr(tensor)
 
     def _new_tensor(
         self, tensor: Tensor, data: object, *, dtype: torch.dtype | None = None, **others: _Result
@@ -154,7 +162,3 @@ def _with_literals(index: _Result) -> _Result:
         return tuple([_with_literals(item) for item in index])
     is_listing = isinstance(index, list) and all(isinstance(item, int) for item in index)
     return torch.tensor(index) if is_listing else index
-
-
-def _format(tensor: Tensor, spec: str) -> str:
-    return format(repr(tensor) if not spec else float("nan"), spec)

@@ -172,6 +172,15 @@ def test_listed_positions_are_known():
     assert count(trace(forward, batch), "addmm") == 1
 
 
+def test_names_are_made_of_known_numbers():
+    def forward(self, x):
+        name = f"{torch.arange(3)[1]:02d}"
+        assert f"{self.linear.weight.sum()}"
+        return self.linear(x) if name == "01" else self.linear(self.linear(x))
+
+    assert count(trace(forward), "addmm") == 1
+
+
 def test_nonzero_of_a_constant_mask_has_its_real_size():
     def forward(self, x):
         mask = torch.arange(8, device=x.device) % 2 == 0
