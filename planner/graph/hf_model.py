@@ -9,6 +9,7 @@ its own loss from the labels that it is given.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -119,7 +120,10 @@ class ConfiguredModel:
         It is a multiple of 8, since kernels are slower on other sizes.
         """
         names = ("max_position_embeddings", "n_positions", "max_seq_len")
-        named = _field(self.config.get_text_config(), names)
+        text = self.config.get_text_config()
+        if getattr(text, "axial_pos_embds", False):  # positions of a grid, all of which are used
+            return math.prod(text.axial_pos_shape)
+        named = _field(text, names)
         limits = [limit for limit in (named, self.most_positions) if limit and limit > 0]
         length = int(min((*limits, LONGEST_DEFAULT)))
         return length - length % 8 if length > 8 else length
@@ -315,7 +319,10 @@ def _sound(config: Config, name: str, size: int) -> Inputs:
         return {name: torch.randn(size, AUDIO_SAMPLES)}
     names = ("input_dim", "num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")
     bins = _field(config, names, AUDIO_BINS) * getattr(config, "input_channels", 1)
-    return {name: torch.randn(size, AUDIO_FRAMES, bins)}
+    if config.model_type.startswith("granite_speech5"):  # with differences, two frames in one
+        bins *= 4
+    mask = torch.ones(size, AUDIO_FRAMES, dtype=torch.long)
+    return {name: torch.randn(size, AUDIO_FRAMES, bins), "attention_mask": mask}
 
 
 def _text_classes(config: Config, name: str, size: int, seq_len: int) -> Inputs:
