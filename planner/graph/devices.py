@@ -39,7 +39,7 @@ class DeviceMode(TorchFunctionMode):
         """
         super().__init__()
         self.device = torch.device(device)
-        self._factories = torch_private.device_constructors() - _LITERALS
+        self.factories = torch_private.device_constructors()
         self._special: dict[Callable[..., Any], Callable[..., Any]] = {
             Tensor.cuda: self._move,
             Tensor.pin_memory: lambda tensor, *_, **__: tensor,
@@ -57,7 +57,7 @@ class DeviceMode(TorchFunctionMode):
         special = self._special.get(func)
         if special is not None:
             return special(*args, **kwargs)
-        if func in self._factories:
+        if func in self.factories:
             kwargs = {**kwargs, "device": self._stands_for(kwargs.get("device"))}
         elif func is Tensor.to:
             args = tuple([self._instead(argument) for argument in args])
@@ -140,6 +140,10 @@ class BuildingMode(DeviceMode):
 
     MOST_ELEMENTS = 1 << 16
 
+    def __init__(self) -> None:
+        """Small tensors are made on the CPU."""
+        super().__init__("cpu")
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -149,7 +153,8 @@ class BuildingMode(DeviceMode):
     ) -> _Result:
         """Call a function; what makes a tensor decides by its size where."""
         given: Mapping[str, Any] = kwargs or {}
-        if func in self._factories and given.get("device") is None:
+        sized = func in self.factories and func not in _LITERALS
+        if sized and given.get("device") in (None, "cpu", _CPU):
             made = func(*args, **{**given, "device": torch.device("meta")})
             if made.numel() > self.MOST_ELEMENTS:
                 return made

@@ -7,7 +7,6 @@ A model file offers::
     def loss_fn(output, targets): ...        # optional where the model returns its loss
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,13 +18,20 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
+from planner.graph.build import (
+    BuiltModel,
+    build_on_meta,
+    check_kind,
+    first_buffers,
+    meta_copy,
+)
+from planner.graph.devices import DeviceMode
+from planner.graph.draws import fixed_draws
 from planner.graph.hints import Hint
 from planner.graph.source import line_of_traceback
 from planner.graph.user_module import UserModule, import_user_module
 
 DEFAULT_FACTORY = "build_model"
-BATCH_SEED = 0
-"""Seed under which ``example_batch`` is called."""
 
 UserObject: TypeAlias = Any
 """Whatever user code takes or returns."""
@@ -90,7 +96,7 @@ class LoadedModel:
         with user_code(action), self.import_scope():
             yield
 
-    def build_meta(self, dtype: str) -> nn.Module:
+    def build_meta(self, dtype: str) -> BuiltModel:
         """Build the model in train mode on the meta device; no weights are allocated.
 
         As in the training script, modules are built in float32 (float64 where the compute dtype
@@ -104,30 +110,25 @@ class LoadedModel:
                 that needs a gradient.
         """
         compute = _floating_dtype(dtype)
-        with (
-            self.running(f"Building {self.description}"),
-            default_dtype(compute),
-            torch.device("meta"),
-        ):
-            model = self.make_model()
-        if not isinstance(model, nn.Module):
-            raise ModelError(
-                f"{self.description} must return an nn.Module, but it returned"
-                f" {type(model).__name__}.",
-                hint=_FACTORY_LINES,
-            )
-        if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            model = meta_copy(model)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        with self.running(f"Building {self.description}"), default_dtype(compute):
+            built = build_on_meta(self.make_model, self.description)
+        parameters = list(built.module.parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
             raise ModelError(
                 f"{self.description} has no parameter that requires a gradient: there is nothing"
                 " to train.",
                 hint="Return the model with requires_grad=True on the parameters to train.",
             )
-        for parameter in model.parameters():
+        for parameter in parameters:
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(compute)
-        return model.train()
+        built.module.train()
+        return built
+
+    def first_buffers(self, dtype: str) -> dict[str, Tensor]:
+        """Return the data that small buffers have at first, where it can be had."""
+        with self.import_scope(), default_dtype(_floating_dtype(dtype)):
+            return first_buffers(self.make_model)
 
     def example_batch(self, microbatch_size: int) -> Batch:
         """Make a microbatch, with real data, under a fixed seed.
@@ -137,9 +138,9 @@ class LoadedModel:
         """
         with (
             self.running(f"Calling example_batch({microbatch_size})"),
-            torch.random.fork_rng(devices=[]),
+            fixed_draws(),
+            DeviceMode("cpu"),
         ):
-            torch.manual_seed(BATCH_SEED)
             if self.seq_len is None:
                 made = self.make_batch(microbatch_size)
             else:
@@ -257,10 +258,12 @@ def wrap_module(
         RequestError: ``seq_len`` is given and ``example_batch`` does not take it.
     """
     if isinstance(model, nn.Module):
-        description, factory = type(model).__name__, ""
-        module: nn.Module = model
+        # torch.compile wraps a module; what is traced is the one inside.
+        module: nn.Module = getattr(model, "_orig_mod", model)
+        description, factory = type(module).__name__, ""
 
         def make_model() -> nn.Module:
+            check_kind(module, description)
             return meta_copy(module)
     else:
         factory = getattr(model, "__name__", type(model).__name__)
@@ -281,17 +284,6 @@ def wrap_module(
         make_batch=example_batch,
         loss_fn=loss_fn,
     )
-
-
-def meta_copy(module: nn.Module) -> nn.Module:
-    """Copy a module onto the meta device: tied parameters stay tied, no data is read."""
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        twin = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(module, memo)
 
 
 @contextmanager

@@ -4,12 +4,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
+from planner.graph.build import BuiltModel
 from planner.graph.devices import TracingMode
+from planner.graph.draws import fixed_draws
 from planner.graph.hints import check_hints_used
 from planner.graph.kernels import fused_kernels
 from planner.graph.load import Batch, LoadedModel, default_dtype
@@ -26,6 +29,11 @@ from planner.graph.recording import ModuleListing, Recording
 from planner.graph.trace_progress import TraceProgress
 from planner.graph.units import assemble, find_layout
 from planner.progress import ProgressCallback
+
+_DRAWS = (
+    "the forward pass draws from the random generator of Python or numpy: the trace is that of one"
+    " draw, and training may run another program in every step"
+)
 
 
 def trace_model(
@@ -61,18 +69,20 @@ def record_step(
 ) -> Recording:
     """Run forward and backward on the meta device and record every op; see ``trace_model``."""
     compute = getattr(torch, dtype)
-    module = model.build_meta(dtype)
+    built = model.build_meta(dtype)
+    module = built.module
     batch = model.example_batch(microbatch_size)
     recorder = Recorder(module, model.hints)
     inputs = _place_batch(recorder, batch, compute)
+    _know_buffers(recorder, model, built, dtype)
     with (
         default_dtype(compute),
         fused_kernels(),
         _paused_collector(),
     ):
-        _run_step(model, module, inputs, recorder, progress)
+        notes = _run_step(model, module, inputs, recorder, progress)
         recording = _freeze(recorder, module, batch, microbatch_size)
-        return replace(recording, model=model.description, dtype=dtype)
+    return replace(recording, model=model.description, dtype=dtype, notes=(*built.notes, *notes))
 
 
 def _run_step(
@@ -81,22 +91,31 @@ def _run_step(
     batch: Batch,
     recorder: Recorder,
     progress: ProgressCallback | None,
-) -> None:
+) -> tuple[str, ...]:
+    """Run the step; return what is to be said of it."""
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
-    with recorder.watching(module), saved, recorder, TracingMode(recorder.data.read):
+    with (
+        fixed_draws() as has_drawn,
+        recorder.watching(module),
+        saved,
+        recorder,
+        TracingMode(recorder.data.read),
+    ):
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
         loss = model.loss(output, batch.targets)
         recorder.start_backward()
         with model.running(f"The backward pass of {model.description}"):
             loss.backward()  # type: ignore[no-untyped-call]
+        drew = has_drawn()
     if watched:
         watched.end_step()
     if recorder.data.failure is not None:
         # The model's own code caught it and went another way than training does.
         raise recorder.data.failure
+    return (*recorder.data.notes, *recorder.real_tensors.notes, *((_DRAWS,) if drew else ()))
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:
@@ -119,6 +138,21 @@ def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batc
         Tensor, lambda tensor: place(tensor, cast=False), batch.targets
     )
     return Batch(args=args, kwargs=kwargs, targets=targets)
+
+
+def _know_buffers(recorder: Recorder, model: LoadedModel, built: BuiltModel, dtype: str) -> None:
+    """Let small buffers have the data that they are built with, made when it is asked for."""
+    made: dict[str, Tensor] = dict(built.buffers)
+    again = iter((lambda: model.first_buffers(dtype),))
+
+    def first(name: str) -> Tensor | None:
+        if name not in made and (build := next(again, None)):
+            made.update(build())
+        return made.get(name)
+
+    for name, buffer in built.module.named_buffers():
+        value = recorder.table.read(buffer, keep=True)
+        recorder.known.seed_later(value, partial(first, name))
 
 
 @contextmanager
@@ -167,7 +201,6 @@ def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size
             for position, op in enumerate(recorder.ops)
             if op.accumulates is not None
         },
-        notes=(*recorder.data.notes, *recorder.real_tensors.notes),
         used_hints=recorder.data.used_hints,
         asked_places=recorder.data.asked_places,
     )

@@ -1,7 +1,9 @@
 """What tracing knows of data, what it assumes, and what a hint tells it."""
 
 import json
+import random
 
+import numpy
 import pytest
 import torch
 from graph_models import mean_square, vectors, wrap
@@ -226,6 +228,21 @@ def test_a_draw_is_taken_at_its_mean(draw):
     assert note.startswith(f"{line_of(forward, 1)} (`if draw(x) < 0.1:`)")
     assert note.endswith("taken at the mean of its random draws, which gives False")
     assert graph.warnings == (note,)
+
+
+def test_draws_of_python_are_the_same_every_time_and_told():
+    def forward(self, x):
+        for _ in range(random.randrange(1, 100) + numpy.random.randint(1, 100)):
+            x = self.linear(x)
+        return x
+
+    states = random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()
+    first, second = trace(forward), trace(forward)
+    assert count(first, "addmm") == count(second, "addmm")
+    (note,) = first.notes
+    assert "draws from the random generator of Python or numpy" in note
+    after = random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()
+    assert after == states
 
 
 def test_each_line_is_noted_once():
