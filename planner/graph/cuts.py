@@ -198,10 +198,8 @@ class _CutFinder:
     ) -> ModuleOutput | None:
         """Say how the stream reaches what reads it beside the next block."""
         calls = self._calls
-        if unit == len(calls) or self._last_use[stream] < calls[unit].end_op:
-            carried.pop(stream, None)
-            return None
-        self._carry(stream, self._first_op(unit), carried)
+        if unit < len(calls) and self._last_use[stream] >= calls[unit].end_op:
+            self._carry(stream, self._first_op(unit), carried)
         return carried.pop(stream, None)
 
     def _first_op(self, unit: int) -> int:

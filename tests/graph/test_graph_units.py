@@ -334,6 +334,36 @@ def test_an_encoder_and_a_decoder_are_one_row_of_blocks():
     assert inside_decoder.tied_parameters == ()
 
 
+def test_a_stream_from_which_another_argument_is_made_comes_out_of_its_block():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, y):
+            return self.linear(x) * y
+
+    class Derived(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(8, 8)
+            self.blocks = nn.ModuleList([Pair() for _ in range(2)])
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = block(x, torch.sin(x))
+            return x
+
+    graph = trace(wrap(Derived, vectors(8), mean_square))
+    assert [cut.stream_output for cut in graph.cuts] == [
+        ModuleOutput(module="stem", index=0),
+        ModuleOutput(module="blocks.0", index=0),
+        None,
+    ]
+    assert not any(cut.carried for cut in graph.cuts)
+
+
 class Half(nn.Module):
     """A stack whose dropout runs twice, so that its result is known by the stack alone."""
 
