@@ -11,9 +11,13 @@ MOST_NAMED = 3
 """Parameters that are named."""
 
 
+MOST_LOST = 0.05
+"""Part of forward whose results may be left over."""
+
+
 def doubts(graph: OperatorGraph) -> tuple[str, ...]:
     """Say what is suspicious about a graph, in sentences."""
-    return tuple(filter(None, (_unread_parameters(graph), _long_loop(graph))))
+    return tuple(filter(None, (_unread_parameters(graph), _long_loop(graph), _lost_work(graph))))
 
 
 def _unread_parameters(graph: OperatorGraph) -> str:
@@ -43,4 +47,34 @@ def _long_loop(graph: OperatorGraph) -> str:
     return (
         f"{module or graph.model} runs {name} {count:,} times in a forward pass: a loop over "
         "tokens in Python, or a missing fused kernel; on a GPU it may run differently"
+    )
+
+
+def _lost_work(graph: OperatorGraph) -> str:
+    """Forward work that could have a gradient and gets none.
+
+    A checkpoint that is differentiated on its second run has its backward there.
+    """
+    differentiated = {op.forward_op for op in graph.nodes}
+    run_again = {
+        (op.module, op.name)
+        for op in graph.nodes
+        if op.phase is Phase.BACKWARD and op.forward_op is None and op.flop
+    }
+    lost = [
+        op
+        for op in graph.nodes
+        if op.flop
+        and op.phase is Phase.FORWARD
+        and op.id not in differentiated
+        and (op.module, op.name) not in run_again
+        and any(graph.values[value].requires_grad for value in op.outputs)
+    ]
+    share = sum(op.flop for op in lost) / max(1, graph.forward_flop)
+    if share <= MOST_LOST:
+        return ""
+    return (
+        f"{share:.0%} of the FLOPs of forward, the first in {lost[0].module or graph.model}, have "
+        "no backward: their results are detached or left over. Backward has "
+        f"{graph.backward_flop / graph.forward_flop:.2f} times the FLOPs of forward"
     )

@@ -1,8 +1,10 @@
 """Signs that a trace is not what training runs."""
 
 import pytest
+import torch
 from graph_models import example, mean_square, vectors, wrap
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from planner.graph import doubts
 from planner.graph.trace import trace_model
@@ -54,6 +56,78 @@ def test_a_loop_over_tokens_is_suspicious():
     graph = trace_model(model, microbatch_size=2, dtype="float32")
     (warning,) = graph.warnings
     assert warning.startswith("0 runs add 501 times in a forward pass: a loop over tokens")
+
+
+class Steps(nn.Module):
+    """Layers of equal cost, run as the function says."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(4)])
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self.layers, x)
+
+
+class Product(torch.autograd.Function):
+    """A product with an own backward of one product instead of two."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, _ = ctx.saved_tensors
+        return grad, x.t() @ grad
+
+
+def in_turn(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def warnings_of(run, prepare=lambda model: model):
+    loaded = wrap(lambda: prepare(Steps(run)), vectors(4), mean_square)
+    return trace_model(loaded, microbatch_size=2, dtype="float32").warnings
+
+
+def test_work_that_does_not_reach_the_loss_is_told():
+    def half(layers, x):
+        layers[3](layers[2](x))
+        return layers[1](layers[0](x))
+
+    # Of the two layers that are used the first needs no gradient of its input.
+    (warning,) = warnings_of(half)
+    assert warning == (
+        "50% of the FLOPs of forward, the first in layers.2, have no backward: their results are "
+        "detached or left over. Backward has 0.75 times the FLOPs of forward"
+    )
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        in_turn,
+        lambda layers, x: checkpoint(in_turn, layers, x, use_reentrant=False),
+        lambda layers, x: checkpoint(in_turn, layers[1:], layers[0](x), use_reentrant=True),
+        lambda layers, x: Product.apply(in_turn(layers[:3], x), layers[3].weight),
+        lambda layers, x: in_turn(layers, x) + torch.no_grad()(in_turn)(layers, x),
+    ],
+)
+def test_checkpoints_and_own_functions_lose_nothing(run):
+    assert warnings_of(run) == ()
+
+
+def test_frozen_layers_lose_nothing():
+    def freeze(model):
+        model.layers[:3].requires_grad_(False)
+        return model
+
+    assert warnings_of(in_turn, freeze) == ()
 
 
 @pytest.mark.parametrize("name", ["gpt.py", "llama.py", "mlp.py"])
