@@ -13,7 +13,7 @@ each counted once however many tensors view it. Left out are parameters, buffers
 inputs, which live anyway, and the states of random generators that checkpoints stash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
 
@@ -149,6 +149,26 @@ def recompute_flop(graph: OperatorGraph, recomputation: str | Sequence[str]) -> 
     )
 
 
+def recompute_refusals(graph: OperatorGraph) -> dict[str, str]:
+    """Find the recomputations under which the model would fail in backward, with the reason.
+
+    A checkpoint holds what enters the block and, under "selective", what is kept inside of it. It
+    raises in backward where that was changed in place meanwhile.
+
+    Returns:
+        A clause by recomputation: "relu_ in layers.0 changes in place what addmm made".
+    """
+    refusals: dict[str, str] = {}
+    never = len(graph.nodes)
+    held_from = {each: _held_from(graph, each) for each in RECOMPUTATIONS[1:]}
+    for unit, op, storage, made in _overwrites(graph):
+        for recomputation, first in held_from.items():
+            if op.id >= first.get(storage, never):
+                reason = f"{op.name} in {unit.name} changes in place what {made.name} made"
+                refusals.setdefault(recomputation, reason)
+    return refusals
+
+
 def by_unit(graph: OperatorGraph, recomputation: str | Sequence[str]) -> tuple[str, ...]:
     """Spell out the recomputation of every block as one for each unit."""
     if not isinstance(recomputation, str):
@@ -159,6 +179,31 @@ def by_unit(graph: OperatorGraph, recomputation: str | Sequence[str]) -> tuple[s
 def _is_activation(graph: OperatorGraph, value: int) -> bool:
     storage = graph.storages[graph.values[value].storage]
     return storage.kind is StorageKind.ACTIVATION
+
+
+def _held_from(graph: OperatorGraph, recomputation: str) -> dict[int, int]:
+    """First op from which on the checkpoints of all blocks hold a storage as it is."""
+    first: dict[int, int] = {}
+    for unit in graph.units:
+        for value in entering_values(graph, unit):
+            first.setdefault(graph.values[value].storage, unit.forward_ops[0])
+        if recomputation == "selective":
+            for value in cached_values(graph, unit):
+                first[graph.values[value].storage] = unit.forward_ops[0]
+    return first
+
+
+def _overwrites(graph: OperatorGraph) -> Iterator[tuple[Unit, OpNode, int, OpNode]]:
+    """Unit, op, storage and the op that made it, of all that forward changes in place."""
+    maker: dict[int, OpNode] = {}
+    for unit in graph.units:
+        for op in (graph.nodes[op_id] for op_id in unit.forward_ops):
+            if op.is_view:
+                continue
+            for storage in {graph.values[value].storage for value in op.outputs}:
+                if storage in maker:
+                    yield unit, op, storage, maker[storage]
+                maker.setdefault(storage, op)
 
 
 def _end_of_saving(ops: Sequence[OpNode]) -> int:

@@ -8,7 +8,7 @@ Finding the mix is a multiple-choice knapsack: blocks of one structure are alike
 counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
@@ -53,17 +53,17 @@ class ColumnMaker:
     """Makes the columns of one configuration."""
 
     def __init__(
-        self, table: StageTable, *, fixed_kind: str | None, known_fronts: "FrontCache"
+        self, table: StageTable, *, kinds: Sequence[str], known_fronts: "FrontCache"
     ) -> None:
         """Keep the table.
 
         Args:
             table: Prices of the configuration.
-            fixed_kind: Recomputation of all blocks where the request fixes it.
+            kinds: Recomputations to choose from, in the order of RECOMPUTATIONS.
             known_fronts: Choices found before for the same priced units; new ones are added.
         """
         self.table = table
-        self._kinds = RECOMPUTATIONS if fixed_kind is None else (fixed_kind,)
+        self._kinds = tuple(kinds)
         self._last = len(table.units) - 1
         self._fronts = known_fronts
 
@@ -187,6 +187,8 @@ class ColumnMaker:
                 ((none, selective, full),),
             )
             for none, selective, full in _counts(number)
+            if not (selective and "selective" not in self._kinds)
+            and not (full and "full" not in self._kinds)
         ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:

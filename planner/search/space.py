@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from planner.cost.stage_table import StageTable
 from planner.cost.unit_pricing import master_bytes
 from planner.graph.family import GraphFamily
+from planner.graph.retained import RECOMPUTATIONS
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
 from planner.search.columns import ColumnMaker, FrontCache
@@ -20,6 +21,7 @@ from planner.strategy.rules import (
     broken_rule,
     configurations,
     enumerate_degrees,
+    recomputation_rule,
 )
 from planner.units import GIB
 
@@ -66,6 +68,7 @@ class LayoutSpace:
         request = self.request
         for degrees in enumerate_degrees(self.cluster.num_gpus, request.fixed):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
+            rule = rule or recomputation_rule(self.facts, request.fixed)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
                 if rule is None
@@ -95,6 +98,13 @@ class LayoutSpace:
         """
         tp = configuration.degrees.tp
         kind = kind or self.request.fixed.activation_checkpointing
+        kinds = [
+            each
+            for each in (RECOMPUTATIONS if kind is None else (kind,))
+            if each not in self.facts.recompute_refusals
+        ]
+        if not kinds:
+            return
         for split in (True, False) if tp > 1 else (False,):
             choice = ShardingChoice(
                 tp=tp,
@@ -106,7 +116,7 @@ class LayoutSpace:
             if priced is not None:
                 table = StageTable(priced.model, configuration, self.cluster)
                 fronts = self._fronts.setdefault(choice, {})
-                maker = ColumnMaker(table, fixed_kind=kind, known_fronts=fronts)
+                maker = ColumnMaker(table, kinds=kinds, known_fronts=fronts)
                 yield ConfigurationSearch(configuration, priced, table, maker)
 
 

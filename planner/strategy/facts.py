@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.graph.retained import recompute_refusals
 from planner.strategy.op_rules import ATTENTIONS
 from planner.strategy.problem import table_storages
 
@@ -26,6 +27,8 @@ class ModelFacts:
     features) or not handed from block to block as it is."""
     max_stages: int
     """Pipeline stages that the legal cuts allow."""
+    recompute_refusals: Mapping[str, str]
+    """Recomputations under which the model would fail, with the reason."""
 
 
 def model_facts(graph: OperatorGraph) -> ModelFacts:
@@ -49,6 +52,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         vocabularies=tuple(sorted({shapes[storage][0] for storage in tables if storage in shapes})),
         sequence=streams.pop() if len(streams) == 1 else None,
         max_stages=len(graph.cuts) + 1,
+        recompute_refusals=recompute_refusals(graph),
     )
 
 

@@ -99,6 +99,19 @@ def broken_rule(
     return None
 
 
+def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
+    """Refuse a fixed recomputation under which the model would fail."""
+    asked = fixed.activation_checkpointing or "none"
+    reason = facts.recompute_refusals.get(asked)
+    if reason is None:
+        return None
+    return BrokenRule(
+        rule="recomputation in place",
+        detail=f"activation_checkpointing={asked} holds tensors that the model overwrites:"
+        f" {reason}; none works, and so do versions of such ops that are not in place",
+    )
+
+
 def _listed(numbers: list[int]) -> str:
     shown = numbers if len(numbers) <= 10 else [*numbers[:7], "...", *numbers[-2:]]
     return ", ".join(str(number) for number in shown)

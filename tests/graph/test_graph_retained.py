@@ -20,6 +20,7 @@ from planner.graph.retained import (
     RECOMPUTATIONS,
     kept_storages,
     recompute_flop,
+    recompute_refusals,
     recomputed_ops,
     retained_bytes,
     retained_storages,
@@ -162,6 +163,50 @@ def test_a_block_with_eager_attention_keeps_5_a_s_over_h_more():
 @pytest.mark.parametrize("loaded", [flash_gpt, eager_gpt])
 def test_a_recomputed_block_keeps_2_sbh(loaded):
     assert kept_by_a_block(loaded(), "full") == 2 * SEQ * BATCH * HIDDEN
+
+
+# Changes in place ------------------------------------------------------------------------------
+
+
+class Overwriting(nn.Module):
+    """Blocks that change in place what they are given, what they made, or nothing held."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        middle = {
+            "input": [nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh()],
+            "product": [nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)],
+            "norm": [nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(inplace=True), nn.Linear(8, 8)],
+        }
+        self.blocks = nn.ModuleList([nn.Sequential(*middle[where]) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.embed(x) + 1
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"),
+    [("input", {"selective", "full"}), ("product", {"selective"}), ("norm", set())],
+)
+def test_recomputation_is_refused_where_torch_would_raise(where, refused):
+    loaded = wrap(lambda: Overwriting(where), lambda size: (torch.randn(size, 8), None))
+    graph = trace_model(loaded, microbatch_size=2, dtype="float32")
+    refusals = recompute_refusals(graph)
+    assert set(refusals) == refused
+    assert all(reason.startswith("relu_ in blocks.0 changes") for reason in refusals.values())
+    for recomputation in ("selective", "full"):
+        model, batch = build(loaded, 2)
+        recompute(model, graph, recomputation)
+        loss = run_loss(loaded, model, batch)
+        if recomputation in refused:
+            with pytest.raises(RuntimeError, match=r"inplace|mutated"):
+                loss.backward()
+        else:
+            loss.backward()
 
 
 # Any chain of ops ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Legal degrees and configurations, and the reasons for those that are not."""
 
+from dataclasses import replace
 from math import prod
 
 from hypothesis import given
@@ -15,9 +16,17 @@ from planner.strategy.rules import (
     configurations,
     divisors,
     enumerate_degrees,
+    recomputation_rule,
 )
 
-FACTS = ModelFacts(heads=(8,), kv_heads=(4,), vocabularies=(128,), sequence=64, max_stages=10)
+FACTS = ModelFacts(
+    heads=(8,),
+    kv_heads=(4,),
+    vocabularies=(128,),
+    sequence=64,
+    max_stages=10,
+    recompute_refusals={},
+)
 
 
 @given(st.integers(1, 300))
@@ -50,7 +59,7 @@ def test_kv_heads_refuse_with_the_values_that_work():
 
 
 def test_vocabulary_batch_and_stages_refuse():
-    odd = ModelFacts(heads=(), kv_heads=(), vocabularies=(50257,), sequence=64, max_stages=4)
+    odd = replace(FACTS, heads=(), kv_heads=(), vocabularies=(50257,), max_stages=4)
     assert broken_rule(ParallelDegrees(tp=2), odd, 64).rule == "vocabulary % tp"
     assert broken_rule(ParallelDegrees(pp=8), odd, 64).rule == "stages > cuts"
     refused = broken_rule(ParallelDegrees(dp_shard=7), odd, 64)
@@ -80,3 +89,12 @@ def test_a_fixed_schedule_that_cannot_run_is_refused():
     )
     assert isinstance(found, BrokenRule)
     assert "4 < 8" in found.detail
+
+
+def test_a_recomputation_that_would_fail_is_refused_where_it_is_fixed():
+    facts = replace(FACTS, recompute_refusals={"selective": "relu_ changes what mm made"})
+    fixed = FixedValues(activation_checkpointing="selective")
+    assert "relu_ changes what mm made" in recomputation_rule(facts, fixed).detail
+    assert recomputation_rule(facts, FixedValues()) is None
+    assert recomputation_rule(facts, FixedValues(activation_checkpointing="full")) is None
+    assert recomputation_rule(FACTS, fixed) is None
