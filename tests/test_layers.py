@@ -35,6 +35,7 @@ ONLY_IN = {
         "cost/calibrate.py",
     },
     "torch": {"graph", "codegen/runtime", "api.py"},
+    "transformers": {"graph/hf_load.py", "graph/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""
 

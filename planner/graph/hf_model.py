@@ -171,7 +171,7 @@ def configured_model(file: Path) -> ConfiguredModel:
         class_name=model_class.__name__,
         main_input=model_class.main_input_name,
         config=model.config,
-        most_positions=_most_positions(model),
+        most_positions=_most_positions(model, task),
         note=note,
     )
 
@@ -231,12 +231,14 @@ def _parts(config: Config) -> list[Config]:
     return [config, *(part for part in parts if part is not None)]
 
 
-def _most_positions(model: nn.Module) -> int | None:
-    """Count the positions in the smallest of a model's tables of them."""
+def _most_positions(model: nn.Module, task: Task) -> int | None:
+    """Count the positions in the smallest of a model's tables of them for text."""
     rows = [
         table.num_embeddings - _first_row(table)
         for path, table in model.named_modules()
-        if isinstance(table, nn.Embedding) and _is_position_table(path)
+        if isinstance(table, nn.Embedding)
+        and _is_position_table(path)
+        and not ("sound" in task.sample and "encoder" in path.split("."))
     ]
     return min(rows, default=None)
 
