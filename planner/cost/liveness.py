@@ -1,16 +1,18 @@
-"""How much memory a unit needs while it runs, beyond what it keeps for backward.
+"""How much memory a unit needs on one rank while it runs, what it keeps for backward included.
 
-The op stream is replayed with the lifetime of every storage, forward and then backward, as
-autograd runs it: a storage lives from the op that makes it to the last that reads it, a saved
-one to its last reader in the backward pass.
+Its ops are replayed, forward and then backward, as ``planner.graph.lifetimes`` replays a whole
+step: a storage lives from the op that makes it to the last that reads it, a saved one to its last
+reader in the backward pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 
 from planner.cost.work import Shares
+from planner.graph.lifetimes import Moment, live_bytes, moments_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.graph.retained import saved_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,31 +39,18 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
     """
-    stream = [(graph.nodes[op], graph.nodes[op]) for op in forward_ops]
-    stream += [(graph.nodes[op], _forward_of(graph, graph.nodes[op])) for op in backward_ops]
-    sizes = _storage_sizes(graph, stream, shares)
-    saved = {
-        graph.values[value].storage
-        for op in forward_ops
-        for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
-    }
-    last_use = _last_uses(graph, stream, saved, len(forward_ops))
-    live: set[int] = set()
-    live_bytes = 0
-    peaks = [0, 0]
-    for position, (op, _) in enumerate(stream):
-        touched = {graph.values[value].storage for value in (*op.inputs, *op.outputs)}
-        for storage in touched - live:
-            if storage in sizes:
-                live.add(storage)
-                live_bytes += sizes[storage]
-        half = 0 if position < len(forward_ops) else 1
-        peaks[half] = max(peaks[half], live_bytes)
-        for storage in touched & live:
-            if last_use[storage] <= position:
-                live.discard(storage)
-                live_bytes -= sizes[storage]
-    return UnitPeaks(forward_bytes=peaks[0], backward_bytes=peaks[1])
+    moments = [*moments_of(graph, forward_ops), *moments_of(graph, backward_ops)]
+    saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
+    num_forward = len(forward_ops)
+    found = live_bytes(
+        moments,
+        _storage_sizes(graph, (*forward_ops, *backward_ops), shares),
+        _last_uses(moments, saved, num_forward),
+    )
+    return UnitPeaks(
+        forward_bytes=max(found[:num_forward], default=0),
+        backward_bytes=max(found[num_forward:], default=0),
+    )
 
 
 def _forward_of(graph: OperatorGraph, op: OpNode) -> OpNode:
@@ -70,14 +59,13 @@ def _forward_of(graph: OperatorGraph, op: OpNode) -> OpNode:
 
 
 def _storage_sizes(
-    graph: OperatorGraph,
-    stream: Sequence[tuple[OpNode, OpNode]],
-    shares: Mapping[int, Shares],
+    graph: OperatorGraph, op_ids: Sequence[int], shares: Mapping[int, Shares]
 ) -> dict[int, int]:
     """Bytes on one rank of each activation storage of the unit; parameter gradients left out."""
     sizes: dict[int, int] = {}
     gradients: set[int] = set()
-    for op, forward in stream:
+    for op in (graph.nodes[op_id] for op_id in op_ids):
+        forward = _forward_of(graph, op)
         share = shares.get(forward.id)
         counts = _parameter_counts(graph, forward) if op is not forward else set()
         known = {*forward.inputs, *forward.outputs}
@@ -120,22 +108,16 @@ def _gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Sh
     return 1.0
 
 
-def _last_uses(
-    graph: OperatorGraph,
-    stream: Sequence[tuple[OpNode, OpNode]],
-    saved: set[int],
-    num_forward: int,
-) -> dict[int, int]:
-    """Position in the stream after which each storage is free.
+def _last_uses(moments: Sequence[Moment], saved: Set[int], num_forward: int) -> dict[int, int]:
+    """Position of the moment after which each storage is free.
 
     What is saved but never read in backward (its reader belongs to another unit, or it is kept
     for its shape only) stays until the end.
     """
-    last: dict[int, int] = {}
-    for position, (op, _) in enumerate(stream):
-        for value in (*op.inputs, *op.outputs):
-            last[graph.values[value].storage] = position
+    last = {
+        storage: position for position, moment in enumerate(moments) for storage in moment.touched
+    }
     for storage in saved:
         if last.get(storage, 0) < num_forward:
-            last[storage] = len(stream)
+            last[storage] = len(moments)
     return last
