@@ -17,6 +17,7 @@ _EXAMPLES = """
 Examples:
   plan model.py --gpus 8                                 plan, print, write plans/model
   plan model.py --gpus 64 --cluster h200-sxm --fix tp=4  keep tp, decide the rest
+  plan path/to/config.json --gpus 16 --seq-len 4096      a Hugging Face model, without weights
   plan estimate model.py --gpus 8 --fix dp_shard=8       price one layout
 """
 
@@ -44,7 +45,8 @@ Exit codes: 0 planned, 2 bad request, 3 nothing fits, 4 no answer from the solve
 def plan_command(**options: Unpack[PlanOptions]) -> None:
     """Plan how to train MODEL on N devices, prove the plan best, write the script.
 
-    MODEL is model.py, model.py:build_model or package.module:factory; the code in it is run.
+    MODEL is model.py, model.py:build_model or package.module:factory; the code in it is run. Or it
+    is a Hugging Face config.json or its folder: weights are neither needed nor downloaded.
     """
     request = request_from_options(options)
     from planner.cli.runner import run_planning

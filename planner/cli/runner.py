@@ -80,8 +80,10 @@ def model_folder_name(model: str) -> str:
         name = factory
     elif path.name == "config.json":
         name = path.absolute().parent.name
-    elif path.suffix == ".py":
+    elif path.suffix in (".py", ".json"):
         name = path.stem
+    elif path.is_dir():
+        name = path.absolute().name
     else:
         name = path.name.rpartition(".")[2]
     kept = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)

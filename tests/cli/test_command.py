@@ -251,10 +251,13 @@ def test_bad_usage_ends_with_2_and_a_way_out(searched, workplace, capsys, argume
         ("zoo.models.llama", "llama"),
         ("zoo.llama:tiny", "tiny"),
         ("hf/Llama-3/config.json", "Llama-3"),
+        ("hf/Llama-3.1-8B", "Llama-3-1-8B"),
+        ("small.json", "small"),
         ("..", "model"),
     ],
 )
-def test_the_folder_is_named_after_the_model(model, name):
+def test_the_folder_is_named_after_the_model(workplace, model, name):
+    (workplace / "hf" / "Llama-3.1-8B").mkdir(parents=True)
     assert model_folder_name(model) == name
 
 
