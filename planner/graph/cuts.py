@@ -136,6 +136,9 @@ class _CutFinder:
         found: dict[int, list[_Output]] = {}
         for call in (*self._calls, *outer):
             for index, value in enumerate(call.outputs):
+                maker = self._producer.get(value)
+                if maker is not None and not call.first_op <= maker.id < call.end_op:
+                    continue  # handed on: others may read it where it was made
                 output = ModuleOutput(module=call.module, index=index)
                 found.setdefault(value, []).append(_Output(call.end_op, output))
         return found

@@ -140,6 +140,19 @@ def test_stand_ins_of_earlier_modules_take_no_memory():
     assert (bias.shape, bias.untyped_storage().nbytes()) == ((1, 2, 12, 12), 4)
 
 
+def test_stand_ins_keep_type_and_methods_and_hand_on_what_the_module_does():
+    model, stages, _ = tuple_stages((), WITH_BIAS, WITH_BIAS, ())
+    block = stages[2].model.get_submodule("blocks.1")
+    assert isinstance(block, type(model.blocks[1]))
+    assert not list(block.parameters())
+    assert block.bias.__func__ is type(model.blocks[1]).bias
+    assert block.heads == 2
+    bias = torch.ones(1, 2, 12, 12)
+    stream, _, handed_on = block.forward(torch.ones(2, 12, 16), bias, torch.ones(2, 16))
+    assert handed_on is bias
+    assert not stream.any()
+
+
 @pytest.mark.parametrize(
     ("received", "message"),
     [

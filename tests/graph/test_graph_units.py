@@ -364,6 +364,32 @@ def test_a_stream_from_which_another_argument_is_made_comes_out_of_its_block():
     assert not any(cut.carried for cut in graph.cuts)
 
 
+def test_what_a_block_hands_on_is_known_by_what_it_is_computed_from():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, y):
+            return self.linear(x) * y, y
+
+    class HandedOn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(8, 8)
+            self.blocks = nn.ModuleList([Pair() for _ in range(3)])
+
+        def forward(self, x):
+            y = torch.sin(self.stem(x))
+            for block in self.blocks:
+                x, _ = block(x, y)
+            return x
+
+    graph = trace(wrap(HandedOn, vectors(8), mean_square))
+    # The input is what the first block works on, so that there is no cut before it.
+    assert [carried(cut) for cut in graph.cuts] == [[("stem", 0)], [("stem", 0)], []]
+
+
 class Half(nn.Module):
     """A stack whose dropout runs twice, so that its result is known by the stack alone."""
 

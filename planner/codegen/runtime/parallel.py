@@ -472,6 +472,8 @@ class Call:
     """Unit that runs when the call returns."""
     output: Tree
     """What it returns, with sketches for its tensors."""
+    arguments: tuple[Sketch, ...]
+    """The tensors that it gets, where it returns one of them unchanged; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,6 +530,7 @@ class _DryRun(TorchFunctionMode):
         self.calls: dict[str, list[Call]] = {}
         self.streams: list[Sketch] = []
         self._in_block = False
+        self._arguments: dict[str, tuple[Sketch, ...]] = {}
         self._seen: dict[tuple[int, int], tuple[Tensor, Sketch]] = {}
 
     def __torch_function__(
@@ -546,11 +549,11 @@ class _DryRun(TorchFunctionMode):
             enter = functools.partial(self._enter_block, index)
             block.register_forward_pre_hook(enter, with_kwargs=True)
             block.register_forward_hook(functools.partial(self._leave_block, index))
-        for path, module in outer_modules(twin, self.blocks):
-            self.runs[path] = set()
-            module.register_forward_pre_hook(functools.partial(self._enter, path))
+        self.runs = {path: set() for path, _ in outer_modules(twin, self.blocks)}
         for path, module in twin.named_modules():
             if path and not _lies_in_any(path, self.blocks):
+                enter = functools.partial(self._enter, path)
+                module.register_forward_pre_hook(enter, with_kwargs=True)
                 module.register_forward_hook(functools.partial(self._leave, path))
 
     def finish(self) -> None:
@@ -558,27 +561,36 @@ class _DryRun(TorchFunctionMode):
         for (_, version), (tensor, sketch) in self._seen.items():
             sketch.is_changed = tensor._version != version
 
-    def _enter_block(self, index: int, _: nn.Module, args: Args, kwargs: Kwargs) -> None:
+    def _enter_block(self, index: int, block: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        path = self.blocks[index]
         if index != len(self.streams):
-            raise ValueError(f"BLOCKS is not in execution order: {self.blocks[index]} runs earlier")
+            raise ValueError(f"BLOCKS is not in execution order: {path} runs earlier")
         self.unit = index + 1
+        self._enter(path, block, args, kwargs)
         self._in_block = True
         self.streams.append(self._sketch(_stream(args, kwargs)))
 
-    def _leave_block(self, index: int, module: nn.Module, args: Args, output: Tree) -> None:
+    def _leave_block(self, index: int, block: nn.Module, args: Args, output: Tree) -> None:
         self._in_block = False
-        self._leave(self.blocks[index], module, args, output)
+        self._leave(self.blocks[index], block, args, output)
         if index == len(self.blocks) - 1:
             self.unit += 1
             self.streams.append(self._sketch(_first_tensor(output)))
 
-    def _enter(self, path: str, _: nn.Module, __: Args) -> None:
-        self.runs[path].add(self.unit)
+    def _enter(self, path: str, _: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        if path in self.runs:
+            self.runs[path].add(self.unit)
+        if not self._in_block:
+            self._arguments[path] = tuple(self._sketch(t) for t in _tensors((args, kwargs)))
 
     def _leave(self, path: str, _: nn.Module, __: Args, output: Tree) -> None:
-        if not self._in_block:
-            call = Call(self.unit, tree_map_only(Tensor, self._sketch, output))
-            self.calls.setdefault(path, []).append(call)
+        if self._in_block:
+            return
+        arguments = self._arguments.pop(path)
+        sketches = tree_map_only(Tensor, self._sketch, output)
+        hands_on = not set(arguments).isdisjoint(tree_leaves(sketches))
+        call = Call(self.unit, sketches, arguments if hands_on else ())
+        self.calls.setdefault(path, []).append(call)
 
     def _sketch(self, tensor: Tensor) -> Sketch:
         sketch = Sketch(tensor.shape, tensor.dtype, tensor.requires_grad)
@@ -771,13 +783,18 @@ class _StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a 
 
 
 class _StandIn(nn.Module):
-    """Takes the place of a module that another stage holds, and keeps its plain attributes."""
+    """Takes the place of a module that another stage holds.
+
+    It keeps its plain attributes, methods and type: the model's code may look at them.
+    """
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         known = set(self.__dict__)
         plain = {k: v for k, v in original.__dict__.items() if k not in known and k != "forward"}
         self.__dict__.update(plain)
+        name = type(self).__name__ + type(original).__name__
+        self.__class__ = type(name, (type(self), type(original)), {})
 
 
 class _StoppingBlock(_StandIn):
@@ -798,7 +815,7 @@ class _EarlierModule(_StandIn):
     """A block or another module of an earlier stage: returns zeros of what it returned there.
 
     The zeros take no memory (they are expanded from one element), unless the model writes into
-    them.
+    them. What the module hands on unchanged (a mask, say) is handed on here too.
     """
 
     def __init__(self, original: nn.Module, calls: Sequence[Call]) -> None:
@@ -818,18 +835,19 @@ class _EarlierModule(_StandIn):
         """Begin a forward of the model."""
         self._next_call = 0
 
-    def forward(self, *_args: Tree, **_kwargs: Tree) -> Tree:
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
         call = self._calls[self._next_call]
         self._next_call += 1
-        return tree_map_only(Sketch, self._read, call.output)
+        tensors = _tensors((args, kwargs)) if call.arguments else ()
+        handed_on = dict(zip(call.arguments, tensors, strict=True))
 
-    def _read(self, sketch: Sketch) -> Tensor:
-        zeros = self._zeros[sketch]
-        return (
-            torch.zeros_like(zeros, memory_format=torch.contiguous_format)
-            if sketch.is_changed
-            else zeros
-        )
+        def returned(sketch: Sketch) -> Tensor:
+            if sketch in handed_on:
+                return handed_on[sketch]
+            zeros = self._zeros[sketch]
+            return torch.zeros_like(zeros).contiguous() if sketch.is_changed else zeros
+
+        return tree_map_only(Sketch, returned, call.output)
 
 
 def _zeros(like: Tensor | Sketch, device: torch.device) -> Tensor:
