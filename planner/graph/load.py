@@ -302,6 +302,8 @@ def user_code(action: str) -> Iterator[None]:
         where = f"\nat {line}" if line else ""
         if isinstance(error, ModuleNotFoundError):
             hint = f"Install {error.name}, or put it beside the model file."
+        elif "dtype" in str(error) or "scalar type" in str(error):
+            hint = "Parameters are cast to the compute dtype, buffers are not: try --dtype float32."
         else:
             hint = (
                 "The model must build, run and differentiate without data: try it under"

@@ -247,6 +247,23 @@ def test_user_errors_keep_their_type_message_and_line(write, text, needles):
     fails(write(header + text), *needles)
 
 
+def test_a_model_that_runs_in_float32_only(write):
+    text = MODEL.replace("nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))", "Net()") + BATCH + LOSS
+    text += """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.register_buffer("table", torch.ones(4, 4))
+    def forward(self, x):
+        return (x @ self.table) @ self.weight
+"""
+    loaded = load_model(write(text))
+    assert trace(loaded, dtype="float32").forward_flop > 0
+    with pytest.raises(ModelError, match="try --dtype float32"):
+        trace(loaded, dtype="bfloat16")
+
+
 def test_a_dtype_that_is_none(write):
     with pytest.raises(RequestError, match="no floating-point type"):
         trace(load_model(write(MODEL + BATCH + LOSS)), dtype="int8")
