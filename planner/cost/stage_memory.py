@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.unit_pricing import PricedUnit
+from planner.graph.shared import SharedActivation
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 
@@ -35,6 +36,8 @@ class ModelUnits:
     where no stage can."""
     tied: tuple["TiedWeight", ...]
     """Weights that several units read, counted in each of them."""
+    shared: tuple[SharedActivation, ...]
+    """Activations that units share, counted in none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +186,7 @@ class StageMemory:
 
     def shared_bytes(self, first: int, end: int) -> int:
         """What several of the stage's units read and keep, for one microbatch."""
-        return max((unit.shared_bytes for unit in self._units[first:end]), default=0)
+        return sum(each.size_bytes for each in self._model.shared if each.counts(first, end))
 
     def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""

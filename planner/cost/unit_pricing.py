@@ -14,6 +14,7 @@ from planner.graph.retained import (
     recomputed_ops,
     saved_values,
 )
+from planner.graph.shared import passing_storages
 from planner.strategy.layout import Layout
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
@@ -47,12 +48,10 @@ class PricedUnit:
     recompute: Mapping[str, Recompute]
     """By kind of recomputation."""
     activation_bytes: Mapping[str, int]
-    """Kept between forward and backward, by kind of recomputation."""
+    """Kept between forward and backward, by kind of recomputation; what it shares with other
+    units apart."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
-    shared_bytes: int
-    """What units of a stage share: saved constants (masks, rotary tables), and values from
-    further back than the unit before (an encoder's output), which the units before read too."""
     parameter_bytes: int
     """Its parameters on one tp rank in the dtype of the optimiser, before data-parallel
     sharding."""
@@ -99,7 +98,6 @@ def price_unit(
         },
         activation_bytes=activations,
         temporary_bytes=_temporaries(peaks, activations, view.unread_cache_bytes()),
-        shared_bytes=view.shared_bytes(),
         parameter_bytes=parameter_elements * master_bytes(pricing.dtype),
         gathered_bytes=parameter_elements * DTYPE_BYTES[pricing.dtype],
         summed_gradient_bytes=view.summed_gradient_elements() * master_bytes(pricing.dtype),
@@ -152,16 +150,6 @@ def _recompute(
     return Recompute(compute_s=compute_s, comm_s=comm_s)
 
 
-def _passing_values(graph: OperatorGraph, problem: ShardingProblem) -> Set[int]:
-    """Values that enter a unit and were made before the unit before it."""
-    index = problem.unit.index
-    before = graph.units[index - 1].forward_ops if index > 0 else ()
-    if not before:
-        return frozenset()
-    made_late = {value for op in before for value in graph.nodes[op].outputs}
-    return frozenset(problem.folded.boundary_inputs) - made_late
-
-
 class _UnitView:
     """Lookups over one unit and its chosen strategies."""
 
@@ -176,17 +164,18 @@ class _UnitView:
         self.graph: OperatorGraph = problem.context.graph
         self._tp = problem.context.tp
         self._saved_before = saved_before
-        self._passing = _passing_values(self.graph, problem)
+        self._passing = passing_storages(self.graph, problem.unit)
         self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
         }
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
 
-    def _activation_storage(self, value: int) -> int | None:
-        """Storage of a value that is an activation, None for parameters, buffers and inputs."""
+    def _own_storage(self, value: int) -> int | None:
+        """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
         storage = self.graph.storages[self.graph.values[value].storage]
-        return storage.id if storage.kind is StorageKind.ACTIVATION else None
+        own = storage.kind is StorageKind.ACTIVATION and storage.id not in self._passing
+        return storage.id if own else None
 
     def _saved(self, op_ids: Sequence[int]) -> dict[tuple[int, float], int]:
         """Bytes on a rank of each storage that some forward ops save.
@@ -198,8 +187,8 @@ class _UnitView:
             op = self.graph.nodes[op_id]
             share = self.shares[op_id]
             for value in (*op.saved_inputs, *op.saved_outputs):
-                storage = self._activation_storage(value)
-                if storage is None or value in self.problem.folded.constants:
+                storage = self._own_storage(value)
+                if storage is None:
                     continue
                 if storage in self._saved_before and share(value) == self._boundary_share():
                     continue
@@ -216,7 +205,7 @@ class _UnitView:
         if kind == "none":
             return sum(self._saved(unit.forward_ops).values())
         inputs = self.problem.folded.boundary_inputs
-        kept = self.boundary_bytes(tuple(v for v in inputs if v not in self._passing))
+        kept = self.boundary_bytes([v for v in inputs if self._own_storage(v) is not None])
         kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
         return kept if kind == "full" else kept + sum(self._cached().values())
 
@@ -239,17 +228,7 @@ class _UnitView:
     def _forward_ops(self) -> list[OpNode]:
         return [self.graph.nodes[op] for op in self.problem.unit.forward_ops]
 
-    def shared_bytes(self) -> int:
-        """Saved constants of the step, and what enters that was made before the unit before."""
-        constants = self.problem.folded.constants
-        storages = {
-            storage
-            for value in (self.saved_values & constants) | self._passing
-            if (storage := self._activation_storage(value)) is not None
-        }
-        return sum(self.graph.storages[storage].size_bytes for storage in storages)
-
-    def boundary_bytes(self, values: tuple[int, ...]) -> int:
+    def boundary_bytes(self, values: Sequence[int]) -> int:
         """Bytes on a rank of values at the unit's boundary."""
         share = self._boundary_share()
         return sum(int(self.graph.values[value].size_bytes * share) for value in values)

@@ -307,6 +307,18 @@ class OperatorGraph:
                     kept[storage.id] = None
         return tuple(kept)
 
+    @cached_property
+    def unit_of_storage(self) -> dict[int, int]:
+        """Position in ``units`` of the unit whose forward makes each activation storage."""
+        made_in: dict[int, int] = {}
+        for op in self.nodes:
+            if op.phase is Phase.FORWARD:
+                for value in op.outputs:
+                    storage = self.storages[self.values[value].storage]
+                    if storage.kind is StorageKind.ACTIVATION:
+                        made_in.setdefault(storage.id, self.unit_of_op[op.id])
+        return made_in
+
     @property
     def saved_bytes(self) -> int:
         """Bytes of ``saved_storages``."""

@@ -7,6 +7,7 @@ from planner.cost.stage_memory import ModelUnits, TiedWeight
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.graph.family import GraphFamily
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.shared import shared_activations
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
 from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
@@ -176,7 +177,7 @@ def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
 def _model_units(
     graph: OperatorGraph, units: tuple[PricedUnit, ...], choice: ShardingChoice, dtype: str
 ) -> ModelUnits:
-    """Add what crosses the cuts, and the weights that several units read."""
+    """Add what crosses the cuts, and the weights and activations that several units read."""
     entering = [0] * len(units)
     for cut in graph.cuts:
         split = choice.tp if choice.sequence_parallel else 1
@@ -193,6 +194,7 @@ def _model_units(
             for index, places in sorted(readers.items())
             if len(places) > 1
         ),
+        shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
     )
 
 

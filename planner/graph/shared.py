@@ -1,0 +1,97 @@
+"""Activations that units keep which do not follow each other: skip connections, masks, memories.
+
+A unit keeps what the unit before hands it. What comes from further back (a skip connection, an
+encoder's output, a conditioning), and constants that are computed once for all units (masks,
+rotary tables), several units keep together: they count once for each stage.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, Unit
+from planner.graph.retained import saved_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedActivation:
+    """One storage that units keep together."""
+
+    storage: int
+    """Which."""
+    size_bytes: int
+    """Its bytes for one microbatch."""
+    units: frozenset[int]
+    """Units that keep it and do not count it."""
+    owners: frozenset[int]
+    """Units that keep it and count it themselves: a stage with one of them needs no second
+    count."""
+
+    def counts(self, first: int, end: int) -> bool:
+        """Tell whether it adds to what the units from ``first`` to ``end`` count themselves."""
+        held = range(first, end)
+        return not any(unit in held for unit in self.owners) and any(
+            unit in held for unit in self.units
+        )
+
+
+def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
+    """Activations that a unit reads from further back than the unit before it.
+
+    Constants of the step, which depend on no parameter, count as such wherever they were made
+    before the unit.
+    """
+    found = set()
+    for value in _entering(graph, unit):
+        storage = graph.values[value].storage
+        is_constant = value not in graph.parametric_values
+        if is_constant or graph.unit_of_storage[storage] < unit.index - 1:
+            found.add(storage)
+    return frozenset(found)
+
+
+def shared_activations(
+    graph: OperatorGraph, representatives: Mapping[str, Unit]
+) -> tuple[SharedActivation, ...]:
+    """Find the activations that units share.
+
+    Units of one structure are sized by one of them, so that each counts for itself what that
+    one has from the unit before, and leaves out what that one has from further back.
+
+    Args:
+        graph: The model.
+        representatives: The unit of each structure that is sized.
+    """
+    passing = {unit.structure: passing_storages(graph, unit) for unit in representatives.values()}
+    units: dict[int, set[int]] = defaultdict(set)
+    owners: dict[int, set[int]] = defaultdict(set)
+    for unit in graph.units:
+        sized = representatives[unit.structure]
+        saved = saved_values(graph, sized.forward_ops)
+        pairs = zip(_entering(graph, unit), _entering(graph, sized), strict=True)
+        for value, alike in pairs:
+            if graph.values[alike].storage in passing[unit.structure]:
+                units[graph.values[value].storage].add(unit.index)
+            elif alike in saved:
+                owners[graph.values[value].storage].add(unit.index)
+    return tuple(
+        SharedActivation(
+            storage=storage,
+            size_bytes=graph.storages[storage].size_bytes,
+            units=frozenset(units[storage]),
+            owners=frozenset(owners[storage]),
+        )
+        for storage in sorted(units)
+    )
+
+
+def _entering(graph: OperatorGraph, unit: Unit) -> list[int]:
+    """Values that a unit reads of activations made in units before it, in order of first use."""
+    return list(
+        dict.fromkeys(
+            value
+            for op_id in unit.forward_ops
+            for value in graph.nodes[op_id].inputs
+            if graph.unit_of_storage.get(graph.values[value].storage, unit.index) < unit.index
+        )
+    )

@@ -1,0 +1,54 @@
+"""Activations that units share."""
+
+from real_runs import load
+
+from planner.graph.shared import passing_storages, shared_activations
+from planner.graph.trace import trace_model
+
+
+def shared_of(name):
+    graph = trace_model(load(name), microbatch_size=2, dtype="float32")
+    return graph, shared_activations(graph, {unit.structure: unit for unit in graph.units})
+
+
+def test_blocks_of_a_plain_stack_share_nothing():
+    for name in ("gpt", "llama", "resnet"):
+        assert shared_of(name)[1] == ()
+
+
+def test_a_condition_is_shared_by_all_blocks_and_the_head():
+    graph, (condition,) = shared_of("dit")
+    assert condition.units == set(range(1, len(graph.units)))
+    # One row of the model's width for each sample.
+    assert condition.size_bytes == 2 * 64 * 4
+
+
+def test_each_skip_connection_is_shared_by_two_units():
+    graph, shared = shared_of("unet")
+    names = [unit.name for unit in graph.units]
+    skips = [each for each in shared if len(each.units) == 1]
+    ends = [(names[min(each.owners)], names[min(each.units)]) for each in skips]
+    assert ends == [
+        *((f"down.{place}", f"up.{5 - place}") for place in range(5)),
+        ("middle.0", "up.0"),
+    ]
+    (first, last) = (names.index(name) for name in ends[0])
+    assert not skips[0].counts(0, len(names))  # the unit that gets it first counts it
+    assert skips[0].counts(last, last + 1)
+    assert not skips[0].counts(first + 1, last)
+
+
+def test_an_encoders_memory_is_counted_once_on_each_stage_of_the_decoder():
+    graph, shared = shared_of("t5")
+    names = [unit.name for unit in graph.units]
+    decoder = {index for index, name in enumerate(names) if name.startswith("decoder.")}
+    memory = max((each for each in shared if each.units == decoder), key=lambda x: x.size_bytes)
+    assert memory.size_bytes == 2 * 32 * 64 * 4
+    assert not memory.counts(0, min(decoder))
+    assert memory.counts(0, len(names))
+    assert memory.counts(max(decoder), len(names))
+
+
+def test_what_the_unit_before_hands_over_passes_nobody():
+    graph, _ = shared_of("gpt")
+    assert all(passing_storages(graph, unit) == frozenset() for unit in graph.units)
