@@ -283,7 +283,7 @@ def _search_outcome(
         cluster=cluster,
         outcome=outcome,
         op_rows=rows,
-        warnings=(*loaded.notes, *graph.warnings),
+        warnings=graph.warnings,
     )
 
 

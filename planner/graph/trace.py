@@ -55,9 +55,12 @@ def trace_model(
         ModelError: The model cannot be built, run or differentiated without data.
         RequestError: A hint does not fit, or no line asked for it.
     """
-    recording = record_step(model, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
-    check_hints_used(model.hints, recording.used_hints, recording.asked_places)
-    return assemble(recording, find_layout(recording))
+    with _paused_collector():
+        recording = record_step(
+            model, microbatch_size=microbatch_size, dtype=dtype, progress=progress
+        )
+        check_hints_used(model.hints, recording.used_hints, recording.asked_places)
+        return assemble(recording, find_layout(recording))
 
 
 def record_step(
@@ -82,7 +85,8 @@ def record_step(
     ):
         notes = _run_step(model, module, inputs, recorder, progress)
         recording = _freeze(recorder, module, batch, microbatch_size)
-    return replace(recording, model=model.description, dtype=dtype, notes=(*built.notes, *notes))
+    notes = (*model.notes, *built.notes, *notes)
+    return replace(recording, model=model.description, dtype=dtype, notes=notes)
 
 
 def _run_step(
@@ -157,13 +161,19 @@ def _know_buffers(recorder: Recorder, model: LoadedModel, built: BuiltModel, dty
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Stop the garbage collector, which would scan the growing tables over and over."""
+    """Stop the garbage collector, which would scan the growing tables over and over.
+
+    What was made meanwhile joins the oldest generation without a scan: nearly all of it stays.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -1,5 +1,6 @@
 """The operator graph of one step."""
 
+import gc
 from pathlib import Path
 
 import networkx as nx
@@ -189,3 +190,17 @@ def test_no_weights_are_allocated_for_a_large_model():
     graph = trace_model(loaded, microbatch_size=1, dtype="bfloat16")
     assert graph.num_parameters == pytest.approx(70.55e9, rel=1e-3)
     assert resident_bytes() - before < 512 * 1024**2
+
+
+def test_the_garbage_collector_is_left_as_it_was():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        trace_model(example("mlp.py"), microbatch_size=1, dtype="float32")
+        assert gc.isenabled()
+        assert 0.9 * frozen < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
+    trace_model(example("mlp.py"), microbatch_size=1, dtype="float32")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
