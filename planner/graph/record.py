@@ -308,6 +308,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         kwargs: dict[str, Any],
         inputs: tuple[int, ...],
     ) -> TorchResult:
+        work.check_dtypes(kind.name, args)
         if kind.dynamic and (kind.name != "index" or has_mask(args[1])):
             again = self.phase is Phase.BACKWARD
             return self.data.run(func, (args, kwargs), inputs, again=again)
