@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError, RequestError
-from planner.graph.load import DEFAULT_FACTORY, LoadedModel, user_code
+from planner.graph.load import DEFAULT_FACTORY, LoadedModel
+from planner.graph.user_code import user_code
 
 if TYPE_CHECKING:
     from planner.graph.hf_model import ConfiguredModel

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from planner.errors import ModelError, PlannerError, RequestError
+from planner.errors import ModelError, RequestError
 from planner.graph import torch_private
+from planner.graph.batch import BATCH_LINES, Batch, describe, take_batch
 from planner.graph.build import (
     BuiltModel,
     build_on_meta,
@@ -28,18 +29,13 @@ from planner.graph.build import (
 from planner.graph.devices import DeviceMode
 from planner.graph.draws import fixed_draws
 from planner.graph.hints import Hint
-from planner.graph.source import line_of_traceback
+from planner.graph.user_code import user_code
 from planner.graph.user_module import UserModule, import_user_module
 
 DEFAULT_FACTORY = "build_model"
 
 UserObject: TypeAlias = Any
 """Whatever user code takes or returns."""
-
-_BATCH_LINES = """Add to the model file:
-    def example_batch(microbatch_size):
-        tokens = torch.randint(0, VOCAB_SIZE, (microbatch_size, SEQ_LEN + 1))
-        return tokens[:, :-1], tokens[:, 1:]"""
 
 _FACTORY_LINES = """Add to the model file:
     def build_model():
@@ -48,18 +44,6 @@ _FACTORY_LINES = """Add to the model file:
 _LOSS_LINES = """Add to the model file:
     def loss_fn(output, targets):
         return torch.nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One microbatch as the model takes it."""
-
-    args: tuple[Any, ...]
-    """Positional arguments."""
-    kwargs: dict[str, Any]
-    """Keyword arguments."""
-    targets: Any
-    """Second argument of the loss function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +118,7 @@ class LoadedModel:
         """Make a microbatch, with real data, under a fixed seed.
 
         Raises:
-            ModelError: ``example_batch`` raises or returns no pair.
+            ModelError: ``example_batch`` raises, or returns what cannot be cut into microbatches.
         """
         with (
             self.running(f"Calling example_batch({microbatch_size})"),
@@ -145,18 +129,7 @@ class LoadedModel:
                 made = self.make_batch(microbatch_size)
             else:
                 made = self.make_batch(microbatch_size, seq_len=self.seq_len)
-        if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise ModelError(
-                f"example_batch must return (inputs, targets), but it returned {_describe(made)}.",
-                hint="inputs is a tensor, a tuple of positional or a dict of keyword arguments;"
-                " return None as targets where the model computes its loss from its inputs.\n"
-                + _BATCH_LINES,
-            )
-        inputs, targets = made
-        if isinstance(inputs, dict):
-            return Batch(args=(), kwargs=dict(inputs), targets=targets)
-        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-        return Batch(args=args, kwargs={}, targets=targets)
+        return take_batch(made, microbatch_size)
 
     def with_seq_len(self, seq_len: int) -> "LoadedModel":
         """Return the same model with data of another length.
@@ -186,12 +159,16 @@ class LoadedModel:
         else:
             loss = _returned_loss(output)
             asked = "There is no loss_fn, so the model must return its loss, but it returned"
-        is_scalar = isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad
-        if not is_scalar:
+        if not isinstance(loss, Tensor) or loss.dim():
             shown = loss if self.loss_fn is not None else output
-            raise ModelError(f"{asked} {_describe(shown)}.", hint=_LOSS_LINES)
-        scalar: Tensor = loss
-        return scalar
+            raise ModelError(f"{asked} {describe(shown)}.", hint=_LOSS_LINES)
+        if not loss.requires_grad:
+            raise ModelError(
+                f"{asked} {describe(loss)}: it depends on no parameter that needs one.",
+                hint="Look for .detach(), .item(), torch.no_grad() or integers between the"
+                " parameters and the loss.",
+            )
+        return loss
 
 
 def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
@@ -221,7 +198,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
         raise ModelError(
             f"{target} has no example_batch(microbatch_size), which says what data the model"
             " takes.",
-            hint=_BATCH_LINES,
+            hint=BATCH_LINES,
         )
     _check_seq_len(make_batch, seq_len)
     loss_fn = user_module.namespace.get("loss_fn")
@@ -284,33 +261,6 @@ def wrap_module(
         make_batch=example_batch,
         loss_fn=loss_fn,
     )
-
-
-@contextmanager
-def user_code(action: str) -> Iterator[None]:
-    """Turn what user code raises into a ``ModelError`` with its type, message and line.
-
-    Args:
-        action: What was being done, for the message: "Building model.py:build_model".
-    """
-    try:
-        yield
-    except PlannerError:
-        raise
-    except (Exception, SystemExit) as error:
-        line = line_of_traceback(error.__traceback__)
-        where = f"\nat {line}" if line else ""
-        if isinstance(error, ModuleNotFoundError):
-            hint = f"Install {error.name}, or put it beside the model file."
-        elif "dtype" in str(error) or "scalar type" in str(error):
-            hint = "Parameters are cast to the compute dtype, buffers are not: try --dtype float32."
-        else:
-            hint = (
-                "The model must build, run and differentiate without data: try it under"
-                ' torch.device("meta").'
-            )
-        message = f"{action} raised {type(error).__name__}: {error}{where}"
-        raise ModelError(message, hint=hint) from error
 
 
 @contextmanager
@@ -381,12 +331,3 @@ def _returned_loss(output: UserObject) -> UserObject:
         ]
         return scalars[0] if len(scalars) == 1 else output
     return output
-
-
-def _describe(thing: object) -> str:
-    if isinstance(thing, Tensor):
-        grad = "" if thing.requires_grad else " without a gradient"
-        return f"a tensor of shape {tuple(thing.shape)}{grad}"
-    if isinstance(thing, (tuple, list)):
-        return f"a {type(thing).__name__} of {len(thing)}"
-    return f"{type(thing).__name__}"

@@ -12,24 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.errors import ModelError
 from planner.graph import torch_private, work
 from planner.graph.data_reads import DataReads, has_mask
 from planner.graph.hints import Hint
+from planner.graph.limits import MOST_OPS, too_many_ops
 from planner.graph.meta_results import MetaResults
+from planner.graph.operand_types import OPS_OF_ONE_DTYPE, check_operands
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.real_tensors import RealTensors
 from planner.graph.recording import ModuleCall
-from planner.graph.source import lines_of_stack
 from planner.graph.table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
 from planner.graph.values import KnownValues
 
 _ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
 """Ops whose schema does not say that they share their input's memory."""
-
-MOST_OPS = 1_000_000
-"""Ops of one step; a model with more loops over single elements, or does not end."""
 
 _META = torch.device("meta")
 
@@ -64,6 +61,7 @@ class _OpKind:
     is_view: bool
     written: tuple[tuple[int, str, bool], ...]
     dynamic: bool
+    one_dtype: bool
     is_fresh: bool
     """Its results are new memory that depends on nothing but the shapes of its arguments."""
 
@@ -108,16 +106,6 @@ def _written(kind: _OpKind, args: Sequence[Any], kwargs: dict[str, Any]) -> list
         by_name = keyword_only or position >= len(args)
         _tensors((kwargs.get(name) if by_name else args[position],), targets)
     return targets
-
-
-def _too_many_ops() -> ModelError:
-    line = next(lines_of_stack(), "")
-    return ModelError(
-        f"One training step has more than {MOST_OPS:,} operators: the model loops over single"
-        f" elements in Python, or its loop does not end without data; it is at {line}",
-        hint="Trace it with a smaller batch or a shorter sequence, or write the loop as one"
-        " operator.",
-    )
 
 
 class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -285,7 +273,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         inputs = tuple([self.table.read(tensor, keep=keep) for tensor in tensors])
         sequence = torch_private.next_sequence_number()
         self._last_sequence = sequence
-        out = self._run(kind, func, args, kwargs, inputs)
+        out = self._run(kind, func, (args, kwargs), inputs, tensors)
         if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
             return out
         made = _tensors((out,), [])
@@ -304,14 +292,16 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self,
         kind: _OpKind,
         func: TorchOp,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
         inputs: tuple[int, ...],
+        tensors: Sequence[Tensor],
     ) -> TorchResult:
-        work.check_dtypes(kind.name, args)
+        args, kwargs = arguments
+        if kind.one_dtype:
+            check_operands(kind.name, tensors)
         if kind.dynamic and (kind.name != "index" or has_mask(args[1])):
             again = self.phase is Phase.BACKWARD
-            return self.data.run(func, (args, kwargs), inputs, again=again)
+            return self.data.run(func, arguments, inputs, again=again)
         if kind.is_fresh:
             return self._results.run(func, args, kwargs)
         return func(*args, **kwargs)
@@ -324,6 +314,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             is_view=is_view or name in _ALIASING_OPS,
             written=written,
             dynamic=torch_private.has_dynamic_output(func),
+            one_dtype=name in OPS_OF_ONE_DTYPE,
             is_fresh=func.namespace in ("aten", "planner") and not (is_view or written),
         )
         self._kinds[func] = kind
@@ -377,7 +368,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         )
         self.ops.append(op)
         if len(self.ops) > MOST_OPS:
-            raise _too_many_ops()
+            raise too_many_ops(MOST_OPS)
         return op
 
     def _link(self, sequence: int, op: RawOp) -> int | None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
+from planner.graph.batch import Batch, check_call
 from planner.graph.build import BuiltModel
 from planner.graph.devices import TracingMode
 from planner.graph.draws import fixed_draws
 from planner.graph.hints import check_hints_used
 from planner.graph.kernels import fused_kernels
-from planner.graph.load import Batch, LoadedModel, default_dtype
+from planner.graph.load import LoadedModel, default_dtype
 from planner.graph.operator_graph import (
     OperatorGraph,
     OpNode,
@@ -75,6 +76,7 @@ def record_step(
     built = model.build_meta(dtype)
     module = built.module
     batch = model.example_batch(microbatch_size)
+    check_call(module, batch)
     recorder = Recorder(module, model.hints)
     inputs = _place_batch(recorder, batch, compute)
     _know_buffers(recorder, model, built, dtype)

@@ -118,28 +118,6 @@ FLOP_FORMULAS: dict[str, FlopFormula] = {
 """
 
 
-_ONE_DTYPE_OPS = frozenset(name for name in FLOP_FORMULAS if not name.endswith("_backward")) - {
-    "_fused_rnn",
-    "_scaled_mm",
-}
-"""Products, which take numbers of one type only; backward also reads statistics of others."""
-
-
-def check_dtypes(name: str, args: Sequence[Any]) -> None:
-    """Refuse products of different types of numbers, as every device but meta does.
-
-    Raises:
-        RuntimeError: The op needs one dtype, and its inputs have several.
-    """
-    if name not in _ONE_DTYPE_OPS:
-        return
-    tensors = [each for each in args if isinstance(each, Tensor)]
-    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    if len(dtypes) > 1:
-        given = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise RuntimeError(f"{name} needs tensors of the same dtype, but got {given}")
-
-
 def flop(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     """Count the floating-point operations of one op."""
     formula = FLOP_FORMULAS.get(name)

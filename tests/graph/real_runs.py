@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.codegen.runtime import parallel
-from planner.graph.load import Batch, LoadedModel, load_model
+from planner.graph.batch import Batch
+from planner.graph.load import LoadedModel, load_model
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 
 torch.set_num_threads(1)  # more threads only wait for each other over tensors this small

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 import torch
-from graph_models import example, mean_square, wrap
+from graph_models import example, mean_square, vectors, wrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_runs import MODELS, build, load, run_loss
@@ -225,8 +225,8 @@ def test_grouped_products_of_experts_count_each_token_once():
             return functional.grouped_mm(self.embed(x), self.weight, offs=ends * 6)
 
     graph = trace_model(
-        wrap(Experts, lambda _: (torch.randn(tokens, width), None), mean_square),
-        microbatch_size=1,
+        wrap(Experts, vectors(width), mean_square),
+        microbatch_size=tokens,
         dtype="bfloat16",
     )
     grouped = [op.flop for op in graph.nodes if op.name == "_grouped_mm"]
