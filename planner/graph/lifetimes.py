@@ -175,6 +175,8 @@ class _Step:
 
     def _append(self, moment: Moment) -> None:
         forward_op = moment.ops[0].forward_op
+        if _same_node(self._stream[-1].ops[-1], moment.ops[0]):
+            forward_op = None  # a sum of gradients, after the node has let go of what it saved
         block = None if forward_op is None else self._block_of_op.get(forward_op)
         if block is not None:
             if block.needs(moment):

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.codegen.runtime import parallel
 from planner.graph.batch import Batch
+from planner.graph.kernels import fused_kernels
 from planner.graph.load import LoadedModel, load_model
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 
@@ -129,6 +130,27 @@ def measure(loaded: LoadedModel, graph: OperatorGraph, recomputation: str, size:
         loss = run_loss(loaded, model, batch)
         gc.collect()
         # On the CPU the storage of a mean square error has room for all of its terms.
+        kept_bytes = live.now - loss.untyped_storage().nbytes()
+        loss.backward()
+    return Measured(kept_bytes=kept_bytes, peak_bytes=live.peak)
+
+
+def measure_on_meta(
+    loaded: LoadedModel, graph: OperatorGraph, recomputation: str, size: int
+) -> Measured:
+    """Run a step of a model of any size without data, with the kernels that a trace sees."""
+    model = loaded.build_meta(graph.dtype).module
+    batch = loaded.example_batch(size)
+    compute = getattr(torch, graph.dtype)
+    args = [
+        each.to("meta", compute if each.is_floating_point() else each.dtype) for each in batch.args
+    ]
+    targets = batch.targets.to("meta")
+    recompute(model, graph, recomputation)
+    outside = [*model.parameters(), *model.buffers(), *args, targets]
+    with fused_kernels(), LiveBytes(outside) as live:
+        loss = loaded.loss(model(*args), targets)
+        gc.collect()
         kept_bytes = live.now - loss.untyped_storage().nbytes()
         loss.backward()
     return Measured(kept_bytes=kept_bytes, peak_bytes=live.peak)

@@ -1,11 +1,13 @@
 """Peaks of memory replayed from traces, against live tensors of real runs."""
 
 import pytest
+from graph_models import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
-from real_runs import MODELS, load, measure
+from real_runs import MODELS, ZOO, load, measure, measure_on_meta
 
 from planner.graph.lifetimes import Moment, live_bytes, step_peaks
+from planner.graph.load import load_model
 from planner.graph.retained import RECOMPUTATIONS, retained_bytes
 from planner.graph.trace import trace_model
 
@@ -21,7 +23,7 @@ def test_the_peak_of_a_step_is_that_of_a_real_run(name, recomputation):
     assert step_peaks(graph, recomputation).step_bytes == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "moe", "tied", "unet", "vit"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe", "resnet", "unet", "vit"])
 def test_the_peak_under_selective_recomputation_is_that_of_a_real_run(name):
     """What is kept is given back op by op while the rest is made again."""
     loaded = load(name)
@@ -40,6 +42,33 @@ def test_the_peak_lies_above_what_is_kept_and_all_gradients(name):
         peaks = step_peaks(graph, recomputation)
         assert peaks.step_bytes >= peaks.forward_bytes >= retained_bytes(graph, recomputation)
         assert peaks.step_bytes >= gradient_bytes
+
+
+FULL_SIZE = {
+    "llama_8b": (f"{EXAMPLES / 'llama.py'}:llama_8b", 8192),
+    "gpt_1_3b": (f"{EXAMPLES / 'gpt.py'}:gpt_1_3b", 2048),
+    "resnet_50": (str(ZOO / "resnet_50.py"), None),
+    "unet_sdxl": (str(ZOO / "unet_sdxl.py"), None),
+    "vit_22b": (str(ZOO / "vit_22b.py"), None),
+}
+"""Model and sequence length."""
+
+
+@pytest.mark.parametrize("recomputation", RECOMPUTATIONS)
+@pytest.mark.parametrize(
+    "name",
+    ["llama_8b", *(pytest.param(name, marks=pytest.mark.bench) for name in list(FULL_SIZE)[1:])],
+)
+def test_a_model_of_full_size_keeps_and_peaks_as_torch_runs_it(name, recomputation):
+    """Autograd and the checkpoints themselves run, on tensors without data."""
+    source, seq_len = FULL_SIZE[name]
+    loaded = load_model(source, seq_len=seq_len)
+    graph = trace_model(loaded, microbatch_size=2, dtype="bfloat16")
+    measured = measure_on_meta(loaded, graph, recomputation, 2)
+    assert retained_bytes(graph, recomputation) == measured.kept_bytes
+    loss_and_its_gradient = 2 * 4
+    peak_bytes = step_peaks(graph, recomputation).step_bytes
+    assert peak_bytes + loss_and_its_gradient == measured.peak_bytes
 
 
 def test_a_frozen_parameter_has_no_gradient():
