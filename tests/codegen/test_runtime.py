@@ -186,24 +186,63 @@ class UsesEmbeddingTwice(nn.Module):
         x = self.embed(x) * self.scale
         for block in self.blocks:
             x = block(x)
+        return self.logits(x)
+
+    def logits(self, x):
         return linear(x, self.embed.weight)
 
 
-def test_parameter_used_without_its_module_is_kept():
-    model = UsesEmbeddingTwice()
-    tokens = torch.randint(0, 10, (2, 3))
-    blocks = ("blocks.0", "blocks.1")
-    anatomy = parallel.examine(model, blocks, tokens, torch.float32)
-    specs = (parallel.StageSpec(0, 0, 1), parallel.StageSpec(1, 1, 2))
-    first, last = (parallel.Stage(model, anatomy, GPT, specs, index) for index in range(2))
+class UsesTransposedEmbedding(UsesEmbeddingTwice):
+    def logits(self, x):
+        return x @ self.embed.weight.T
+
+
+def two_stages(model, tokens, *, receives=()):
+    """Cut before the second block; the loss is the sum of the output."""
+    anatomy = parallel.examine(model, ("blocks.0", "blocks.1"), tokens, torch.float32)
+    specs = (parallel.StageSpec(0, 0, 1), parallel.StageSpec(1, 1, 2, receives=receives))
+    stages = [parallel.Stage(model, anatomy, SumOfOutput(), specs, index) for index in range(2)]
+    for stage in stages:
+        stage.register_late_hooks()
+    return stages
+
+
+@pytest.mark.parametrize("kind", [UsesEmbeddingTwice, UsesTransposedEmbedding])
+def test_parameter_used_without_its_module_is_kept(kind):
+    model, tokens = kind(), torch.randint(0, 10, (2, 3))
+    first, last = two_stages(model, tokens)
     stream = first(inputs=tokens, targets=None)
-    last.user = SumOfOutput()
     assert last(stream, inputs=tokens, targets=None) == model(tokens).sum()
     assert [name for name, _ in parallel.named_parameters(last)] == [
         "embed.weight",
         "blocks.1.weight",
         "blocks.1.bias",
     ]
+
+
+class LooksIntoModules(UsesEmbeddingTwice):
+    """Asks what other stages hold for its dtype; knows a module under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.shifts = nn.ModuleDict({"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
+        self.shift = self.shifts["second"]
+
+    def forward(self, x):
+        x = self.embed(x).to(self.blocks[0].weight.dtype)
+        shift = self.shift(x).to(self.shifts["first"].weight.dtype)
+        for block in self.blocks:
+            x = block(x) + shift
+        return x * self.blocks[0].weight.shape[0]
+
+
+def test_stand_ins_can_be_looked_into_and_replace_a_module_under_all_names():
+    model, tokens = LooksIntoModules(), torch.randint(0, 10, (2, 3))
+    first, last = two_stages(model, tokens, receives=(("shifts.second", 0),))
+    sent = first(inputs=tokens, targets=None)
+    torch.testing.assert_close(last(*sent, inputs=tokens, targets=None), model(tokens).sum())
+    names = [name for name, _ in parallel.named_parameters(last)]
+    assert names == ["blocks.1.weight", "blocks.1.bias"]
 
 
 class SumOfOutput:

@@ -536,11 +536,12 @@ class _DryRun(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        if getattr(func, "__name__", "") != "__get__":  # reading .shape or .dtype is no use
-            for value in tree_leaves((args, kwargs)):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) or _tensors(result):  # reading a shape or dtype is no use
+            for value in _tensors((args, kwargs)):
                 if isinstance(value, nn.Parameter):
                     self.users.setdefault(id(value), set()).add(self.unit)
-        return func(*args, **(kwargs or {}))
+        return result
 
     def watch(self, twin: nn.Module) -> None:
         """Register hooks on the blocks and on the modules outside of them."""
@@ -785,7 +786,8 @@ class _StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a 
 class _StandIn(nn.Module):
     """Takes the place of a module that another stage holds.
 
-    It keeps its plain attributes, methods and type: the model's code may look at them.
+    It keeps type, methods, attributes and submodules, which the model's code may look at; zeros
+    that take no memory stand for the parameters.
     """
 
     def __init__(self, original: nn.Module) -> None:
@@ -793,8 +795,26 @@ class _StandIn(nn.Module):
         known = set(self.__dict__)
         plain = {k: v for k, v in original.__dict__.items() if k not in known and k != "forward"}
         self.__dict__.update(plain)
+        self.__dict__.update(_hollow(original))
         name = type(self).__name__ + type(original).__name__
         self.__class__ = type(name, (type(self), type(original)), {})
+
+
+def _hollow(module: nn.Module) -> dict[str, Any]:
+    """Return parameters, buffers and submodules of a copy that has zeros for its parameters."""
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    zeros = {name: _zeros(parameter, torch.device("cpu")) for name, parameter in own.items()}
+    children: dict[str, nn.Module | None] = {}
+    for name, child in module._modules.items():
+        children[name] = None if child is None else type(child).__new__(type(child))
+        if child is not None:
+            children[name].__dict__.update({**child.__dict__, **_hollow(child)})
+    return {
+        "_parameters": {},
+        "_buffers": {**module._buffers, **zeros},
+        "_non_persistent_buffers_set": {*module._non_persistent_buffers_set, *zeros},
+        "_modules": children,
+    }
 
 
 class _StoppingBlock(_StandIn):
@@ -1091,20 +1111,17 @@ class Stage(nn.Module):
             below = any(path.startswith(f"{outer}.") for outer in replaced)
             if below or not names or not runs or self._calls(path):
                 continue
-            own = {name: p for name, p in module._parameters.items() if p is not None}
-            kept = {name: p for name, p in own.items() if self._needs(f"{path}.{name}")}
+            own = module.named_parameters(recurse=False)
+            kept = {name: p for name, p in own if self._needs(f"{path}.{name}")}
             if any(self._needs(name) for name in names if name.count(".") > path.count(".") + 1):
                 continue
             if min(runs) >= self.units.stop:
                 stand_in: nn.Module = _AbsentModule(module)
             else:
-                stand_in = _EarlierModule(module, self.anatomy.calls[path])
-            for name, parameter in own.items():
-                if name in kept:
-                    stand_in.register_parameter(name, parameter)
-                else:
-                    zeros = _zeros(parameter, torch.device("cpu"))
-                    stand_in.register_buffer(name, zeros, persistent=False)
+                stand_in = _EarlierModule(module, self.anatomy.calls.get(path, ()))
+            for name, parameter in kept.items():
+                del stand_in._buffers[name]
+                stand_in.register_parameter(name, parameter)
             _replace(self.model, path, stand_in)
             replaced.append(path)
         self._drop_single_parameters()
@@ -1137,8 +1154,12 @@ def stage_units(specs: Sequence[StageSpec], index: int, num_blocks: int) -> rang
 
 
 def _replace(root: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    root.get_submodule(parent)._modules[name] = module
+    """Replace the module of that path under all of its names."""
+    old = root.get_submodule(path)
+    for parent in list(root.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = module
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1219,7 +1240,7 @@ class TensorParallel:
                 self._gather_at_regions(block, shardings)
         for sharding in outer_shardings:
             module = self.stage.model.get_submodule(sharding.module)
-            if not isinstance(module, _StandIn):
+            if not isinstance(module, _StandIn) and module._parameters:
                 self._shard(module, sharding, Replicate())
         self._check_ties()
         if self.sequence_dim is not None:
