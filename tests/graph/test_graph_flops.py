@@ -170,6 +170,27 @@ def test_a_grouped_convolution_counts_as_its_groups_one_by_one(
     assert graph.backward_flop == backward.get_total_flops()
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_layers_count_as_their_steps(kind, bidirectional):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = kind(6, 5, 2, batch_first=True, bidirectional=bidirectional)
+
+        def forward(self, x):
+            return self.layers(x)[0]
+
+    def batch(size):
+        return torch.randn(size, 7, 6), None
+
+    graph = trace_model(wrap(Recurrent, batch, mean_square), microbatch_size=3, dtype="float32")
+    with recurrence_in_steps(), FlopCounterMode(display=False) as counter:
+        Recurrent()(batch(3)[0])
+    assert graph.forward_flop == counter.get_total_flops()
+    assert graph.backward_flop == 2 * graph.forward_flop
+
+
 def products(left, right):
     """Loss of a product of two parameters of these shapes."""
 
