@@ -37,7 +37,7 @@ class Overwriting(nn.Module):
 def family(*, in_place: bool) -> GraphFamily:
     model = wrap_module(
         lambda: Overwriting(in_place=in_place),
-        example_batch=lambda size: (torch.zeros(size, 4096, 2048), torch.zeros(())),
+        example_batch=lambda size: (torch.zeros(size, 4096, 2048), torch.zeros(size)),
         loss_fn=lambda output, _: output.sum(),
     )
     return trace_family(model, dtype="bfloat16")
