@@ -24,6 +24,9 @@ _SCALAR_RESULTS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item
 _TRUTH_RESULTS = frozenset({"equal", "is_nonzero"})
 """Ops that return a truth value of Python."""
 
+_CALLS = {"_local_scalar_dense": "item", "_unique2": "unique", "_unique": "unique"}
+"""Names that users know, by op."""
+
 _NOWHERE = UserLine("", 0)
 
 
@@ -285,7 +288,7 @@ class DataReads:
             " torch.where."
         )
         return ModelError(
-            f"The model reads the data of a tensor ({name.removeprefix('_')}){where}\nIt is traced"
+            f"The model reads the data of a tensor ({_CALLS.get(name, name)}){where}\nIt is traced"
             " without data, and this value depends on weights or activations.",
             hint=f"{hint}, or {advice}" if hint else advice.capitalize(),
         )

@@ -5,7 +5,7 @@ there and says which.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -32,6 +32,8 @@ __all__ = [
     "TorchDispatchMode",
     "TorchOp",
     "TorchResult",
+    "autocast_ops",
+    "autocast_reaches_meta",
     "current_node",
     "device_constructors",
     "has_dynamic_output",
@@ -45,6 +47,7 @@ __all__ = [
     "storage_key",
     "tree_leaves",
     "tree_map_only",
+    "without_autocast",
 ]
 
 
@@ -137,3 +140,31 @@ def module_hooks(
     finally:
         pre.remove()
         post.remove()
+
+
+def autocast_ops() -> list[str]:
+    """Return the ATen ops, "softmax.int" or "linear", that autocast for CUDA handles."""
+    return [
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+    ]
+
+
+@contextmanager
+def autocast_reaches_meta() -> Iterator[None]:
+    """Let autocast for CUDA, where it is switched on, see tensors on the meta device."""
+    key = torch._C.DispatchKey.AutocastCUDA
+    before = torch._C._dispatch_tls_is_dispatch_key_included(key)
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, before)
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """Switch autocast for CUDA off inside of its own kernels."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    return cast(AbstractContextManager[object], torch._C._ExcludeDispatchKeyGuard(keys))

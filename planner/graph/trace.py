@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
+from planner.graph.autocast import AutocastOnMeta
 from planner.graph.batch import Batch, check_call
 from planner.graph.build import BuiltModel
 from planner.graph.devices import TracingMode
@@ -102,12 +103,14 @@ def _run_step(
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
+    autocast = AutocastOnMeta()
     with (
         fixed_draws() as has_drawn,
         recorder.watching(module),
         saved,
         recorder,
         TracingMode(recorder.data.read),
+        autocast.active(),
     ):
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
@@ -121,7 +124,8 @@ def _run_step(
     if recorder.data.failure is not None:
         # The model's own code caught it and went another way than training does.
         raise recorder.data.failure
-    return (*recorder.data.notes, *recorder.real_tensors.notes, *((_DRAWS,) if drew else ()))
+    draws = (_DRAWS,) if drew else ()
+    return (*recorder.data.notes, *recorder.real_tensors.notes, *autocast.notes, *draws)
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:

@@ -137,3 +137,31 @@ def test_tree_map_only_visits_tensors_in_argument_order():
 
 def test_tree_leaves_finds_what_lies_in_lists_and_dicts():
     assert torch_private.tree_leaves(([1, (2,)], {"a": 3})) == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_kernels_of_autocast_can_be_had_for_meta_tensors():
+    assert {"linear", "softmax.int", "norm.ScalarOpt_dim"} <= set(torch_private.autocast_ops())
+    seen = []
+
+    def kernel(source):
+        seen.append(source.device.type)
+        with torch_private.without_autocast():
+            return aten.exp.default(source)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("exp", kernel, "AutocastCUDA", allow_override=True)
+    x = torch.empty(3, device="meta")
+    try:
+        with torch_private.autocast_reaches_meta():
+            x.exp()
+            assert seen == []
+            torch.set_autocast_enabled("cuda", True)
+            x.exp()
+            torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_enabled("cuda", True)
+        x.exp()
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        library._destroy()
+    assert seen == ["meta"]
