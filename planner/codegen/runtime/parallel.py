@@ -133,13 +133,7 @@ def parse_options(
     )
     add = parser.add_argument
     add("--steps", type=int, default=10, help="optimiser steps in all (default: 10)")
-    add(
-        "--log",
-        "--log-file",
-        type=Path,
-        metavar="FILE",
-        help="write one JSON object per step to this file",
-    )
+    add("--log", "--log-file", type=Path, metavar="FILE", help=_LOG_HELP)
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
