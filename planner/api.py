@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import RequestError
-from planner.graph.hints import Hint, make_hints
+from planner.graph.loading.hints import Hint, make_hints
 from planner.plan.record import ModelSummary, PlanRecord
 from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
@@ -23,7 +23,7 @@ from planner.result import PlanResult
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from planner.graph.load import LoadedModel
+    from planner.graph.loading.load import LoadedModel
     from planner.graph.operator_graph import OperatorGraph
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
@@ -205,8 +205,8 @@ def trace(
         loaded = _load(
             _model_words(model), model_object, seq_len=seq_len, hints=make_hints(hints or {})
         )
+    from planner.graph.recording.trace_progress import TRACE_PHASE
     from planner.graph.trace import trace_model
-    from planner.graph.trace_progress import TRACE_PHASE
 
     with timed_phase(progress, TRACE_PHASE):
         return trace_model(loaded, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
@@ -253,7 +253,7 @@ def _search_outcome(
         hints = make_hints(request.hints)
         loaded = _load(request.model, model_object, seq_len=request.seq_len, hints=hints)
     with timed_phase(progress, "trace"):
-        from planner.graph.family import trace_family
+        from planner.graph.sizes.family import trace_family
 
         graphs = trace_family(loaded, dtype=dtype)
         graph = graphs.at(1)
@@ -333,7 +333,7 @@ def _load(
     hints: tuple[Hint, ...],
 ) -> "LoadedModel":
     """Load the model file, or take the object that was passed."""
-    from planner.graph.load import load_model, wrap_module
+    from planner.graph.loading.load import load_model, wrap_module
 
     if model_object is None:
         loaded = load_model(model, seq_len=seq_len)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from planner.errors import RequestError
-from planner.graph.hints import make_hints
+from planner.graph.loading.hints import make_hints
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest

@@ -31,11 +31,11 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "pandas": {
-        *("graph/operator_graph.py", "graph/tables.py", "report", "result.py"),
+        *("graph/operator_graph.py", "graph/analysis/tables.py", "report", "result.py"),
         "cost/calibrate.py",
     },
     "torch": {"graph", "codegen/runtime", "api.py"},
-    "transformers": {"graph/hf_load.py", "graph/hf_model.py"},
+    "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""
 

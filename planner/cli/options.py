@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict, TypeVar
 
 import click
 
-from planner.graph.hints import HintValue, make_hints, parse_hint, read_hints
+from planner.graph.loading.hints import HintValue, make_hints, parse_hint, read_hints
 from planner.request import PlanRequest
 from planner.request_rules import check_request, parse_fix
 

@@ -10,8 +10,8 @@ from rich.text import Text
 from planner.cli.pieces import grid, stack, titled
 from planner.cli.screen import WIDE_COLUMNS
 from planner.cli.terminal import write_answer
+from planner.graph.analysis.summary import batch_words, parameter_words
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.summary import batch_words, parameter_words
 from planner.report.trace_view import (
     KIND_HEAD,
     MASKED_NOTE,

@@ -9,7 +9,7 @@ from planner.plan.types import Plan
 RUNTIME_FILE = Path(__file__).parent / "runtime" / "parallel.py"
 """The runtime, copied as it is."""
 
-CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "hf_model.py"
+CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.py"
 """The model file of every Hugging Face config, copied as it is."""
 
 

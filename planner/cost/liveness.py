@@ -1,8 +1,8 @@
 """How much memory a unit needs on one rank while it runs, what it keeps for backward included.
 
-Its ops are replayed, forward and then backward, as ``planner.graph.lifetimes`` replays a whole
-step: a storage lives from the op that makes it to the last that reads it, a saved one to its last
-reader in the backward pass.
+Its ops are replayed, forward and then backward, as ``planner.graph.analysis.lifetimes`` replays a
+whole step: a storage lives from the op that makes it to the last that reads it, a saved one to
+its last reader in the backward pass.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from planner.cost.work import Shares
-from planner.graph.lifetimes import Moment, live_bytes, moments_of
+from planner.graph.analysis.lifetimes import Moment, live_bytes, moments_of
+from planner.graph.analysis.retained import saved_values
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.graph.retained import saved_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.unit_pricing import PricedUnit
-from planner.graph.shared import SharedActivation
+from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 

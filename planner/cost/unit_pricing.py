@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from planner.cost.liveness import UnitPeaks, unit_peaks
 from planner.cost.node_pricing import NodePrice, Pricing, conversion_s, forward_op_s
 from planner.cost.work import Shares, shares_of
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.graph.retained import (
+from planner.graph.analysis.retained import (
     KEPT_BY_SELECTIVE,
     RECOMPUTATIONS,
     block_ops,
     recomputed_ops,
     saved_values,
 )
-from planner.graph.shared import passing_storages
+from planner.graph.analysis.shared import passing_storages
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
 from planner.strategy.layout import Layout
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from planner.cost.op import OpKind, OpWork
-from planner.graph.causal import masked_flop
+from planner.graph.analysis.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.strategy.layout import Layout
 from planner.strategy.op_rules import ATTENTIONS, MATMULS

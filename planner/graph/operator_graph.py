@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-    from planner.graph.patterns import BlockKind, BlockPattern
+    from planner.graph.analysis.patterns import BlockKind, BlockPattern
 
 
 class StorageKind(StrEnum):
@@ -104,7 +104,7 @@ class OpNode:
     """Keyword arguments, likewise, sorted by name."""
     flop: int
     """Floating-point operations; attention is counted in full, causal or not (see
-    ``planner.graph.causal.masked_flop``)."""
+    ``planner.graph.analysis.causal.masked_flop``)."""
     read_bytes: int
     """Bytes read from memory (0 for a view)."""
     write_bytes: int
@@ -279,7 +279,7 @@ class OperatorGraph:
         return self._masked_flop(Phase.BACKWARD)
 
     def _masked_flop(self, phase: Phase) -> int:
-        from planner.graph.causal import masked_flop
+        from planner.graph.analysis.causal import masked_flop
 
         return sum(masked_flop(self, op) for op in self.nodes if op.phase is phase)
 
@@ -336,44 +336,44 @@ class OperatorGraph:
     @cached_property
     def block_kinds(self) -> "tuple[BlockKind, ...]":
         """The different kinds of blocks, in order of appearance."""
-        from planner.graph.patterns import block_kinds
+        from planner.graph.analysis.patterns import block_kinds
 
         return block_kinds(self)
 
     @cached_property
     def block_pattern(self) -> "BlockPattern":
         """How the kinds of blocks follow each other; as a string "3 A + 58 B"."""
-        from planner.graph.patterns import block_pattern
+        from planner.graph.analysis.patterns import block_pattern
 
         return block_pattern(self)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the trace assumed, and what speaks against its being what training runs."""
-        from planner.graph.doubts import doubts
+        from planner.graph.analysis.doubts import doubts
 
         return (*self.notes, *doubts(self))
 
     @cached_property
     def ops(self) -> "pd.DataFrame":
-        """All ops as a table, one row each by id; see ``planner.graph.tables.ops_frame``."""
-        from planner.graph.tables import ops_frame
+        """All ops as a table, one row each by id; see ``analysis.tables.ops_frame``."""
+        from planner.graph.analysis.tables import ops_frame
 
         return ops_frame(self)
 
     @cached_property
     def nx(self) -> "nx.DiGraph[int]":
-        """The data flow between all ops; see ``planner.graph.dataflow.dataflow_graph``."""
-        from planner.graph.dataflow import dataflow_graph
+        """The data flow between all ops; see ``planner.graph.analysis.dataflow.dataflow_graph``."""
+        from planner.graph.analysis.dataflow import dataflow_graph
 
         return dataflow_graph(self)
 
     def __repr__(self) -> str:
-        from planner.graph.summary import summary_words
+        from planner.graph.analysis.summary import summary_words
 
         return f"OperatorGraph({summary_words(self)})"
 
     def _repr_html_(self) -> str:
-        from planner.graph.summary import summary_html
+        from planner.graph.analysis.summary import summary_html
 
         return summary_html(self)

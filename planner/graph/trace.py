@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import torch_private
-from planner.graph.autocast import AutocastOnMeta
-from planner.graph.batch import Batch, check_call
-from planner.graph.build import BuiltModel
-from planner.graph.devices import TracingMode
-from planner.graph.draws import fixed_draws
-from planner.graph.hints import check_hints_used
-from planner.graph.kernels import fused_kernels
-from planner.graph.load import LoadedModel, default_dtype
+from planner.graph.division.units import assemble, find_layout
+from planner.graph.loading.batch import Batch, check_call
+from planner.graph.loading.build import BuiltModel
+from planner.graph.loading.devices import TracingMode
+from planner.graph.loading.hints import check_hints_used
+from planner.graph.loading.load import LoadedModel, default_dtype
 from planner.graph.operator_graph import (
     OperatorGraph,
     OpNode,
@@ -26,10 +24,12 @@ from planner.graph.operator_graph import (
     StorageKind,
     TensorValue,
 )
-from planner.graph.record import RawOp, Recorder
-from planner.graph.recording import ModuleListing, Recording
-from planner.graph.trace_progress import TraceProgress
-from planner.graph.units import assemble, find_layout
+from planner.graph.recording.autocast import AutocastOnMeta
+from planner.graph.recording.draws import fixed_draws
+from planner.graph.recording.kernels import fused_kernels
+from planner.graph.recording.record import RawOp, Recorder
+from planner.graph.recording.recording import ModuleListing, Recording
+from planner.graph.recording.trace_progress import TraceProgress
 from planner.progress import ProgressCallback
 
 _DRAWS = (

@@ -9,9 +9,9 @@ other way.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planner.graph.analysis.patterns import find_pattern, unit_letters
+from planner.graph.analysis.summary import batch_words, parameter_words, shape_words, tensor_words
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
-from planner.graph.patterns import find_pattern, unit_letters
-from planner.graph.summary import batch_words, parameter_words, shape_words, tensor_words
 from planner.units import format_bytes, format_count, format_flop
 
 _HEAD = """digraph model {

@@ -2,9 +2,9 @@
 
 from importlib.metadata import version
 
+from planner.graph.analysis.patterns import BlockKind, unit_kinds
+from planner.graph.analysis.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
 from planner.graph.operator_graph import CutPoint, ModuleOutput, OperatorGraph, Phase
-from planner.graph.patterns import BlockKind, unit_kinds
-from planner.graph.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
 from planner.plan.serialize import JsonValue, dump_json
 
 TRACE_SCHEMA_VERSION = 1

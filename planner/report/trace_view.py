@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from planner.graph.operator_graph import OperatorGraph, Phase, RefusedCut
-from planner.graph.patterns import (
+from planner.graph.analysis.patterns import (
     BlockKind,
     saved_bytes_by_unit,
     unit_kinds,
     unit_letters,
     unit_sizes,
 )
-from planner.graph.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
-from planner.graph.summary import CutGroup, cut_groups
+from planner.graph.analysis.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
+from planner.graph.analysis.summary import CutGroup, cut_groups
+from planner.graph.operator_graph import OperatorGraph, Phase, RefusedCut
 from planner.units import format_bytes, format_count, format_flop
 
 KIND_HEAD = ("kind", "blocks", "first", "params", "forward", "backward", "saved", "ops")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
-from planner.graph.retained import RECOMPUTATIONS
+from planner.graph.analysis.retained import RECOMPUTATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from planner.cost.node_pricing import Pricing
 from planner.cost.stage_memory import ModelUnits, TiedWeight
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
-from planner.graph.family import GraphFamily
+from planner.graph.analysis.shared import shared_activations
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
-from planner.graph.shared import shared_activations
+from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
 from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding

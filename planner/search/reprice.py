@@ -1,7 +1,7 @@
 """A plan priced again from scratch: the check on the ILP's objective."""
 
 from planner.cost.stage_table import StageTable
-from planner.graph.family import GraphFamily
+from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan
 from planner.search.decode import step_costs

@@ -8,7 +8,7 @@ best incumbent, and its result cannot be beaten by the others.
 import time
 
 from planner.errors import InfeasiblePlanError, RequestError, SolverError
-from planner.graph.family import GraphFamily
+from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from planner.cost.stage_table import StageTable
 from planner.cost.unit_pricing import master_bytes
-from planner.graph.family import GraphFamily
-from planner.graph.retained import RECOMPUTATIONS
+from planner.graph.analysis.retained import RECOMPUTATIONS
+from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
 from planner.search.columns import ColumnMaker, FrontCache

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.graph.retained import recompute_refusals
 from planner.strategy.op_rules import ATTENTIONS
 from planner.strategy.problem import table_storages
 

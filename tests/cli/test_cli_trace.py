@@ -13,7 +13,7 @@ from planner import api
 from planner.cli.main import run
 from planner.cli.terminal import ProgressLine
 from planner.errors import ModelError
-from planner.graph.retained import recompute_flop, retained_bytes
+from planner.graph.analysis.retained import recompute_flop, retained_bytes
 from planner.progress import PhaseEvent
 from planner.units import format_bytes, format_flop
 

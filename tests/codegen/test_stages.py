@@ -11,7 +11,7 @@ import random_model
 import torch
 
 from planner.codegen.runtime import parallel
-from planner.graph.load import load_model, wrap_module
+from planner.graph.loading.load import load_model, wrap_module
 from planner.graph.trace import trace_model
 
 ROOT = Path(__file__).parents[2]

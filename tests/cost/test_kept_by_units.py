@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.graph.family import trace_family
-from planner.graph.load import load_model
-from planner.graph.retained import RECOMPUTATIONS, by_unit, retained_bytes
+from planner.graph.analysis.retained import RECOMPUTATIONS, by_unit, retained_bytes
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.search.model_pricing import ModelPricer, ShardingChoice
 

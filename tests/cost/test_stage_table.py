@@ -8,8 +8,8 @@ import pytest
 from planner.cost.collective import all_gather_s, reduce_scatter_s
 from planner.cost.stage_memory import HeldStage
 from planner.cost.stage_table import StageTable
-from planner.graph.family import trace_family
-from planner.graph.load import load_model
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.search.model_pricing import ModelPricer, ShardingChoice

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.graph.load import LoadedModel, load_model, wrap_module
+from planner.graph.loading.load import LoadedModel, load_model, wrap_module
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ZOO = Path(__file__).parent / "zoo"

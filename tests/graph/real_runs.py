@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.codegen.runtime import parallel
-from planner.graph.batch import Batch
-from planner.graph.kernels import fused_kernels
-from planner.graph.load import LoadedModel, load_model
+from planner.graph.loading.batch import Batch
+from planner.graph.loading.load import LoadedModel, load_model
 from planner.graph.operator_graph import OperatorGraph, UnitKind
+from planner.graph.recording.kernels import fused_kernels
 
 torch.set_num_threads(1)  # more threads only wait for each other over tensors this small
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from planner.errors import ModelError
-from planner.graph import autocast, torch_private
+from planner.graph import torch_private
 from planner.graph.operator_graph import Phase
+from planner.graph.recording import autocast
 from planner.graph.trace import trace_model
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"

@@ -6,7 +6,7 @@ from graph_models import example, mean_square, vectors, wrap
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.graph import doubts
+from planner.graph.analysis import doubts
 from planner.graph.trace import trace_model
 
 

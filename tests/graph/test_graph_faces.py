@@ -10,8 +10,8 @@ import torch
 from graph_models import EagerBlock, example, mean_square, vectors, wrap
 from torch import nn
 
+from planner.graph.analysis.summary import cut_groups
 from planner.graph.operator_graph import Phase
-from planner.graph.summary import cut_groups
 from planner.graph.trace import trace_model
 from planner.units import DTYPE_BYTES
 

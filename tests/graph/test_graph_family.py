@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from planner.errors import ModelError, RequestError
-from planner.graph import family as family_module
-from planner.graph.family import trace_family
+from planner.graph.sizes import family as family_module
+from planner.graph.sizes.family import trace_family
 from planner.graph.trace import trace_model
 
 CASES = {

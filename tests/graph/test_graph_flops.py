@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.graph.causal import masked_flop, masked_pairs
+from planner.graph.analysis.causal import masked_flop, masked_pairs
 from planner.graph.operator_graph import Phase
 from planner.graph.trace import trace_model
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from planner.cli.main import run
 from planner.errors import ModelError, RequestError
-from planner.graph import hf_load
-from planner.graph.load import load_model
+from planner.graph.loading import hf_load
+from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import Phase
 from planner.graph.trace import trace_model
 

@@ -6,8 +6,8 @@ from graph_models import mean_square, wrap
 from torch import nn
 from torch.nn import functional
 
-from planner.graph.kernels import fused_kernels
 from planner.graph.operator_graph import Phase
+from planner.graph.recording.kernels import fused_kernels
 from planner.graph.trace import trace_model
 
 

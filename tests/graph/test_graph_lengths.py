@@ -6,7 +6,7 @@ from graph_models import EXAMPLES, ZOO, example, wrap
 from torch import nn
 
 from planner.errors import RequestError
-from planner.graph.lengths import trace_lengths
+from planner.graph.sizes.lengths import trace_lengths
 from planner.graph.trace import trace_model
 
 POINTS = [(1, 40), (2, 24), (3, 56), (4, 12), (7, 61)]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_runs import MODELS, ZOO, load, measure, measure_on_meta
 
-from planner.graph.lifetimes import Moment, live_bytes, step_peaks
-from planner.graph.load import load_model
-from planner.graph.retained import RECOMPUTATIONS, retained_bytes
+from planner.graph.analysis.lifetimes import Moment, live_bytes, step_peaks
+from planner.graph.analysis.retained import RECOMPUTATIONS, retained_bytes
+from planner.graph.loading.load import load_model
 from planner.graph.trace import trace_model
 
 SIZE = 4

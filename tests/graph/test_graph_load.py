@@ -8,8 +8,8 @@ from graph_models import EXAMPLES, Stream, token_loss, tokens
 from torch import nn
 
 from planner.errors import ModelError, RequestError
-from planner.graph.build import meta_copy
-from planner.graph.load import load_model, wrap_module
+from planner.graph.loading.build import meta_copy
+from planner.graph.loading.load import load_model, wrap_module
 from planner.graph.trace import trace_model
 
 MODEL = """

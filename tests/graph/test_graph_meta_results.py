@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.load import wrap_module
-from planner.graph.meta_results import MetaResults
+from planner.graph.loading.load import wrap_module
+from planner.graph.recording.meta_results import MetaResults
 from planner.graph.trace import record_step
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from planner.graph.patterns import find_pattern, letter_name, saved_bytes_by_unit
+from planner.graph.analysis.patterns import find_pattern, letter_name, saved_bytes_by_unit
 from planner.graph.trace import trace_model
 
 

@@ -14,8 +14,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner.codegen.runtime import parallel
-from planner.graph.operator_graph import Phase, UnitKind
-from planner.graph.retained import (
+from planner.graph.analysis.retained import (
     KEPT_BY_SELECTIVE,
     RECOMPUTATIONS,
     kept_storages,
@@ -25,6 +24,7 @@ from planner.graph.retained import (
     retained_bytes,
     retained_storages,
 )
+from planner.graph.operator_graph import Phase, UnitKind
 from planner.graph.trace import trace_model
 
 SIZE = 2

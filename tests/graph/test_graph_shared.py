@@ -2,7 +2,7 @@
 
 from real_runs import load
 
-from planner.graph.shared import passing_storages, shared_activations
+from planner.graph.analysis.shared import passing_storages, shared_activations
 from planner.graph.trace import trace_model
 
 

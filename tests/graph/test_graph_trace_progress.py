@@ -3,7 +3,7 @@
 import pytest
 from graph_models import example
 
-from planner.graph import trace_progress
+from planner.graph.recording import trace_progress
 from planner.graph.trace import trace_model
 
 

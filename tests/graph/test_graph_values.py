@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.errors import ModelError, RequestError
-from planner.graph.family import trace_family
-from planner.graph.hints import make_hints, parse_hint, read_hints
-from planner.graph.load import LoadedModel
+from planner.graph.loading.hints import make_hints, parse_hint, read_hints
+from planner.graph.loading.load import LoadedModel
 from planner.graph.operator_graph import Phase
+from planner.graph.sizes.family import trace_family
 from planner.graph.trace import trace_model
 
 GLOBAL = torch.ones(8)

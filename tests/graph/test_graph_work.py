@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.graph.recording.work import traffic_bytes
 from planner.graph.trace import trace_model
-from planner.graph.work import traffic_bytes
 
 
 def real_flop(model: nn.Module, batch, loss_fn) -> int:

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.graph.family import GraphFamily, trace_family
-from planner.graph.load import load_model
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, SearchOutcome

@@ -8,8 +8,8 @@ from searches import search_for
 from torch import nn
 
 from planner.errors import RequestError
-from planner.graph.family import GraphFamily, trace_family
-from planner.graph.load import wrap_module
+from planner.graph.loading.load import wrap_module
+from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.hardware.profiles import load_cluster
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from planner.graph.load import wrap_module
+from planner.graph.loading.load import wrap_module
 from planner.graph.trace import trace_model
 from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import sharding_problem

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from planner.graph.operator_graph import OpNode, StorageKind
-from planner.graph.recording import Recording
+from planner.graph.recording.recording import Recording
 
 _RANDOM_OPS = frozenset(
     {"native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_", "bernoulli_p"}

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from planner.graph import torch_private
-from planner.graph.source import UserLine, lines_of_stack
-from planner.graph.table import ValueTable
-from planner.graph.values import KnownValues
+from planner.graph.loading.source import UserLine, lines_of_stack
+from planner.graph.recording.table import ValueTable
+from planner.graph.recording.values import KnownValues
 
 _META = torch.device("meta")
 

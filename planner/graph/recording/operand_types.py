@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from planner.errors import ModelError
-from planner.graph.source import lines_of_stack
+from planner.graph.loading.source import lines_of_stack
 
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
-from planner.graph.assumed import Assumption
-from planner.graph.hints import Hint, HintValue
-from planner.graph.source import UserLine, lines_of_stack
-from planner.graph.table import ValueTable
+from planner.graph.loading.hints import Hint, HintValue
+from planner.graph.loading.source import UserLine, lines_of_stack
+from planner.graph.recording.assumed import Assumption
+from planner.graph.recording.table import ValueTable
+from planner.graph.recording.values import KnownValues, run_for_real
 from planner.graph.torch_private import TorchOp, TorchResult
-from planner.graph.values import KnownValues, run_for_real
 
 _META = torch.device("meta")
 

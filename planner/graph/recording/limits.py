@@ -1,7 +1,7 @@
 """How large a step may be."""
 
 from planner.errors import ModelError
-from planner.graph.source import lines_of_stack
+from planner.graph.loading.source import lines_of_stack
 
 MOST_OPS = 1_000_000
 """Ops of one step; a model with more loops over single elements, or does not end."""

@@ -12,18 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.graph import torch_private, work
-from planner.graph.data_reads import DataReads, has_mask
-from planner.graph.hints import Hint
-from planner.graph.limits import MOST_OPS, too_many_ops
-from planner.graph.meta_results import MetaResults
-from planner.graph.operand_types import OPS_OF_ONE_DTYPE, check_operands
+from planner.graph import torch_private
+from planner.graph.loading.hints import Hint
 from planner.graph.operator_graph import Phase, StorageKind
-from planner.graph.real_tensors import RealTensors
-from planner.graph.recording import ModuleCall
-from planner.graph.table import ValueTable
+from planner.graph.recording import work
+from planner.graph.recording.data_reads import DataReads, has_mask
+from planner.graph.recording.limits import MOST_OPS, too_many_ops
+from planner.graph.recording.meta_results import MetaResults
+from planner.graph.recording.operand_types import OPS_OF_ONE_DTYPE, check_operands
+from planner.graph.recording.real_tensors import RealTensors
+from planner.graph.recording.recording import ModuleCall
+from planner.graph.recording.table import ValueTable
+from planner.graph.recording.values import KnownValues
 from planner.graph.torch_private import TorchOp, TorchResult
-from planner.graph.values import KnownValues
 
 _ALIASING_OPS = frozenset({"_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias"})
 """Ops whose schema does not say that they share their input's memory."""

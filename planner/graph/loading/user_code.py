@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from planner.errors import ModelError, PlannerError
-from planner.graph.source import line_of_traceback
+from planner.graph.loading.source import line_of_traceback
 
 _DEFAULT_HINT = (
     'The model must build, run and differentiate without data: try it under torch.device("meta").'

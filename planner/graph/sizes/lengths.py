@@ -13,13 +13,13 @@ from fractions import Fraction
 from functools import cached_property
 
 from planner.errors import RequestError
-from planner.graph.affine import fixed_part, wiring
-from planner.graph.family import GraphFamily
-from planner.graph.load import LoadedModel
+from planner.graph.division.units import assemble, find_layout
+from planner.graph.loading.load import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, OpNode, Storage, TensorValue
-from planner.graph.recording import Recording
+from planner.graph.recording.recording import Recording
+from planner.graph.sizes.affine import fixed_part, wiring
+from planner.graph.sizes.family import GraphFamily
 from planner.graph.trace import record_step, trace_model
-from planner.graph.units import assemble, find_layout
 
 _PROVING_SIZE = 2
 """Microbatch size at which a further length is traced for proof."""

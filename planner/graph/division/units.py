@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.graph.blocks import Block, find_blocks
-from planner.graph.cuts import Cut, find_cuts
+from planner.graph.division.blocks import Block, find_blocks
+from planner.graph.division.cuts import Cut, find_cuts
+from planner.graph.division.structure import structure_hashes
 from planner.graph.operator_graph import (
     CutPoint,
     OperatorGraph,
@@ -15,8 +16,7 @@ from planner.graph.operator_graph import (
     Unit,
     UnitKind,
 )
-from planner.graph.recording import Recording
-from planner.graph.structure import structure_hashes
+from planner.graph.recording.recording import Recording
 
 _NO_BLOCKS = (
     "The model has no nn.ModuleList, nn.Sequential or alike modules that run once each and one"

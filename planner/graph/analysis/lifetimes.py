@@ -13,20 +13,20 @@ of them has run.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph.operator_graph import (
-    OperatorGraph,
-    OpNode,
-    Phase,
-    StorageKind,
-    Unit,
-)
-from planner.graph.retained import (
+from planner.graph.analysis.retained import (
     KEPT_BY_SELECTIVE,
     block_ops,
     by_unit,
     entering_values,
     recomputed_ops,
     saved_values,
+)
+from planner.graph.operator_graph import (
+    OperatorGraph,
+    OpNode,
+    Phase,
+    StorageKind,
+    Unit,
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.graph.hints import Hint
+from planner.graph.loading.hints import Hint
 from planner.graph.operator_graph import OpNode, Parameter, Storage, TensorValue
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from planner.graph.operator_graph import Phase
-from planner.graph.recording import ModuleCall, Recording
+from planner.graph.recording.recording import ModuleCall, Recording
 
 _LEAST_SHARE = 0.05
 """Share of the forward work below which a list outside the others is no list of blocks (the

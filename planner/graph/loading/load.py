@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError, RequestError
 from planner.graph import torch_private
-from planner.graph.batch import BATCH_LINES, Batch, describe, take_batch
-from planner.graph.build import (
+from planner.graph.loading.batch import BATCH_LINES, Batch, describe, take_batch
+from planner.graph.loading.build import (
     BuiltModel,
     build_on_meta,
     check_kind,
     first_buffers,
     meta_copy,
 )
-from planner.graph.devices import DeviceMode
-from planner.graph.draws import fixed_draws
-from planner.graph.hints import Hint
-from planner.graph.user_code import user_code
-from planner.graph.user_module import UserModule, import_user_module
+from planner.graph.loading.devices import DeviceMode
+from planner.graph.loading.hints import Hint
+from planner.graph.loading.user_code import user_code
+from planner.graph.loading.user_module import UserModule, import_user_module
+from planner.graph.recording.draws import fixed_draws
 
 DEFAULT_FACTORY = "build_model"
 
@@ -182,7 +182,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
         ModelError: The file is missing, cannot be imported, or offers too little.
         RequestError: ``seq_len`` is given and ``example_batch`` does not take it.
     """
-    from planner.graph import hf_load
+    from planner.graph.loading import hf_load
 
     if hf_load.names_config(source):
         return hf_load.load_config(source, seq_len=seq_len)

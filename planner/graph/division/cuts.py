@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, StorageKind
-from planner.graph.recording import ModuleCall, Recording
+from planner.graph.recording.recording import ModuleCall, Recording
 
 RANDOM_OPS = frozenset({"native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "normal_"})
 """Ops that give another result when they are computed again."""

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent))
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 """Folders of torch and of this package."""
 
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from planner.graph import torch_private
-from planner.graph.assumed import Assumed, Assumption, assumed_values
-from planner.graph.table import ViewKey
+from planner.graph.recording.assumed import Assumed, Assumption, assumed_values
+from planner.graph.recording.table import ViewKey
 from planner.graph.torch_private import TorchOp
 
 MAX_CONSTANT_ELEMENTS = 1 << 24
@@ -48,7 +48,7 @@ class KnownValues:
     A model asks for data with ``.item()``, ``bool(tensor)`` or ``nonzero``. Where the answer
     follows from constants (arange, zeros, tensor literals, the example's inputs), the chain of
     ops is run for real on the CPU; where it depends on weights or activations, tracing cannot
-    know it. Some data is assumed (see ``planner.graph.assumed``); what follows from it is known
+    know it. Some data is assumed (see ``recording.assumed``); what follows from it is known
     together with the assumptions it rests on. Tensors are named by their value number, so an
     in-place change never leaves a stale constant.
     """
@@ -262,7 +262,7 @@ def run_for_real(
             real_kwargs["device"] = torch.device("cpu")
         try:
             result = func(*real_args, **real_kwargs)
-        except (NotImplementedError, RuntimeError):
+        except RuntimeError:
             return None
     if isinstance(result, Tensor):
         return [result]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planner.graph import torch_private
-from planner.graph.source import UserLine, lines_of_stack
+from planner.graph.loading.source import UserLine, lines_of_stack
 from planner.graph.torch_private import TorchOp, TorchResult
 
 _open_library: Callable[[str, str], TorchResult] = torch.library.Library

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError, RequestError
-from planner.graph.load import DEFAULT_FACTORY, LoadedModel
-from planner.graph.user_code import user_code
+from planner.graph.loading.load import DEFAULT_FACTORY, LoadedModel
+from planner.graph.loading.user_code import user_code
 
 if TYPE_CHECKING:
-    from planner.graph.hf_model import ConfiguredModel
+    from planner.graph.loading.hf_model import ConfiguredModel
 
 CONFIG_NAME = "config.json"
 """What the folder of a Hugging Face model holds."""
@@ -58,7 +58,7 @@ def load_config(source: str, *, seq_len: int | None = None) -> LoadedModel:
 def _load(file: Path, model_type: str, seq_len: int | None, *, has_own_code: bool) -> LoadedModel:
     from transformers import CONFIG_MAPPING, __version__
 
-    from planner.graph.hf_model import ConfigError, configured_model
+    from planner.graph.loading.hf_model import ConfigError, configured_model
 
     if model_type not in CONFIG_MAPPING:
         reason = (

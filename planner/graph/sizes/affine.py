@@ -7,7 +7,7 @@ part to the parameters. Two recordings fix the affine function of every integer.
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OpNode, Storage, TensorValue
-from planner.graph.recording import Recording
+from planner.graph.recording.recording import Recording
 
 
 class NotAffineError(Exception):

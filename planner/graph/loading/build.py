@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.graph.devices import BuildingMode, DeviceMode
-from planner.graph.draws import fixed_draws
+from planner.graph.loading.devices import BuildingMode, DeviceMode
+from planner.graph.recording.draws import fixed_draws
 from planner.graph.torch_private import TorchResult
 from planner.units import format_bytes
 
@@ -77,7 +77,7 @@ def build_on_meta(make_model: Callable[[], nn.Module], description: str) -> Buil
         with DeviceMode("meta"), fixed_draws():
             made = make_model()
         return BuiltModel(module=_on_meta(made, description), buffers=real_buffers(made))
-    except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         if not any(word in str(error) for word in _DATA_WORDS):
             raise
         first = error

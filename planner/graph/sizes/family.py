@@ -8,14 +8,14 @@ program of its own; then it has its own trace. A model that is not affine is tra
 from collections.abc import Sequence
 
 from planner.errors import ModelError, RequestError
-from planner.graph.affine import AffineSteps, NotAffineError
-from planner.graph.hints import check_hints_used
-from planner.graph.load import LoadedModel
+from planner.graph.division.structure import structure_hashes
+from planner.graph.division.units import Layout, assemble, find_layout
+from planner.graph.loading.hints import check_hints_used
+from planner.graph.loading.load import LoadedModel
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.recording import Recording
-from planner.graph.structure import structure_hashes
+from planner.graph.recording.recording import Recording
+from planner.graph.sizes.affine import AffineSteps, NotAffineError
 from planner.graph.trace import record_step
-from planner.graph.units import Layout, assemble, find_layout
 
 
 class GraphFamily:

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from planner.graph.analysis.summary import shape_words
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.summary import shape_words
 
 
 def ops_frame(graph: OperatorGraph) -> pd.DataFrame:

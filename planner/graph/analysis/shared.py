@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.graph.analysis.retained import saved_values
 from planner.graph.operator_graph import OperatorGraph, Unit
-from planner.graph.retained import saved_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What an operator graph says: kinds of blocks, kept bytes, peaks, tables, words."""

@@ -1,0 +1,1 @@
+"""Dividing a recorded step: blocks, units, cuts."""

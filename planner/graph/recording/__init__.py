@@ -1,0 +1,1 @@
+"""Recording one training step on tensors without data."""

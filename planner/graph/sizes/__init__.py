@@ -1,0 +1,1 @@
+"""The same step at other microbatch sizes and sequence lengths."""
