@@ -23,7 +23,7 @@ from planner.result import PlanResult
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from planner.graph.loading.load import LoadedModel
+    from planner.graph.loading.loaded_model import LoadedModel
     from planner.graph.operator_graph import OperatorGraph
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues

@@ -16,6 +16,24 @@ DEFAULT_TIME_LIMIT_S = 60.0
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
+class TraceOptions(TypedDict):
+    """Parsed options of ``plan trace MODEL``."""
+
+    model: str
+    seq_len: int | None
+    microbatch_size: int
+    dtype: str
+    hint: tuple[str, ...]
+    hints: Path | None
+    as_json: bool
+    ops: Path | None
+    dot: Path | None
+    force: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
 class PlanOptions(TypedDict):
     """Parsed options of ``plan MODEL`` and ``plan estimate MODEL``."""
 

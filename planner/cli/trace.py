@@ -1,11 +1,11 @@
 """``plan trace MODEL``: what is in a model."""
 
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 
-from planner.cli.options import ExampleCommand, hint_options, verbosity_options
+from planner.cli.options import ExampleCommand, TraceOptions, hint_options, verbosity_options
 
 _EXAMPLES = """
 Examples:
@@ -13,24 +13,6 @@ Examples:
   plan trace llama.py:llama_8b --seq-len 8192 -v       and every unit
   plan trace model.py --ops ops.csv --dot model.dot    every operator as a table, a picture
 """
-
-
-class TraceOptions(TypedDict):
-    """Parsed options of ``plan trace MODEL``."""
-
-    model: str
-    seq_len: int | None
-    microbatch_size: int
-    dtype: str
-    hint: tuple[str, ...]
-    hints: Path | None
-    as_json: bool
-    ops: Path | None
-    dot: Path | None
-    force: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
 
 
 @click.command(cls=ExampleCommand, examples=_EXAMPLES, context_settings={"max_content_width": 100})

@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 from planner import api
-from planner.cli.options import given_hints
+from planner.cli.options import TraceOptions, given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
-from planner.cli.trace import TraceOptions
 from planner.errors import RequestError
 from planner.report.folder import check_file, write_file
 from planner.request_rules import check_trace

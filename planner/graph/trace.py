@@ -15,7 +15,7 @@ from planner.graph.loading.batch import Batch, check_call
 from planner.graph.loading.build import BuiltModel
 from planner.graph.loading.devices import TracingMode
 from planner.graph.loading.hints import check_hints_used
-from planner.graph.loading.load import LoadedModel, default_dtype
+from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import (
     OperatorGraph,
     OpNode,

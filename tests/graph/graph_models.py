@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.graph.loading.load import LoadedModel, load_model, wrap_module
+from planner.graph.loading.load import load_model, wrap_module
+from planner.graph.loading.loaded_model import LoadedModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ZOO = Path(__file__).parent / "zoo"

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from planner.codegen.runtime import parallel
 from planner.graph.loading.batch import Batch
-from planner.graph.loading.load import LoadedModel, load_model
+from planner.graph.loading.load import load_model
+from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.recording.kernels import fused_kernels
 

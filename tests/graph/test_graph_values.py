@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import ModelError, RequestError
 from planner.graph.loading.hints import make_hints, parse_hint, read_hints
-from planner.graph.loading.load import LoadedModel
+from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
 from planner.graph.trace import trace_model

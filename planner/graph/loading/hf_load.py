@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError, RequestError
-from planner.graph.loading.load import DEFAULT_FACTORY, LoadedModel
+from planner.graph.loading.loaded_model import DEFAULT_FACTORY, LoadedModel
 from planner.graph.loading.user_code import user_code
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from planner.errors import ModelError, RequestError
 from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import Layout, assemble, find_layout
 from planner.graph.loading.hints import check_hints_used
-from planner.graph.loading.load import LoadedModel
+from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from planner.errors import RequestError
 from planner.graph.division.units import assemble, find_layout
-from planner.graph.loading.load import LoadedModel
+from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, OpNode, Storage, TensorValue
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import fixed_part, wiring
