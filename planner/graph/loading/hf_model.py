@@ -343,7 +343,10 @@ def _answers(config: Config, name: str, size: int, seq_len: int) -> Inputs:
 
 
 def _text(config: Config, name: str, size: int, seq_len: int) -> Inputs:
-    return {name: _tokens(config.get_text_config().vocab_size, size, seq_len)}
+    tokens = {name: _tokens(config.get_text_config().vocab_size, size, seq_len)}
+    if config.model_type == "xmod":  # one adapter for each language
+        tokens["lang_ids"] = torch.zeros(size, dtype=torch.long)
+    return tokens
 
 
 def _tokens(vocab_size: int, size: int, seq_len: int) -> Tensor:
