@@ -335,3 +335,22 @@ def test_torch_still_has_the_internals_that_the_runtime_needs():
     assert handlers[torch.ops.aten.cat.default] is parallel._cat_parts
     assert parallel._StridedShard(0, split_factor=3).split_factor == 3
     assert hasattr(DTensor._op_dispatcher, "_allow_implicit_replication")
+
+
+class Experts(nn.Module):
+    """Tokens grouped by expert; torch's meta kernel for them takes bfloat16 only."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, x):
+        return x + torch.nn.functional.grouped_mm(x, self.weight, offs=torch.tensor([2, 4]).int())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_dry_run_of_experts_in_any_dtype(dtype):
+    model = nn.Sequential(Experts(), Experts())
+    anatomy = parallel.examine(model, ("0", "1"), (torch.randn(4, 8),), dtype)
+    assert [(stream.shape, stream.dtype) for stream in anatomy.streams] == [((4, 8), dtype)] * 3
+    assert anatomy.users["1.weight"] == {2}
