@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.api import estimate as estimate
     from planner.api import plan as plan
-    from planner.api import trace as trace
     from planner.errors import CodegenError as CodegenError
     from planner.errors import InfeasiblePlanError as InfeasiblePlanError
     from planner.errors import ModelError as ModelError
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from planner.plan.serialize import load_plan as load_plan
     from planner.plan.types import Plan as Plan
     from planner.result import PlanResult as PlanResult
+    from planner.trace_api import trace as trace
+    from planner.trace_api import trace_lengths as trace_lengths
 
 _MODULES = {
     "CodegenError": "planner.errors",
@@ -45,7 +46,8 @@ _MODULES = {
     "estimate": "planner.api",
     "load_plan": "planner.plan.serialize",
     "plan": "planner.api",
-    "trace": "planner.api",
+    "trace": "planner.trace_api",
+    "trace_lengths": "planner.trace_api",
 }
 """Where each public name lives."""
 
@@ -64,6 +66,7 @@ __all__ = [
     "load_plan",
     "plan",
     "trace",
+    "trace_lengths",
 ]
 
 # Importing the package ``planner.plan`` binds its name here, once. It is unbound so that

@@ -1,11 +1,11 @@
-"""The library: ``planner.plan``, ``planner.estimate`` and ``planner.trace``."""
+"""The library: ``planner.plan`` and ``planner.estimate``."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import RequestError
-from planner.graph.loading.hints import Hint, make_hints
+from planner.graph.loading.hints import make_hints
+from planner.model_argument import ModelObject, load_argument, model_argument, model_words
 from planner.plan.record import ModelSummary, PlanRecord
 from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
@@ -13,7 +13,6 @@ from planner.request import PlanRequest
 from planner.request_rules import (
     SAMPLES_PER_GPU,
     check_request,
-    check_trace,
     estimated_layout,
     fix_warnings,
     resolve_dtype,
@@ -24,21 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.graph.loading.loaded_model import LoadedModel
-    from planner.graph.operator_graph import OperatorGraph
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelObject:
-    """A model that is passed as an object instead of a file."""
-
-    model: "nn.Module | Callable[[], nn.Module]"
-    """Module (meta or real), or a function that builds one."""
-    example_batch: Callable[..., Any] | None
-    """As a model file's ``example_batch``."""
-    loss_fn: "Callable[[Any, Any], Tensor] | None"
-    """As a model file's ``loss_fn``."""
 
 
 def plan(
@@ -95,7 +81,7 @@ def plan(
         SolverError: The solver found nothing within the limit.
     """
     request = PlanRequest(
-        model=_model_words(model),
+        model=model_words(model),
         gpus=gpus,
         cluster=cluster,
         gpus_per_node=gpus_per_node,
@@ -107,7 +93,7 @@ def plan(
         top=top,
         time_limit_s=time_limit_s,
     )
-    model_object = _model_object(model, example_batch, loss_fn)
+    model_object = model_argument(model, example_batch, loss_fn)
     return run_request(request, model_object=model_object, progress=progress)
 
 
@@ -154,7 +140,7 @@ def estimate(
         InfeasiblePlanError: The layout does not fit into the memory.
     """
     request = PlanRequest(
-        model=_model_words(model),
+        model=model_words(model),
         gpus=gpus,
         cluster=cluster,
         gpus_per_node=gpus_per_node,
@@ -164,52 +150,8 @@ def estimate(
         fixed=_fixed_settings(fix),
         hints=tuple((hints or {}).items()),
     )
-    model_object = _model_object(model, example_batch, loss_fn)
+    model_object = model_argument(model, example_batch, loss_fn)
     return run_request(request, model_object=model_object, estimate_only=True, progress=progress)
-
-
-def trace(
-    model: "str | nn.Module | Callable[[], nn.Module]",
-    *,
-    microbatch_size: int = 1,
-    seq_len: int | None = None,
-    dtype: str = "bfloat16",
-    example_batch: Callable[..., Any] | None = None,
-    loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
-    hints: Mapping[str, bool | int | float] | None = None,
-    progress: ProgressCallback | None = None,
-) -> "OperatorGraph":
-    """Trace one training step of a model, forward and backward, without its weights.
-
-    Args:
-        model: As for ``plan``.
-        microbatch_size: Samples in the microbatch.
-        seq_len: Tokens per sample, None for the model's own.
-        dtype: Compute dtype: "bfloat16", "float32" or "float64".
-        example_batch: As for ``plan``.
-        loss_fn: As for ``plan``.
-        hints: As for ``plan``.
-        progress: Called when a phase begins, is under way and ends, None for silence.
-
-    Returns:
-        The operator graph: counts of parameters, FLOPs and bytes, ``ops`` as a DataFrame, ``nx``
-        as a networkx.DiGraph, the pattern of its blocks and where it can be cut into stages.
-
-    Raises:
-        RequestError: A size is below 1, or there is no such dtype.
-        ModelError: The model cannot be loaded or traced.
-    """
-    check_trace(microbatch_size=microbatch_size, seq_len=seq_len, dtype=dtype)
-    model_object = _model_object(model, example_batch, loss_fn)
-    with timed_phase(progress, "load"):
-        loaded = _load(
-            _model_words(model), model_object, seq_len=seq_len, hints=make_hints(hints or {})
-        )
-    from planner.graph.recording.trace_progress import TRACE_PHASE
-    from planner.graph.trace import trace_model
-
-    with timed_phase(progress, TRACE_PHASE):
-        return trace_model(loaded, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
 
 
 def run_request(
@@ -251,7 +193,7 @@ def _search_outcome(
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
         hints = make_hints(request.hints)
-        loaded = _load(request.model, model_object, seq_len=request.seq_len, hints=hints)
+        loaded = load_argument(request.model, model_object, seq_len=request.seq_len, hints=hints)
     with timed_phase(progress, "trace"):
         from planner.graph.sizes.family import trace_family
 
@@ -323,62 +265,6 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
         name: types.get(name, int)(value) for name, value in fixed.items() if name in names
     }
     return FixedValues(**chosen)
-
-
-def _load(
-    model: str,
-    model_object: ModelObject | None,
-    *,
-    seq_len: int | None,
-    hints: tuple[Hint, ...],
-) -> "LoadedModel":
-    """Load the model file, or take the object that was passed."""
-    from planner.graph.loading.load import load_model, wrap_module
-
-    if model_object is None:
-        loaded = load_model(model, seq_len=seq_len)
-    else:
-        loaded = wrap_module(
-            model_object.model,
-            example_batch=model_object.example_batch,
-            loss_fn=model_object.loss_fn,
-            seq_len=seq_len,
-        )
-    return replace(loaded, hints=hints)
-
-
-def _model_words(model: "str | nn.Module | Callable[[], nn.Module]") -> str:
-    """Name a model in the request: the MODEL argument, or what kind of object it is."""
-    if isinstance(model, str):
-        return model
-    name = getattr(model, "__qualname__", None)
-    return f"{name} (factory)" if name else f"{type(model).__name__} (nn.Module)"
-
-
-def _model_object(
-    model: "str | nn.Module | Callable[[], nn.Module]",
-    example_batch: Callable[..., Any] | None,
-    loss_fn: "Callable[[Any, Any], Tensor] | None",
-) -> ModelObject | None:
-    """Keep a model that is an object together with what a model file would offer.
-
-    Raises:
-        RequestError: Neither a path nor a model, or a path with what its file offers itself.
-    """
-    if isinstance(model, str):
-        if example_batch is not None or loss_fn is not None:
-            raise RequestError(
-                f"model {model!r} is a file, and example_batch or loss_fn was passed too: a "
-                "model file offers its own",
-                hint="Define them in the model file, or pass the module itself.",
-            )
-        return None
-    if not callable(model):
-        raise RequestError(
-            f"model is a {type(model).__name__}: it is neither a path, a module nor a function",
-            hint='Pass "model.py", an nn.Module, or a function that returns one.',
-        )
-    return ModelObject(model=model, example_batch=example_batch, loss_fn=loss_fn)
 
 
 def _fixed_settings(fix: Mapping[str, object] | None) -> tuple[tuple[str, str], ...]:

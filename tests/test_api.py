@@ -160,3 +160,10 @@ def test_a_trace_tells_its_phases():
     planner.trace(str(EXAMPLES / "mlp.py"), progress=events.append)
     ends = [event.phase for event in events if event.elapsed_s is not None]
     assert ends == ["load", "trace"]
+
+
+def test_a_model_is_traced_for_all_lengths_at_once():
+    llama = str(EXAMPLES / "llama.py")
+    family = planner.trace_lengths(llama, longest=64, dtype="float32")
+    fresh = planner.trace(llama, microbatch_size=3, seq_len=40, dtype="float32")
+    assert family.at(3, 40) == fresh

@@ -18,8 +18,8 @@ LAYERS = (
     ("plan",),
     ("search",),
     ("codegen", "export", "report"),
-    ("request_rules", "result"),
-    ("api",),
+    ("request_rules", "result", "model_argument"),
+    ("api", "trace_api"),
     ("cli",),
 )
 """A module imports from its own line and the lines above; those of one line are strangers."""
@@ -34,7 +34,7 @@ ONLY_IN = {
         *("graph/operator_graph.py", "graph/analysis/tables.py", "report", "result.py"),
         "cost/calibrate.py",
     },
-    "torch": {"graph", "codegen/runtime", "api.py"},
+    "torch": {"graph", "codegen/runtime", "api.py", "model_argument.py", "trace_api.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""

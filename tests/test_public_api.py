@@ -22,6 +22,7 @@ PUBLIC = [
     "load_plan",
     "plan",
     "trace",
+    "trace_lengths",
 ]
 
 PLAN_PARAMETERS = [

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from planner import api
 from planner.cli.options import TraceOptions, given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
 from planner.errors import RequestError
 from planner.report.folder import check_file, write_file
 from planner.request_rules import check_trace
+from planner.trace_api import trace
 
 
 def run_trace(options: TraceOptions) -> None:
@@ -27,7 +27,7 @@ def run_trace(options: TraceOptions) -> None:
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
     with ProgressLine(messages, verbose=verbose, quiet=quiet) as progress:
-        graph = api.trace(
+        graph = trace(
             options["model"],
             microbatch_size=options["microbatch_size"],
             seq_len=options["seq_len"],

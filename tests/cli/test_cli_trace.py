@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import planner
-from planner import api
+from planner.cli import trace_runner
 from planner.cli.main import run
 from planner.cli.terminal import ProgressLine
 from planner.errors import ModelError
@@ -43,7 +43,7 @@ def traced(monkeypatch, gpt):
         calls.append({"model": model, **options})
         return gpt
 
-    monkeypatch.setattr(api, "trace", trace)
+    monkeypatch.setattr(trace_runner, "trace", trace)
     return calls
 
 
@@ -72,9 +72,9 @@ def test_options_reach_the_trace(traced, capsys):
 
 def test_a_model_is_traced_once_and_for_real(monkeypatch, capsys):
     calls = []
-    trace = api.trace
+    trace = trace_runner.trace
     monkeypatch.setattr(
-        api, "trace", lambda *args, **kwargs: calls.append(1) or trace(*args, **kwargs)
+        trace_runner, "trace", lambda *args, **kwargs: calls.append(1) or trace(*args, **kwargs)
     )
     out = answer(capsys, "--microbatch-size", "2", "--seq-len", "32")
     assert len(calls) == 1

@@ -6,7 +6,7 @@ from graph_models import EXAMPLES, ZOO, example, wrap
 from torch import nn
 
 from planner.errors import RequestError
-from planner.graph.sizes.lengths import trace_lengths
+from planner.graph.sizes.lengths import LengthFamily
 from planner.graph.trace import trace_model
 
 POINTS = [(1, 40), (2, 24), (3, 56), (4, 12), (7, 61)]
@@ -23,7 +23,7 @@ def fresh(model, size, length):
 )
 def test_other_sizes_and_lengths_are_evaluated_exactly(folder, name):
     model = example(name, folder=folder)
-    family = trace_lengths(model, longest=64, dtype="bfloat16")
+    family = LengthFamily(model, longest=64, dtype="bfloat16")
     assert family.is_quadratic
     for size, length in POINTS:
         assert family.at(size, length) == fresh(model, size, length)
@@ -51,7 +51,7 @@ def windowed():
 
 def test_a_model_that_follows_no_polynomial_is_traced_at_each_length():
     model = windowed()
-    family = trace_lengths(model, longest=64, dtype="bfloat16")
+    family = LengthFamily(model, longest=64, dtype="bfloat16")
     assert not family.is_quadratic
     for size, length in POINTS:
         assert family.at(size, length) == fresh(model, size, length)
@@ -59,21 +59,21 @@ def test_a_model_that_follows_no_polynomial_is_traced_at_each_length():
 
 def test_a_model_that_is_not_affine_in_the_batch_is_traced_at_each_point():
     model = example("moe.py", folder=ZOO)
-    family = trace_lengths(model, longest=64, dtype="bfloat16")
+    family = LengthFamily(model, longest=64, dtype="bfloat16")
     assert not family.is_quadratic
     assert family.at(3, 40) == fresh(model, 3, 40)
 
 
 def test_lengths_outside_of_the_anchors_are_traced():
     model = windowed()
-    family = trace_lengths(model, longest=20, dtype="bfloat16")
+    family = LengthFamily(model, longest=20, dtype="bfloat16")
     assert family.at(2, 50) == fresh(model, 2, 50)
     assert family.at(2, 2) == fresh(model, 2, 2)
 
 
 def test_impossible_lengths_are_refused():
-    family = trace_lengths(example("mlp.py"), longest=64, dtype="bfloat16")
+    family = LengthFamily(example("mlp.py"), longest=64, dtype="bfloat16")
     with pytest.raises(RequestError, match="takes no seq_len"):
         family.at(2, 32)
     with pytest.raises(RequestError, match="at least 1"):
-        trace_lengths(windowed(), longest=8, dtype="bfloat16").at(2, 0)
+        LengthFamily(windowed(), longest=8, dtype="bfloat16").at(2, 0)

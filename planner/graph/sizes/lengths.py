@@ -30,9 +30,18 @@ class NotQuadraticError(Exception):
 
 
 class LengthFamily:
-    """The operator graphs of one model by microbatch size and length; see ``trace_lengths``."""
+    """The operator graphs of one model by microbatch size and length."""
 
     def __init__(self, model: LoadedModel, *, longest: int, dtype: str) -> None:
+        """Keep the model; it is traced when a graph is asked for.
+
+        Args:
+            model: The model; its ``example_batch`` takes a ``seq_len``.
+            longest: Longest sequence that will be asked for. Anchors are an eighth, a quarter
+                and a half of it, the proof is at three quarters; what is shorter than the
+                anchors, or as long as this or longer, is traced when it is asked for.
+            dtype: Compute dtype: "bfloat16", "float32" or "float64".
+        """
         self._model = model
         self._dtype = dtype
         self._families: dict[int, GraphFamily] = {}
@@ -93,19 +102,6 @@ class LengthFamily:
             model = self._model.with_seq_len(seq_len)
             self._families[seq_len] = GraphFamily(model, dtype=self._dtype)
         return self._families[seq_len]
-
-
-def trace_lengths(model: LoadedModel, *, longest: int, dtype: str) -> LengthFamily:
-    """Trace a model for all microbatch sizes and all lengths up to a longest one.
-
-    Args:
-        model: The model; its ``example_batch`` takes a ``seq_len``.
-        longest: Longest sequence that will be asked for. Anchors are an eighth, a quarter and
-            a half of it, the proof is at three quarters; what is shorter than the anchors, or
-            as long as this or longer, is traced when it is asked for.
-        dtype: Compute dtype: "bfloat16", "float32" or "float64".
-    """
-    return LengthFamily(model, longest=longest, dtype=dtype)
 
 
 def _weights(anchors: Sequence[int], point: int) -> tuple[Fraction, ...]:
