@@ -4,11 +4,13 @@
 there and says which.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
+from torch import _VF
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -21,6 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.autograd.graph import Node
+
+pack_padded_sequence: Callable[..., Any] = _VF._pack_padded_sequence
+"""What ``torch.nn.utils.rnn.pack_padded_sequence`` calls with (source, lengths, batch first)."""
+
+pad_packed_sequence: Callable[..., Any] = _VF._pad_packed_sequence
+"""What ``torch.nn.utils.rnn.pad_packed_sequence`` calls with (data, sizes, batch first, padding,
+steps)."""
 
 TorchOp: TypeAlias = "OpOverload[..., Any]"
 """One overload of an ATen op, or of an op of the same form."""
@@ -36,13 +45,17 @@ __all__ = [
     "autocast_reaches_meta",
     "current_node",
     "device_constructors",
+    "flex_attention_kernel",
     "has_dynamic_output",
     "is_random",
+    "is_transformed",
     "modes_disabled",
     "module_hooks",
     "next_sequence_number",
     "node_sequence_number",
+    "pack_padded_sequence",
     "packet_name",
+    "pad_packed_sequence",
     "schema_aliases",
     "storage_key",
     "tree_leaves",
@@ -115,6 +128,11 @@ def is_random(func: TorchOp) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for others inside of ``torch.func.vmap`` and its kind."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 @contextmanager
 def modes_disabled() -> Iterator[None]:
     """Switch all dispatch and function modes off, to run an op for real inside of a mode."""
@@ -162,6 +180,30 @@ def autocast_reaches_meta() -> Iterator[None]:
         yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(key, before)
+
+
+@contextmanager
+def flex_attention_kernel(kernel: Callable[..., Any]) -> Iterator[None]:
+    """Let ``flex_attention`` take tensors on any device, and call a kernel in place of its own.
+
+    Args:
+        kernel: Gets query, key, value, score_mod, block mask (as a tuple), scale and options;
+            returns output, log of the score sums and greatest scores.
+    """
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    own = {
+        "_validate_device": lambda *_: None,
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+        "flex_attention_hop": kernel,
+    }
+    before = {name: vars(module)[name] for name in own} if module else {}
+    try:
+        if module:
+            vars(module).update(own)
+        yield
+    finally:
+        if module:
+            vars(module).update(before)
 
 
 def without_autocast() -> AbstractContextManager[object]:

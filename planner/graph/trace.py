@@ -26,6 +26,7 @@ from planner.graph.operator_graph import (
 )
 from planner.graph.recording.autocast import AutocastOnMeta
 from planner.graph.recording.draws import fixed_draws
+from planner.graph.recording.flex import FlexOnMeta
 from planner.graph.recording.kernels import fused_kernels
 from planner.graph.recording.record import RawOp, Recorder
 from planner.graph.recording.recording import ModuleListing, Recording
@@ -103,7 +104,7 @@ def _run_step(
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
-    autocast = AutocastOnMeta()
+    autocast, flex = AutocastOnMeta(), FlexOnMeta()
     with (
         fixed_draws() as has_drawn,
         recorder.watching(module),
@@ -111,6 +112,7 @@ def _run_step(
         recorder,
         TracingMode(recorder.data.read),
         autocast.active(),
+        flex.active(),
     ):
         with model.running(f"The forward pass of {model.description}"):
             output = module(*batch.args, **batch.kwargs)
@@ -124,8 +126,9 @@ def _run_step(
     if recorder.data.failure is not None:
         # The model's own code caught it and went another way than training does.
         raise recorder.data.failure
-    draws = (_DRAWS,) if drew else ()
-    return (*recorder.data.notes, *recorder.real_tensors.notes, *autocast.notes, *draws)
+    tellers = recorder.data, recorder.real_tensors, autocast, flex
+    notes = tuple(note for teller in tellers for note in teller.notes)
+    return (*notes, _DRAWS) if drew else notes
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:

@@ -282,7 +282,7 @@ def test_tokens_are_spread_evenly_over_experts(route):
     # 16 tokens to 2 of 8 experts each: 4 for every expert.
     assert [graph.values[op.outputs[0]].shape for op in products] == [(16, 8)] + [(4, 8)] * 8
     (note,) = graph.notes
-    assert "taken with tokens spread evenly over the experts" in note
+    assert "taken with choices (of experts, for one) spread evenly" in note
 
 
 def test_counts_of_tokens_are_those_of_the_even_spread():
@@ -350,6 +350,45 @@ def test_a_recomputation_reads_what_the_forward_pass_read():
     graph = trace(forward, microbatch_size=16)
     products = [op for op in graph.nodes if op.name == "addmm"]
     assert [graph.values[op.outputs[0]].shape[0] for op in products] == [16, 2, 16, 16, 2]
+
+
+def test_checks_that_raise_are_taken_as_passed():
+    def forward(self, x):
+        x = self.linear(x)
+        if (x > 9).any() or (x < -9).any():
+            print("too large")
+            raise ValueError
+        if not ((x.abs() < 10).all()):
+            raise ValueError
+        return self.linear(x)
+
+    graph = trace(forward)
+    assert count(graph, "addmm") == 2
+    first, second = graph.notes
+    assert first.startswith(line_of(forward, 2))
+    assert first.endswith("which gives False")
+    assert second.endswith("which gives True")
+
+
+def test_other_branches_than_checks_are_not_taken_as_passed():
+    def forward(self, x):
+        x = self.linear(x)
+        if (x > 9).any() and not (x < -9).any():
+            raise ValueError
+        return x
+
+    with pytest.raises(ModelError, match="reads the data"):
+        trace(forward)
+
+
+def test_distributions_check_their_arguments_themselves():
+    def forward(self, x):
+        spread = self.linear(x).exp()
+        return torch.distributions.Normal(x, spread, validate_args=True).rsample()
+
+    graph = trace(forward)
+    assert all("taken as" in note for note in graph.notes)
+    assert {line.split(" ")[0] for line in graph.notes} == {line_of(forward, 2)}
 
 
 # Hints ---------------------------------------------------------------------------------------

@@ -165,3 +165,46 @@ def test_kernels_of_autocast_can_be_had_for_meta_tensors():
         torch.set_autocast_enabled("cuda", False)
         library._destroy()
     assert seen == ["meta"]
+
+
+def test_packing_is_seen_by_function_modes():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 1, 3), [2])
+        nn.utils.rnn.pad_packed_sequence(packed)
+    assert torch_private.pack_padded_sequence in seen
+    assert torch_private.pad_packed_sequence in seen
+
+
+def test_transformed_tensors_are_told_apart():
+    seen = []
+    torch.func.vmap(lambda row: (seen.append(torch_private.is_transformed(row)), row)[1])(
+        torch.ones(2)
+    )
+    assert seen == [True]
+    assert not torch_private.is_transformed(torch.ones(2))
+
+
+def test_flex_attention_can_be_given_a_kernel():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    calls = []
+
+    def kernel(query, key, value, score_mod, block_mask, scale, options):
+        calls.append((scale, score_mod(query, 0, 0, 0, 0) is query, len(block_mask) > 2))
+        return query, query[..., 0], query[..., 0]
+
+    x = torch.empty(1, 2, 8, 4, device="meta")
+    with torch_private.flex_attention_kernel(kernel):
+        assert flex_attention(x, x, x).shape == x.shape
+    assert calls == [(0.5, True, True)]
+    with pytest.raises(ValueError, match="meta"):
+        flex_attention(x, x, x)

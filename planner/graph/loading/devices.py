@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.graph import torch_private
+from planner.graph.loading.packed import packing, padding
 
 _Result = Any
 """What a function of torch takes or returns."""
@@ -97,17 +98,22 @@ class TracingMode(DeviceMode):
             Tensor.numpy: self._taken(Tensor.numpy),
             Tensor.__array__: self._taken(Tensor.__array__),
             Tensor.__format__: self._formatted,
+            torch_private.pack_padded_sequence: packing(self._real),
+            torch_private.pad_packed_sequence: padding(self._real),
         }
 
     def _taken(self, take: Callable[..., Any]) -> Callable[..., Any]:
         """Let Python take the data of a tensor."""
 
         def taken(tensor: Tensor, *args: _Result, **kwargs: _Result) -> _Result:
-            real = self._read(tensor, take.__name__) if tensor.is_meta else tensor
+            real = self._real(tensor, take.__name__)
             with torch_private.modes_disabled():
                 return take(real, *args, **kwargs)
 
         return taken
+
+    def _real(self, tensor: Tensor, name: str) -> Tensor:
+        return self._read(tensor, name) if tensor.is_meta else tensor
 
     def _literal(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Make literals where they keep their data; the recorder gives them a twin."""
@@ -123,7 +129,7 @@ class TracingMode(DeviceMode):
     def _formatted(self, tensor: Tensor, spec: str) -> str:
         """Write a tensor into text; whole numbers are read, since names are made of them."""
         if tensor.dim() == 0 and not tensor.is_floating_point():
-            real = self._read(tensor, "format") if tensor.is_meta else tensor
+            real = self._real(tensor, "format")
             with torch_private.modes_disabled():
                 return format(real.item(), spec)
         return format(float("nan"), spec) if spec else repr(tensor)

@@ -13,6 +13,9 @@ import torch
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 """Folders of torch and of this package."""
 
+_LONGEST_CODE = 70
+"""Letters of a line that are quoted."""
+
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 
 
@@ -41,6 +44,12 @@ class UserLine:
         """The file's name and the line: "model.py:57"."""
         return f"{Path(self.file).name}:{self.number}"
 
+    @property
+    def code(self) -> str:
+        """Its code in quotes, cut where it is long."""
+        text = self.text
+        return f"`{text}`" if len(text) <= _LONGEST_CODE else f"`{text[:_LONGEST_CODE]} ...`"
+
     def __str__(self) -> str:
         place = f"{self.file}:{self.number}"
         return f"{place}: {self.text}" if self.text else place
@@ -65,3 +74,13 @@ def lines_of_stack() -> Iterator[UserLine]:
         if _is_user_file(file):
             yield UserLine(file, frame.f_lineno)
         frame = frame.f_back
+
+
+def runs_inside(folder: str) -> bool:
+    """Tell whether code in a folder runs now, above the user's innermost line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_user_file(frame.f_code.co_filename):
+        if folder in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

@@ -14,6 +14,19 @@ _DEFAULT_HINT = (
 _NO_META_KERNEL = re.compile(r"(\w+::\w+).*no fake impl or Meta kernel", re.DOTALL)
 
 
+_HIGHER_ORDER = re.compile(r"registered for HigherOrderOperator (\w+)")
+
+_HINTS = {
+    "sparse": "Sparse tensors have no storage that could be traced: use dense ones, an index or a"
+    " mask.",
+    "nested": "Nested tensors cannot be traced: use padded ones, or samples laid one after the"
+    " other.",
+    "saved tensor hooks": "torch.func.grad and its kind cannot be traced: use"
+    " torch.autograd.grad(..., create_graph=True).",
+}
+"""What would help, by what is found in an error or in its line."""
+
+
 @contextmanager
 def user_code(action: str) -> Iterator[None]:
     """Turn what user code raises into a ``ModelError`` with its type, message and line.
@@ -37,13 +50,14 @@ def _explain(error: BaseException, line: str) -> tuple[str, str]:
     words = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError):
         return words, f"Install {error.name}, or put it beside the model file."
+    if found := _HIGHER_ORDER.search(words):
+        words = f"{type(error).__name__}: the operator {found[1]} takes functions"
+        return words, "Such operators cannot be traced: write the branch or the loop in Python."
+    for sign, hint in _HINTS.items():
+        if sign in f"{words} {line}".lower():
+            return words, hint
     if isinstance(error, RecursionError):
         return words, "The model calls itself without end, or nests its modules too deeply."
-    if "sparse" in f"{words} {line}".lower():
-        return words, (
-            "Sparse tensors have no storage that could be traced: use dense ones, an index or a"
-            " mask."
-        )
     if "dtype" in words or "scalar type" in words:
         return (
             words,

@@ -22,7 +22,7 @@ class Assumption(StrEnum):
     """What known data rests on, as it is told after "the data is"."""
 
     MEAN = "taken at the mean of its random draws"
-    EVEN = "taken with tokens spread evenly over the experts"
+    EVEN = "taken with choices (of experts, for one) spread evenly"
     FINITE = "taken as free of NaN and infinity"
     BUFFER = "taken as the buffer is built"
     ASSERTED = "taken as asserted"

@@ -62,7 +62,11 @@ LOWER_PRECISION_OPS = frozenset(
 )
 """Ops that run in the type of autocast."""
 
-RECURRENT_OPS = frozenset({"gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input"})
+RECURRENT_OPS = frozenset(
+    f"{kind}.{form}"
+    for kind in ("gru", "lstm", "rnn_relu", "rnn_tanh")
+    for form in ("data", "input")
+)
 """On CUDA these are one op of cuDNN, which runs in the type of autocast too."""
 
 OUTPUT_TYPE_OPS = frozenset(
@@ -120,7 +124,7 @@ class AutocastOnMeta:
     def notes(self) -> tuple[str, ...]:
         """Uses of autocast that have no effect on a GPU, one sentence for each line."""
         return tuple(
-            f"{line.place} (`{line.text}`) uses autocast for {device!r}, which changes nothing on a"
+            f"{line.place} ({line.code}) uses autocast for {device!r}, which changes nothing on a"
             " GPU: the trace leaves it out"
             for line, device in self._ignored.items()
         )

@@ -10,7 +10,8 @@ from torch import Tensor
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
 from planner.graph.loading.hints import Hint, HintValue
-from planner.graph.loading.source import UserLine, lines_of_stack
+from planner.graph.loading.source import UserLine, lines_of_stack, runs_inside
+from planner.graph.loading.statements import value_that_goes_on
 from planner.graph.recording.assumed import Assumption
 from planner.graph.recording.table import ValueTable
 from planner.graph.recording.values import KnownValues, run_for_real
@@ -77,7 +78,7 @@ class DataReads:
     def notes(self) -> tuple[str, ...]:
         """What was assumed, one sentence for each line."""
         return tuple(
-            f"{line.place} (`{line.text}`) reads data that only a real run has: it is {words}"
+            f"{line.place} ({line.code}) reads data that only a real run has: it is {words}"
             + (f", which gives {' or '.join(results)}" if results else "")
             for (line, words), results in self._notes.items()
         )
@@ -195,9 +196,9 @@ class DataReads:
             return float(hint.value) if dtype.is_floating_point else hint.value
         if hint is not None:
             return hint
-        if kind == "truth value" and line.text.startswith("assert "):
-            self._notes.setdefault((line, Assumption.ASSERTED), {})
-            return not line.text.startswith("assert not ")
+        if kind == "truth value" and (expected := _expected(line)) is not None:
+            self._notes.setdefault((line, Assumption.ASSERTED), {})[str(expected)] = None
+            return expected
         self._asked[line.place] = None
         example = "true" if kind == "truth value" else "3" if kind == "whole number" else "0.5"
         raise self._fail(
@@ -292,6 +293,13 @@ class DataReads:
             " without data, and this value depends on weights or activations.",
             hint=f"{hint}, or {advice}" if hint else advice.capitalize(),
         )
+
+
+def _expected(line: UserLine) -> bool | None:
+    """Return the truth value that a check of the user's or of torch's distributions expects."""
+    if runs_inside("torch/distributions/"):
+        return True
+    return value_that_goes_on(line.file, line.number)
 
 
 def _choice(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Choice | None:

@@ -26,6 +26,10 @@ FLASH_HEAD_DIM_LIMIT = 256
 _NONE, _MEAN = 0, 1
 """Numbers of torch's reductions of a loss."""
 
+_allows_flash: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+_allows_cudnn: Callable[[], bool] = torch.backends.cuda.cudnn_sdp_enabled
+_allows_efficient: Callable[[], bool] = torch.backends.cuda.mem_efficient_sdp_enabled
+
 _open_library: Callable[[str, str], _Option] = torch.library.Library
 
 _ops = _open_library("planner", "DEF")
@@ -78,7 +82,8 @@ def _rnn_meta(
     output = source.new_empty([*source.shape[:2], directions * hx.shape[-1]])
     # The least that backward needs of each layer and step: the gates and the cell state.
     steps = source.shape[0] * source.shape[1]
-    reserve = source.new_empty(layers * directions * steps * hx.shape[-1] * (gates + 1))
+    hidden = (hx if cx is None else cx).shape[-1]
+    reserve = source.new_empty(layers * directions * steps * hidden * (gates + 1))
     return output, torch.empty_like(hx), _like(cx, source), reserve
 
 
@@ -218,6 +223,20 @@ def _gru(source: Tensor, hx: Tensor, params: Sequence[Tensor], *options: _Option
     return output, hy
 
 
+def _packed_lstm(
+    data: Tensor, _: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: _Option
+) -> _Option:
+    output, hy, cy = _lstm(data.unsqueeze(0), hx, params, *options, True)  # noqa: FBT003
+    return output.squeeze(0), hy, cy
+
+
+def _packed_gru(
+    data: Tensor, _: Tensor, hx: Tensor, params: Sequence[Tensor], *options: _Option
+) -> _Option:
+    output, hy = _gru(data.unsqueeze(0), hx, params, *options, True)  # noqa: FBT003
+    return output.squeeze(0), hy
+
+
 def _ctc_loss(
     log_probs: Tensor, targets: Tensor, _: _Option, lengths: _Option, *options: _Option
 ) -> Tensor:
@@ -255,6 +274,8 @@ def _takes_flash(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) 
 
     It aligns its causal mask at the bottom right, torch at the top left: lengths must be equal.
     """
+    if not (_allows_flash() or _allows_cudnn()):
+        return False
     if is_causal and query.shape[-2] != key.shape[-2]:
         return False
     return query.shape[-1] == value.shape[-1] <= FLASH_HEAD_DIM_LIMIT
@@ -290,6 +311,12 @@ def _attention(
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]
         return flash
+    if not _allows_efficient():
+        enable_gqa = key.shape[-3] != query.shape[-3]
+        plain: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return plain
     if key.shape[-3] != query.shape[-3]:
         key = _repeat_heads(key, query.shape[-3])
         value = _repeat_heads(value, query.shape[-3])
@@ -308,6 +335,8 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "lstm.input": _lstm,
     "gru.input": _gru,
+    "lstm.data": _packed_lstm,
+    "gru.data": _packed_gru,
     "ctc_loss.IntList": _ctc_loss,
     "ctc_loss.Tensor": _ctc_loss,
 }

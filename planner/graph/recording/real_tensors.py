@@ -30,7 +30,7 @@ class RealTensors:
     def notes(self) -> tuple[str, ...]:
         """What a GPU would refuse, one sentence for each line."""
         return tuple(
-            f"{line.place} (`{line.text}`) mixes a tensor on the CPU, which is neither parameter"
+            f"{line.place} ({line.code}) mixes a tensor on the CPU, which is neither parameter"
             " nor buffer, with the model's own: on a GPU this raises; move it with .to(x.device)"
             " or register it as a buffer"
             for line in self._mixed

@@ -22,6 +22,7 @@ from planner.graph.recording.meta_results import MetaResults
 from planner.graph.recording.operand_types import OPS_OF_ONE_DTYPE, check_operands
 from planner.graph.recording.real_tensors import RealTensors
 from planner.graph.recording.recording import ModuleCall
+from planner.graph.recording.saved_versions import SavedVersions
 from planner.graph.recording.table import ValueTable
 from planner.graph.recording.values import KnownValues
 from planner.graph.torch_private import TorchOp, TorchResult
@@ -123,6 +124,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self.real_tensors = RealTensors(self.table, self.known)
         self.phase = Phase.FORWARD
         self._results = MetaResults()
+        self._versions = SavedVersions()
         self._kinds: dict[TorchOp, _OpKind] = {}
         self.paths: dict[int, str] = {}
         self._stack: list[str] = [""]
@@ -160,6 +162,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         handles = [
             module.register_forward_pre_hook(self._see_keywords, with_kwargs=True)
             for module in model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)
         ]
         try:
             with torch_private.module_hooks(self.enter_module, self.leave_module):
@@ -176,7 +179,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
 
     def _first_tensor(self, arguments: tuple[Any, ...]) -> int | None:
         for argument in arguments:
-            if isinstance(argument, Tensor):
+            if isinstance(argument, Tensor) and not torch_private.is_transformed(argument):
                 return self.table.read(argument, keep=True)
         return None
 
@@ -195,7 +198,11 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             end_op=len(self.ops),
             first_argument=call.first_argument,
             outputs=tuple(
-                [self.table.read(leaf, keep=True) for leaf in leaves if isinstance(leaf, Tensor)]
+                [
+                    self.table.read(leaf, keep=True)
+                    for leaf in leaves
+                    if isinstance(leaf, Tensor) and not torch_private.is_transformed(leaf)
+                ]
             ),
         )
 
@@ -208,7 +215,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         outputs after the dispatch, before the next node is made. A custom autograd function
         packs after all of its ops.
         """
-        if self.phase is Phase.FORWARD:
+        self._versions.note(tensor)
+        if self.phase is Phase.FORWARD and not torch_private.is_transformed(tensor):
             value = self.table.read(tensor, keep=True)
             if torch_private.next_sequence_number() == self._last_sequence:
                 self._attribute_late(value)
@@ -218,6 +226,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
 
     def unpack(self, tensor: Tensor) -> Tensor:
         """Note which value comes back; torch detaches the result, which is no op of the step."""
+        self._versions.check(tensor)
         self._unpacked = id(tensor)
         self.table.recall(tensor)
         return tensor
