@@ -35,7 +35,8 @@ def region_strategies(
         op = context.graph.nodes[op_id]
         for value in op.inputs:
             if value in entering:
-                partial = _branch(partial, value, candidates[value], context)
+                # A value that its module cannot give in any allowed layout has no candidates.
+                partial = _branch(partial, value, candidates.get(value, ()), context)
         partial = [
             extended for layouts in partial if (extended := _run(op, layouts, context)) is not None
         ]

@@ -5,6 +5,7 @@ from torch import nn
 
 from planner.graph.loading.load import wrap_module
 from planner.graph.trace import trace_model
+from planner.search.sharding_ilp import is_solvable
 from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import sharding_problem
 
@@ -38,3 +39,38 @@ def test_views_of_parameters_belong_to_the_glue_that_reads_them():
     assert glue.inputs == embed.outputs
     problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
     assert all(problem.strategies)
+
+
+class TwoStacks(nn.Module):
+    """A table that is read between two lists of blocks, as decoders have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.table = nn.Embedding(16, 8)
+        self.decoder = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, x, tokens):
+        for block in self.encoder:
+            x = block(x)
+        y = self.table(tokens) * 2
+        for block in self.decoder:
+            y = block(y)
+        return (x + y).square().mean()
+
+
+def test_a_table_between_blocks_stays_whole_or_the_layout_is_none():
+    def batch(size):
+        return (torch.randn(size, 4, 8), torch.randint(0, 16, (size, 4))), None
+
+    graph = trace_model(
+        wrap_module(TwoStacks, example_batch=batch), microbatch_size=2, dtype="float32"
+    )
+    (unit,) = [unit for unit in graph.units if unit.name == "encoder.1"]
+    solvable = {
+        split: is_solvable(
+            sharding_problem(graph, unit, tp=2, sequence_dim=None, split_tables=split)
+        )
+        for split in (True, False)
+    }
+    assert solvable == {True: False, False: True}
