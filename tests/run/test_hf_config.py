@@ -1,4 +1,4 @@
-"""A Hugging Face config as a user plans and trains it: the command, then torchrun."""
+"""Hugging Face configs as a user plans and trains them: the command, then torchrun."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ import pytest
 from launch import largest_difference, run, torchrun
 
 from planner.cli.main import run as plan
+from planner.plan.serialize import load_plan
 
 pytestmark = pytest.mark.run
 
@@ -22,19 +23,36 @@ LLAMA = {
     "max_position_embeddings": 32,
     "tie_word_embeddings": True,
 }
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def losses(log):
     return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
 
 
-def test_a_config_trains_in_two_stages_as_on_one_process(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("config", "fix"), [(LLAMA, "pp=2"), (BERT, "tp=2")])
+def test_a_config_trains_on_two_processes_as_on_one(config, fix, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
-    arguments = "--gpus 2 --cluster cpu --dtype float32 --global-batch-size 8 --fix pp=2"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    arguments = f"--gpus 2 --cluster cpu --dtype float32 --global-batch-size 8 --fix {fix}"
     assert plan(["model", *arguments.split(), "--out", "planned"]) == 0
-    assert "model/config.json:LlamaForCausalLM" in capsys.readouterr().out
+    assert f"model/config.json:{config['architectures'][0]}" in capsys.readouterr().out
+    if fix == "tp=2":
+        # The head's bias has two names, and is split.
+        modules = [each for group in load_plan("planned").shardings for each in group.modules]
+        assert ("cls.predictions.decoder", "column") in {(m.module, m.style) for m in modules}
 
     # The folder is all that a run needs.
     folder = (tmp_path / "planned").rename(tmp_path / "moved")

@@ -1244,6 +1244,7 @@ class TensorParallel:
             module = self.stage.model.get_submodule(sharding.module)
             if not isinstance(module, _StandIn) and module._parameters:
                 self._shard(module, sharding, Replicate())
+        self._tie_containers()
         self._check_ties()
         if self.sequence_dim is not None:
             self._split_stream()
@@ -1358,6 +1359,21 @@ class TensorParallel:
             stream = Shard(self.sequence_dim or 0)
             edge = _Edge(self.mesh, sharding, stream, None)
             block.get_submodule(path).register_forward_pre_hook(edge.enter_region, with_kwargs=True)
+
+    def _tie_containers(self) -> None:
+        """Give a sharded parameter to a module around the one that runs with it.
+
+        A head's bias, say, that its container registers under a name of its own.
+        """
+        names = self.stage.anatomy.first_names
+        for name, parameter in list(self.stage.model.named_parameters(remove_duplicate=False)):
+            path, _, last = name.rpartition(".")
+            made = self._made.get(id(parameter), parameter)
+            inner = (
+                n for n in names if n.startswith(f"{path}.") and n.count(".") > name.count(".")
+            )
+            if made is not parameter and any(names[n] == names[name] for n in inner):
+                self.stage.model.get_submodule(path)._parameters[last] = made
 
     def _check_ties(self) -> None:
         """Check that tied parameters still are one parameter.
