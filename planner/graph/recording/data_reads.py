@@ -28,6 +28,9 @@ _TRUTH_RESULTS = frozenset({"equal", "is_nonzero"})
 _CALLS = {"_local_scalar_dense": "item", "_unique2": "unique", "_unique": "unique"}
 """Names that users know, by op."""
 
+_MOST_LINES_TOLD = 2
+"""Lines of a file that have a sentence of their own."""
+
 _NOWHERE = UserLine("", 0)
 
 
@@ -76,11 +79,27 @@ class DataReads:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed, one sentence for each line."""
-        return tuple(
-            f"{line.place} ({line.code}) reads data that only a real run has: it is {words}"
-            + (f", which gives {' or '.join(results)}" if results else "")
-            for (line, words), results in self._notes.items()
+        """What was assumed, in a sentence for each line, or for each file where it has many."""
+        by_file: dict[tuple[str, str], list[UserLine]] = {}
+        for line, words in self._notes:
+            by_file.setdefault((line.file, words), []).append(line)
+        notes: list[str] = []
+        for (_, words), lines in by_file.items():
+            if len(lines) <= _MOST_LINES_TOLD:
+                notes.extend(self._sentence(line, words) for line in lines)
+                continue
+            others = ", ".join(str(line.number) for line in lines[1:])
+            notes.append(
+                f"{lines[0].place} ({lines[0].code}) and lines {others} read data that only a real"
+                f" run has: it is {words}"
+            )
+        return tuple(notes)
+
+    def _sentence(self, line: UserLine, words: str) -> str:
+        results = self._notes[line, words]
+        given = f", which gives {' or '.join(results)}" if 0 < len(results) <= 2 else ""
+        return (
+            f"{line.place} ({line.code}) reads data that only a real run has: it is {words}{given}"
         )
 
     def run(
