@@ -28,10 +28,16 @@ LIMIT_S = 240.0
 MICROBATCH_SIZE = 2
 
 UNBUILT = "transformers cannot build its default config"
+UNTRAINABLE = "nobody can train its default config"
 SEVERAL_MEDIA = "takes several media"
 TRACED = "traced"
 TRACED_IN_FLOAT32 = "traced in float32 only"
 FAILED = "failed"
+
+NOT_TRAINABLE = {
+    "DeepseekV2ForCausalLM": "num_experts_per_tok is None, and its router needs a number",
+    "PPLCNetForImageClassification": "it takes no labels and returns no loss",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,8 @@ def attempt(job: Outcome) -> Outcome:
     from planner.errors import PlannerError
     from planner.graph.loading.load import load_model
 
+    if job.class_name in NOT_TRAINABLE:
+        return replace(job, outcome=UNTRAINABLE, reason=NOT_TRAINABLE[job.class_name])
     start_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -219,7 +227,7 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def sweep(wanted: list[str]) -> Iterator[Outcome]:
@@ -251,14 +259,15 @@ def summary(outcomes: list[Outcome]) -> str:
     """How many of those that can be traced at all were."""
     counts = {
         name: sum(each.outcome == name for each in outcomes)
-        for name in (TRACED, TRACED_IN_FLOAT32, FAILED, SEVERAL_MEDIA, UNBUILT)
+        for name in (TRACED, TRACED_IN_FLOAT32, FAILED, SEVERAL_MEDIA, UNBUILT, UNTRAINABLE)
     }
     tried = counts[TRACED] + counts[TRACED_IN_FLOAT32] + counts[FAILED]
     traced = tried - counts[FAILED]
     return (
         f"{traced} of {tried} traced, {counts[TRACED_IN_FLOAT32]} of them in float32 only; "
         f"not counted: {counts[SEVERAL_MEDIA]} take several media, {counts[UNBUILT]} have a "
-        "default config that transformers cannot build"
+        f"default config that transformers cannot build, {counts[UNTRAINABLE]} one that nobody "
+        "can train"
     )
 
 
