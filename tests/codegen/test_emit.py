@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from crossing_models import T5, UNET
 from example_plans import GPT, LLAMA, MLP, Crossing, make_plan
 
 from planner.codegen.emit import emit_script
-from planner.codegen.files import script_files
+from planner.codegen.files import CONFIG_MODEL_FILE, script_files
 from planner.errors import CodegenError
 from planner.strategy.mesh import ParallelDegrees
 
@@ -124,6 +125,39 @@ def test_module_by_import_name():
     plan = make_plan(GPT)
     model = changed(plan.model, file=None, module="shop.models", factory="big")
     assert 'module="shop.models", factory="big"' in emit_script(changed(plan, model=model))
+
+
+def test_a_config_lies_beside_the_script_with_a_model_file_that_reads_it(tmp_path):
+    config = tmp_path / "llama" / "config.json"
+    config.parent.mkdir()
+    config.write_text('{"model_type": "llama"}')
+    plan = make_plan(GPT)
+    plan = changed(plan, model=changed(plan.model, file=str(config)))
+    for folder in (tmp_path / "plans" / "llama", None):
+        files = script_files(plan, folder=folder)
+        assert set(files) == {"train.py", "parallel.py", "model.py", "config.json"}
+        assert files["config.json"] == '{"model_type": "llama"}'
+        assert files["model.py"] == CONFIG_MODEL_FILE.read_text()
+        assert 'file=Path(__file__).resolve().parent / "model.py"' in files["train.py"]
+        assert files["train.py"].startswith(f'"""Train {config} on')
+    config.unlink()
+    with pytest.raises(CodegenError, match=r"config\.json, which cannot be read"):
+        script_files(plan)
+
+
+def test_the_model_file_of_a_config_needs_torch_and_transformers_only():
+    tree = ast.parse(CONFIG_MODEL_FILE.read_text())
+    imported = {
+        name.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for name in node.names
+    } | {
+        str(node.module).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert imported - set(sys.stdlib_module_names) == {"torch", "transformers"}
 
 
 @pytest.mark.parametrize(
