@@ -103,7 +103,10 @@ def request_options(command: Command) -> Command:
             help="Samples per optimiser step.  [8 x GPUs]",
         ),
         click.option(
-            "--seq-len", type=int, metavar="N", help="Tokens per sample.  [the model file's]"
+            "--seq-len",
+            type=int,
+            metavar="N",
+            help="Tokens per sample.  [the model's own, of a config at most 2048]",
         ),
         click.option(
             "--dtype",

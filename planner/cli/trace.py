@@ -17,7 +17,12 @@ Examples:
 
 @click.command(cls=ExampleCommand, examples=_EXAMPLES, context_settings={"max_content_width": 100})
 @click.argument("model", metavar="MODEL")
-@click.option("--seq-len", type=int, metavar="N", help="Tokens per sample.  [the model file's]")
+@click.option(
+    "--seq-len",
+    type=int,
+    metavar="N",
+    help="Tokens per sample.  [the model's own, of a config at most 2048]",
+)
 @click.option(
     "--microbatch-size",
     type=int,
