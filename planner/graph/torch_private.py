@@ -41,6 +41,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchOp",
     "TorchResult",
+    "are_modes_disabled",
     "autocast_ops",
     "autocast_reaches_meta",
     "current_node",
@@ -131,6 +132,11 @@ def is_random(func: TorchOp) -> bool:
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for others inside of ``torch.func.vmap`` and its kind."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def are_modes_disabled() -> bool:
+    """Tell whether this runs inside of ``modes_disabled``."""
+    return torch._C._is_torch_function_all_disabled()
 
 
 @contextmanager

@@ -104,13 +104,14 @@ def _run_step(
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
+    mode = TracingMode(recorder.data.read)
     autocast, flex = AutocastOnMeta(), FlexOnMeta()
     with (
         fixed_draws() as has_drawn,
         recorder.watching(module),
         saved,
         recorder,
-        TracingMode(recorder.data.read),
+        mode,
         autocast.active(),
         flex.active(),
     ):
@@ -118,8 +119,8 @@ def _run_step(
             output = module(*batch.args, **batch.kwargs)
         loss = model.loss(output, batch.targets)
         recorder.start_backward()
-        with model.running(f"The backward pass of {model.description}"):
-            loss.backward()  # type: ignore[no-untyped-call]
+        with model.running(f"The backward pass of {model.description}"), mode.in_backward():
+            torch.autograd.backward(loss)
         drew = has_drawn()
     if watched:
         watched.end_step()

@@ -92,7 +92,9 @@ def test_storage_key_is_shared_by_views_only():
 
 def test_modes_can_be_switched_off():
     with torch.device("meta"), Probe() as probe, torch_private.modes_disabled():
+        assert torch_private.are_modes_disabled()
         made = torch.ones(2).sum()
+    assert not torch_private.are_modes_disabled()
     assert probe.seen == []
     assert made.device.type == "cpu"
 

@@ -1,6 +1,7 @@
 """Running code that names its device on another one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -101,6 +102,38 @@ class TracingMode(DeviceMode):
             torch_private.pack_padded_sequence: packing(self._real),
             torch_private.pad_packed_sequence: padding(self._real),
         }
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Work in backward too, where torch switches function modes off.
+
+        Checkpoints run code of the model there.
+        """
+        places: list[tuple[_Result, str]] = [
+            (Tensor, name) for name in ("cuda", "numpy", "pin_memory", "to", "tolist")
+        ]
+        places += [
+            (torch, make.__name__)
+            for make in self.factories
+            if getattr(torch, make.__name__, None) is make
+        ]
+        with ExitStack() as stack:
+            for owner, name in places:
+                call = getattr(owner, name)
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, call)
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, self._calling(call))
+            yield
+
+    def _calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: _Result, **kwargs: _Result) -> _Result:
+            if torch_private.are_modes_disabled():
+                return call(*args, **kwargs)
+            return self.__torch_function__(call, (), args, kwargs)
+
+        return called
 
     def _taken(self, take: Callable[..., Any]) -> Callable[..., Any]:
         """Let Python take the data of a tensor."""

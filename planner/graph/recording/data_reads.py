@@ -59,6 +59,8 @@ class DataReads:
     def __init__(self, table: ValueTable, known: KnownValues, hints: Sequence[Hint]) -> None:
         self.failure: PlannerError | None = None
         """The error that was raised, which the model's own code may have caught."""
+        self.again = False
+        """Whether this is a recomputation, which reads what the first pass has read."""
         self._table = table
         self._known = known
         self._hints = hints
@@ -66,6 +68,7 @@ class DataReads:
         self._asked: dict[str, None] = {}
         self._notes: dict[tuple[UserLine, str], dict[str, None]] = {}
         self._answers: dict[UserLine, set[HintValue]] = {}
+        self._taken: dict[UserLine, Tensor] = {}
 
     @property
     def used_hints(self) -> tuple[Hint, ...]:
@@ -107,8 +110,6 @@ class DataReads:
         func: TorchOp,
         arguments: tuple[Sequence[Any], dict[str, Any]],
         inputs: Sequence[int],
-        *,
-        again: bool,
     ) -> TorchResult:
         """Run an op whose result depends on data.
 
@@ -116,7 +117,6 @@ class DataReads:
             func: The op.
             arguments: Its positional and keyword arguments.
             inputs: Values of the tensors in them, in order.
-            again: Whether it is a recomputation, which reads what the first pass read.
 
         Raises:
             ModelError: The data is unknown.
@@ -124,9 +124,9 @@ class DataReads:
         """
         name = torch_private.packet_name(func)
         if name in _SCALAR_RESULTS:
-            return self._scalar(func, name, arguments, inputs, again=again)
+            return self._scalar(func, name, arguments, inputs)
         if name == "index":
-            return self._index(func, *arguments[0][:2], again=again)
+            return self._index(func, *arguments[0][:2])
         known = self._compute(inputs)
         results = None if known is None else run_for_real(func, *arguments, known)
         if results is not None:
@@ -136,7 +136,7 @@ class DataReads:
         choice = _choice(name, *arguments)
         if choice is None:
             raise self._fail(self._error(name, next(lines_of_stack(), _NOWHERE), ""))
-        return choice.make(self._count(name, choice.most, again=again))
+        return choice.make(self._count(name, choice.most))
 
     def read(self, tensor: Tensor, name: str) -> Tensor:
         """Return the data of a tensor as a real one, for Python code that takes all of it."""
@@ -144,8 +144,12 @@ class DataReads:
         real = self._known.compute(value)
         if real is not None:
             self._note([value])
+            self._taken[next(lines_of_stack(), _NOWHERE)] = real
             return real
-        number = self._number(name, tensor.dtype, again=False)
+        before = self._taken.get(next(lines_of_stack(), _NOWHERE)) if self.again else None
+        if before is not None and before.shape == tensor.shape:
+            return before
+        number = self._number(name, tensor.dtype)
         with torch_private.modes_disabled():
             return torch.full(tensor.shape, number, dtype=tensor.dtype)
 
@@ -157,8 +161,6 @@ class DataReads:
         name: str,
         arguments: tuple[Sequence[Any], dict[str, Any]],
         inputs: Sequence[int],
-        *,
-        again: bool,
     ) -> HintValue:
         known = self._compute(inputs)
         results = None if known is None else run_for_real(func, *arguments, known)
@@ -168,11 +170,9 @@ class DataReads:
             self._remember(number)
             return number
         dtype = torch.bool if name in _TRUTH_RESULTS else arguments[0][0].dtype
-        return self._number(name, dtype, again=again)
+        return self._number(name, dtype)
 
-    def _index(
-        self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None], *, again: bool
-    ) -> Tensor:
+    def _index(self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         """Index with masks, each replaced by the positions where it is true."""
         positions: list[Tensor | None] = []
         for index in indices:
@@ -182,7 +182,7 @@ class DataReads:
             value = self._table.read(index, keep=True)
             mask = self._known.compute(value)
             if mask is None:
-                count = self._count("boolean index", index.numel(), again=again)
+                count = self._count("boolean index", index.numel())
             else:
                 self._note([value])
                 count = int(torch.count_nonzero(mask))
@@ -203,12 +203,12 @@ class DataReads:
 
     # Unknown data ------------------------------------------------------------------------------
 
-    def _number(self, name: str, dtype: torch.dtype, *, again: bool) -> HintValue:
+    def _number(self, name: str, dtype: torch.dtype) -> HintValue:
         """Return a number that a hint says, or that holds by the line that reads it."""
         kind = "truth value" if dtype == torch.bool else "number"
         if kind == "number" and not dtype.is_floating_point:
             kind = "whole number"
-        line, hint = self._look_up(again=again)
+        line, hint = self._look_up()
         if isinstance(hint, Hint):
             self._check(hint, kind)
             self._remember(hint.value)
@@ -224,9 +224,9 @@ class DataReads:
             self._error(name, line, f"Say what it reads: --hint {line.place}={example} (a {kind})")
         )
 
-    def _count(self, name: str, most: int | None, *, again: bool) -> int:
+    def _count(self, name: str, most: int | None) -> int:
         """Return how many elements are chosen, as a hint says: a number or a share."""
-        line, hint = self._look_up(again=again)
+        line, hint = self._look_up()
         if isinstance(hint, Hint):
             count = self._counted(hint, most)
             self._remember(count)
@@ -272,7 +272,7 @@ class DataReads:
                 )
             )
 
-    def _look_up(self, *, again: bool) -> tuple[UserLine, Hint | HintValue | None]:
+    def _look_up(self) -> tuple[UserLine, Hint | HintValue | None]:
         """Find the line that reads, and its hint or what it read before."""
         lines = list(lines_of_stack()) or [_NOWHERE]
         for line in lines:
@@ -282,7 +282,7 @@ class DataReads:
                     self._asked[line.place] = None
                     return line, hint
         before = self._answers.get(lines[0], set())
-        if again and len(before) == 1:
+        if self.again and len(before) == 1:
             return lines[0], next(iter(before))
         return lines[0], None
 

@@ -16,6 +16,7 @@ from planner.graph import torch_private
 from planner.graph.loading.hints import Hint
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.recording import work
+from planner.graph.recording.arguments import plain, tensors_in
 from planner.graph.recording.data_reads import DataReads, has_mask
 from planner.graph.recording.limits import MOST_OPS, too_many_ops
 from planner.graph.recording.meta_results import MetaResults
@@ -78,35 +79,12 @@ class _OpenCall:
     first_argument: int | None
 
 
-def _plain(argument: object) -> object:
-    """Spell an argument without torch: tensors as None, lists as tuples, dtypes as strings."""
-    if argument is None or isinstance(argument, (bool, int, float, str)):
-        return argument
-    if isinstance(argument, Tensor):
-        return None
-    if isinstance(argument, (list, tuple)):
-        if any(isinstance(item, Tensor) for item in argument):
-            return None
-        return tuple([_plain(item) for item in argument])
-    return str(argument).removeprefix("torch.")
-
-
-def _tensors(arguments: Sequence[Any], found: list[Tensor]) -> list[Tensor]:
-    """Collect tensors in argument order, those inside lists too."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            found.append(argument)
-        elif isinstance(argument, (list, tuple)):
-            _tensors(argument, found)
-    return found
-
-
 def _written(kind: _OpKind, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Collect what an op writes to."""
     targets: list[Tensor] = []
     for position, name, keyword_only in kind.written:
         by_name = keyword_only or position >= len(args)
-        _tensors((kwargs.get(name) if by_name else args[position],), targets)
+        tensors_in((kwargs.get(name) if by_name else args[position],), targets)
     return targets
 
 
@@ -254,6 +232,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             self._attribute_late(value)
         self._pending_saves = []
         self.phase = Phase.BACKWARD
+        self.data.again = True
 
     # Ops ---------------------------------------------------------------------------------------
 
@@ -268,7 +247,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         kwargs = kwargs or {}
         kind = self._kinds.get(func) or self._classify(func)
         keep = self.phase is Phase.FORWARD
-        tensors = _tensors((*args, *kwargs.values()) if kwargs else args, [])
+        tensors = tensors_in((*args, *kwargs.values()) if kwargs else args, [])
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _META}
         if self._unpacked is not None:
@@ -279,19 +258,19 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             if kind.name == "lift_fresh":
                 return self.real_tensors.lift(tensors[0])
             args, kwargs = self.real_tensors.replace(kind.name, args, kwargs, tensors)
-            tensors = _tensors((*args, *kwargs.values()), [])
+            tensors = tensors_in((*args, *kwargs.values()), [])
         inputs = tuple([self.table.read(tensor, keep=keep) for tensor in tensors])
         sequence = torch_private.next_sequence_number()
         self._last_sequence = sequence
         out = self._run(kind, func, (args, kwargs), inputs, tensors)
         if not isinstance(out, (Tensor, tuple, list)) or func.namespace == "prim":
             return out
-        made = _tensors((out,), [])
+        made = tensors_in((out,), [])
         op = self._record(kind, (args, kwargs), (inputs, tensors), made)
         op.forward_op = self._link(sequence, op)
         self._attribute_pending(op)
-        # Gradients are left out; inside of a module, backward recomputes.
-        if op.outputs and (keep or len(self._stack) > 1):
+        # Gradients are left out.
+        if op.outputs and (keep or self._recomputes()):
             if not kind.written:
                 self.known.observe(func, (args, kwargs), inputs, op.outputs, made)
             elif kind.written[0][0] == 0 and len(kind.written) == 1:
@@ -310,8 +289,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         if kind.one_dtype:
             check_operands(kind.name, tensors)
         if kind.dynamic and (kind.name != "index" or has_mask(args[1])):
-            again = self.phase is Phase.BACKWARD
-            return self.data.run(func, arguments, inputs, again=again)
+            return self.data.run(func, arguments, inputs)
         if kind.is_fresh:
             return self._results.run(func, args, kwargs)
         return func(*args, **kwargs)
@@ -368,8 +346,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             is_view=kind.is_view,
             inputs=inputs,
             outputs=outputs,
-            arguments=tuple([_plain(argument) for argument in args]),
-            keyword_arguments=tuple(sorted((name, _plain(kwargs[name])) for name in kwargs)),
+            arguments=tuple([plain(argument) for argument in args]),
+            keyword_arguments=tuple(sorted((name, plain(kwargs[name])) for name in kwargs)),
             flop=flop,
             read_bytes=read_bytes,
             write_bytes=write_bytes,
@@ -381,15 +359,24 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
             raise too_many_ops(MOST_OPS)
         return op
 
+    def _recomputes(self) -> bool:
+        """Tell whether backward runs a part of forward again: modules, or with gradients on."""
+        return self.phase is Phase.BACKWARD and (len(self._stack) > 1 or torch.is_grad_enabled())
+
     def _link(self, sequence: int, op: RawOp) -> int | None:
         """Connect an op to autograd's nodes: forward ops are named, backward ops look them up."""
         position = len(self.ops) - 1
         node = torch_private.current_node() if self.phase is Phase.BACKWARD else None
-        if node is None or len(self._stack) > 1:
-            # The op made the newest node; inside a module in backward it is a recomputation.
+        if node is None:
             self._op_of_sequence.setdefault(sequence - 1, position)
             return None
         forward_op = self._op_of_sequence.get(torch_private.node_sequence_number(node))
+        if self._recomputes():
+            # The op made the newest node; outside of modules it belongs to what wants it.
+            self._op_of_sequence.setdefault(sequence - 1, position)
+            if forward_op is not None and len(self._stack) == 1:
+                op.module = self.ops[forward_op].module
+            return None
         if forward_op is not None:
             op.module = self.ops[forward_op].module
         elif (variable := getattr(node, "variable", None)) is not None:
