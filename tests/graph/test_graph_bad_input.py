@@ -215,6 +215,16 @@ def test_sparse_tensors(run):
     assert "use dense ones" in error.hint
 
 
+def test_a_model_that_communicates_by_itself():
+    def run(net, x):
+        y = net.linear(x)
+        torch.distributed.all_reduce(y)
+        return y
+
+    error = fails(run, "process group")
+    assert "is_initialized" in error.hint
+
+
 def test_an_operator_without_a_meta_kernel():
     library = torch.library.Library("planner_test", "FRAGMENT")
     library.define("twice(Tensor x) -> Tensor")

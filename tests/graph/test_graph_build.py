@@ -1,5 +1,7 @@
 """Models whose construction reads data, names a device, or returns something special."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -253,6 +255,26 @@ def test_modules_that_are_no_plain_ones(build, words, hint):
     with pytest.raises(ModelError, match=words) as error:
         trace(build)
     assert hint in error.value.hint
+
+
+def test_objects_that_cannot_be_copied():
+    class Locked(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.lock = threading.Lock()
+
+    assert trace(Locked).forward_flop
+    with pytest.raises(ModelError, match="Locked cannot be copied") as error:
+        trace(Locked())
+    assert "a function that builds" in error.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripted_objects():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(ModelError, match="holds a scripted module"):
+        trace(scripted)
+    assert trace(lambda: torch.jit.script(nn.Linear(8, 8))).forward_flop
 
 
 def test_special_tensors_as_parameters():

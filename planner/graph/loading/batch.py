@@ -69,7 +69,10 @@ def check_call(module: nn.Module, batch: Batch) -> None:
     Raises:
         ModelError: One is missing, or there are too many.
     """
-    signature = inspect.signature(module.forward)
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:
+        return  # scripted modules have none
     try:
         signature.bind(*batch.args, **batch.kwargs)
     except TypeError as error:

@@ -169,7 +169,17 @@ def check_kind(model: nn.Module, description: str) -> None:
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """Copy a module onto the meta device: tied parameters stay tied, no data is read."""
+    """Copy a module onto the meta device: tied parameters stay tied, no data is read.
+
+    Raises:
+        ModelError: It holds what Python cannot copy.
+    """
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        raise ModelError(
+            f"{type(module).__name__} holds a scripted module with data, which cannot be copied"
+            " onto the meta device.",
+            hint="Pass a function that builds the module, or the module before it is scripted.",
+        )
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         twin = torch.empty_like(parameter, device="meta")
@@ -183,4 +193,10 @@ def meta_copy(module: nn.Module) -> nn.Module:
                 is_result = attribute.grad_fn is not None
                 twin = torch.empty_like(attribute, device="meta") if is_result else attribute
                 memo[id(attribute)] = twin
-    return copy.deepcopy(module, memo)
+    try:
+        return copy.deepcopy(module, memo)
+    except TypeError as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied onto the meta device: {error}.",
+            hint="Pass a function that builds the module instead of the module itself.",
+        ) from error

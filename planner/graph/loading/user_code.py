@@ -21,6 +21,8 @@ _HINTS = {
     " mask.",
     "nested": "Nested tensors cannot be traced: use padded ones, or samples laid one after the"
     " other.",
+    "process group": "The model communicates by itself: do so only where"
+    " torch.distributed.is_initialized().",
     "saved tensor hooks": "torch.func.grad and its kind cannot be traced: use"
     " torch.autograd.grad(..., create_graph=True).",
 }
