@@ -56,6 +56,7 @@ class KnownValues:
     def __init__(self) -> None:
         self._given: dict[int, Tensor] = {}
         self._computed: dict[int, Tensor] = {}
+        self._computed_elements = 0
         self._recipes: dict[int, _Recipe] = {}
         self._assumptions: dict[int, frozenset[Assumption]] = {}
 
@@ -180,9 +181,11 @@ class KnownValues:
             if results is None:
                 return None
             self._computed.update(zip(recipe.outputs, results, strict=True))
+            self._computed_elements += sum(tensor.numel() for tensor in results)
         found = self._find(value)
-        if sum(tensor.numel() for tensor in self._computed.values()) > _CACHED_ELEMENTS:
+        if self._computed_elements > _CACHED_ELEMENTS:
             self._computed.clear()
+            self._computed_elements = 0
         return found
 
     def _find(self, value: int) -> Tensor | None:
