@@ -17,7 +17,7 @@ LAYERS = (
     ("cost",),
     ("plan",),
     ("search",),
-    ("codegen", "export", "report"),
+    ("codegen", "export", "report", "validation"),
     ("request_rules", "result", "model_argument"),
     ("api", "trace_api"),
     ("cli",),
@@ -33,8 +33,12 @@ ONLY_IN = {
     "pandas": {
         *("graph/operator_graph.py", "graph/analysis/tables.py", "report", "result.py"),
         "cost/calibrate.py",
+        "validation",
     },
-    "torch": {"graph", "codegen/runtime", "api.py", "model_argument.py", "trace_api.py"},
+    "torch": {
+        *("graph", "codegen/runtime", "api.py", "model_argument.py", "trace_api.py"),
+        "validation/models.py",
+    },
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""

@@ -1,0 +1,1 @@
+"""Measured runs, priced: what the cost model says of layouts that people have timed."""

@@ -1,0 +1,115 @@
+"""What passes between the reading of a table of runs, their pricing and the report."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+
+Arch = Literal["gpt", "llama", "mpt"]
+"""GELU MLP with biases; gated MLP without; GPT with ALiBi."""
+
+DataParallel = Literal["ddp", "zero1", "zero2", "zero3"]
+"""Replicated state; optimiser states sharded; gradients as well; parameters as well (FSDP)."""
+
+RECOMPUTATIONS = ("none", "selective", "full")
+
+SCHEDULES = ("none", "1F1B", "GPipe", "Interleaved1F1B", "ZB-1p", "ZB-2p")
+"""Schedules of measured runs; "none" without a pipeline, the last two of Qi et al. 2024."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row of a table: a dense transformer, its layout, and what was measured."""
+
+    row: int
+    """0-based position in the table."""
+    source: str
+    """Where the row comes from."""
+    framework: str
+    """Framework column as it stands, "nanotron"."""
+    notes: str
+    """Notes column as it stands."""
+    arch: Arch
+    """Family of the model."""
+    model: str
+    """Name of the model, for grouping only."""
+    layers: int
+    """Transformer blocks."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int | None
+    """Inner width of the MLP, None where the source does not say."""
+    heads: int | None
+    """Query heads, None where the source does not say."""
+    kv_heads: int | None
+    """Key and value heads, None where the source does not say."""
+    vocab_size: int | None
+    """Rows of the embedding, None where the source does not say."""
+    seq_len: int
+    """Tokens per sequence."""
+    gpu: str
+    """Accelerator as it stands in the table, "H100-80GB-SXM"."""
+    num_gpus: int
+    """Ranks in all."""
+    tp: int
+    """Tensor-parallel ranks."""
+    cp: int
+    """Context-parallel ranks."""
+    ep: int
+    """Expert-parallel ranks."""
+    pp: int
+    """Pipeline ranks."""
+    virtual_stages: int
+    """Stages per pipeline rank."""
+    dp: int
+    """Data-parallel ranks."""
+    data_parallel: DataParallel
+    """What data parallelism shards."""
+    shard_ranks: int | None
+    """Ranks that share one copy of the sharded state, None for all data-parallel ranks."""
+    microbatch_size: int
+    """Sequences per microbatch."""
+    global_batch_size: int
+    """Sequences per step."""
+    recompute: str | None
+    """One of RECOMPUTATIONS, None where the source does not say."""
+    sequence_parallel: bool
+    """The residual stream is split over tp between the sharded regions."""
+    dtype: str | None
+    """"bfloat16", "float16" or "float32", None where the source does not say."""
+    schedule: str
+    """One of SCHEDULES."""
+    step_time_s: float | None
+    """Measured time of an optimiser step."""
+    peak_mem_bytes: float | None
+    """Measured peak memory of the fullest rank, as the source measures it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the cost model says of a run."""
+
+    row: int
+    """The run's row."""
+    step_time_s: float
+    """One optimiser step."""
+    peak_mem_bytes: int
+    """Memory of the fullest rank."""
+    feasible: bool
+    """Whether that fits into the device."""
+    costs: CostBreakdown
+    """Where the time goes."""
+    memory: MemoryBreakdown
+    """What the fullest rank holds."""
+    assumptions: tuple[str, ...]
+    """What the row leaves open and how it was filled: "vocab 50304 (not stated)"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpriced:
+    """A row without a prediction."""
+
+    row: int
+    """0-based position in the table."""
+    reason: str
+    """Why, in words: "precision fp8+bf16 is not modelled"."""
