@@ -43,6 +43,9 @@ class Run:
     """Query heads, None where the source does not say."""
     kv_heads: int | None
     """Key and value heads, None where the source does not say."""
+    num_parameters: float | None
+    """Size of the model as the source states it (params_b), None where it does not; tells
+    whether embedding and head share their weight."""
     vocab_size: int | None
     """Rows of the embedding, None where the source does not say."""
     seq_len: int
