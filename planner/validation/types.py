@@ -116,3 +116,5 @@ class Unpriced:
     """0-based position in the table."""
     reason: str
     """Why, in words: "precision fp8+bf16 is not modelled"."""
+    column: str | None = None
+    """Column of the cell that is wrong; None where the row is sound, and not modelled."""

@@ -1,0 +1,129 @@
+"""The words of a table: precisions, forms of data parallelism, recomputations, schedules."""
+
+import re
+from collections.abc import Mapping
+
+from planner.validation.types import RECOMPUTATIONS, SCHEDULES, DataParallel
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+}
+"""Dtype by the spelling of a precision."""
+
+RECOMPUTE_WORDS = {**{name: name for name in RECOMPUTATIONS}, "selective(op)": "selective"}
+"""Recomputation by its spelling; selective(op) keeps the results of the costly operators."""
+
+SCHEDULE_WORDS = {
+    **{name.lower(): name for name in SCHEDULES if name != "none"},
+    "interleaved 1f1b": "Interleaved1F1B",
+    "1f1b-i": "Interleaved1F1B",
+}
+"""Schedule by its spelling, in small letters."""
+
+OPEN_SCHEDULES = frozenset({"", "fsdp"})
+"""Spellings that leave the schedule open."""
+
+ZERO_FORMS: Mapping[str, DataParallel] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
+"""Form of data parallelism by the number of its ZeRO stage."""
+
+DDP_WORDS = frozenset({"ddp", "none"})
+"""Spellings of data parallelism that shards nothing."""
+
+_STAGE = re.compile(r"(?P<stage>[0-3])(?:\.0|-equivalent)?(?: \((?P<note>.*)\))?")
+"""A ZeRO stage, in a column of numbers "1.0", with a note: "1 (sharded within 8 GPUs)"."""
+
+_FSDP = re.compile(
+    r"FSDP2?(?: (?P<mode>FULL_SHARD|SHARD_GRAD_OP)| (?:over \S+=)?(?P<ranks>\d+))?"
+    r"(?: \(ZeRO-(?P<stage>[23])\))?"
+)
+"""Fully sharded data parallelism: "FSDP FULL_SHARD (ZeRO-3)", "FSDP2 over dp*cp=8"."""
+
+
+class NotModelledError(ValueError):
+    """A sound row describes what the model has no words for; the text says what."""
+
+
+def read_dtype(text: str) -> str | None:
+    """Read a precision; None where it is empty.
+
+    Raises:
+        NotModelledError: It is none of ``DTYPES``, "fp8+bf16".
+    """
+    if not text:
+        return None
+    try:
+        return DTYPES[text.lower()]
+    except KeyError:
+        raise NotModelledError(f"precision {text} is not modelled") from None
+
+
+def read_recompute(text: str) -> str | None:
+    """Read a recomputation; None where it is empty: the source does not say.
+
+    Raises:
+        NotModelledError: It is none of ``RECOMPUTE_WORDS``.
+    """
+    if not text:
+        return None
+    try:
+        return RECOMPUTE_WORDS[text.lower()]
+    except KeyError:
+        raise NotModelledError(f"recomputation {text} is not modelled") from None
+
+
+def read_schedule(text: str, *, pp: int, virtual_stages: int) -> str:
+    """Read the schedule of a pipeline.
+
+    With one stage there is none. An open one is 1F1B, or its interleaved form where ranks hold
+    several stages; 1F1B with several stages per rank is the interleaved form as well.
+
+    Raises:
+        NotModelledError: It is none of ``SCHEDULE_WORDS``.
+    """
+    if pp == 1:
+        return "none"
+    word = re.sub(r"\s*\(.*\)$", "", text.lower())
+    if word in OPEN_SCHEDULES:
+        word = "1f1b"
+    if word not in SCHEDULE_WORDS:
+        raise NotModelledError(f"schedule {text} is not modelled")
+    schedule = SCHEDULE_WORDS[word]
+    return "Interleaved1F1B" if schedule == "1F1B" and virtual_stages > 1 else schedule
+
+
+def read_data_parallel(text: str, *, ranks: int) -> tuple[DataParallel, int | None]:
+    """Read what data parallelism shards, and over how many ranks.
+
+    "0 (DDP)", "1", "1 (sharded within 8 GPUs)", "FSDP SHARD_GRAD_OP (ZeRO-2)", "FSDP2 over
+    dp*cp=8". FSDP without more words is ZeRO-3.
+
+    Args:
+        text: The cell.
+        ranks: Data-parallel ranks in all, with those of context parallelism.
+
+    Returns:
+        The form, and the ranks that share one copy of the state, None for all of them.
+
+    Raises:
+        NotModelledError: It is no such form.
+    """
+    if text.lower() in DDP_WORDS:
+        return "ddp", None
+    if stage := _STAGE.fullmatch(text):
+        shared = re.fullmatch(r"sharded within (\d+) GPUs", stage["note"] or "")
+        if shared or "within" not in (stage["note"] or ""):
+            return ZERO_FORMS[stage["stage"]], _fewer(shared and shared[1], ranks)
+    elif fsdp := _FSDP.fullmatch(text):
+        number = fsdp["stage"] or ("2" if fsdp["mode"] == "SHARD_GRAD_OP" else "3")
+        return ZERO_FORMS[number], _fewer(fsdp["ranks"], ranks)
+    raise NotModelledError(f"data parallelism {text} is not modelled")
+
+
+def _fewer(shard_ranks: str | None, ranks: int) -> int | None:
+    """Ranks that share a copy; None where these are all ranks."""
+    return None if shard_ranks is None or int(shard_ranks) >= ranks else int(shard_ranks)
