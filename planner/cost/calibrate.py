@@ -1,16 +1,17 @@
-"""Holds the efficiency numbers of the profiles to published measurements, and fits them.
+"""Holds the efficiency numbers of the profiles to measurements, and fits them.
 
-``python -m planner.cost.calibrate`` prices every row of the tables in ``profiles/published``
-with the shipped profiles and prints the errors; with ``--fit`` it also searches the parameters
-anew and prints the values to write into the profiles. The fit minimises the mean absolute
-logarithm of predicted over measured time by a pattern search that is the same on every run.
+``python -m planner.cost.calibrate`` prices every row of the tables in ``profiles/published`` and
+``profiles/measured`` with the shipped profiles and prints the errors; with ``--fit`` it also
+searches the parameters anew and prints the values to write into the profiles. The fit minimises
+the mean absolute logarithm of predicted over measured time by a pattern search that is the same
+on every run.
 """
 
-import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from planner.cost.collective import (
     all_gather_s,
@@ -18,7 +19,7 @@ from planner.cost.collective import (
     point_to_point_s,
     reduce_scatter_s,
 )
-from planner.cost.op import op_s
+from planner.cost.device_fit import bounded_shares, fit_efficiency, mean_log_error, price_op
 from planner.cost.pattern_search import pattern_search
 from planner.cost.tables import (
     CollectiveSample,
@@ -26,6 +27,8 @@ from planner.cost.tables import (
     collective_samples,
     elementwise_samples,
     matmul_samples,
+    measured_folders,
+    measured_samples,
     v100_samples,
 )
 from planner.hardware.profiles import load_cluster, load_device
@@ -49,8 +52,9 @@ HOST_BOUND_FIXED = ("kernel_launch_us", "matmul_setup_us", "matmul_fraction_of_b
 """The V100 table has the host's time in all short ops and no memory-bound matmuls, so that these
 cannot be fitted to it."""
 
-_MOST_STREAMED = 0.92
-"""Share of datasheet bandwidth that stream benchmarks reach; what repeats faster is in cache."""
+
+IDLE_FIXED = ("sustained_fraction_of_peak",)
+"""The published tables were measured on idle cards, which shows no limit under load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +152,6 @@ def idle(device: DeviceSpec) -> DeviceSpec:
     return replace(device, efficiency=replace(device.efficiency, sustained_fraction=1.0))
 
 
-def price_op(sample: OpSample, device: DeviceSpec) -> float:
-    """Predict the time of a measured op, seconds."""
-    return sum(op_s(work, device, sample.dtype) for work in sample.works)
-
-
 def price_collective(sample: CollectiveSample, cluster: ClusterSpec) -> float:
     """Predict the time of a measured collective, seconds."""
     group = sample_group(sample, cluster)
@@ -183,14 +182,34 @@ def sample_group(sample: CollectiveSample, cluster: ClusterSpec) -> CommGroup:
 
 
 def op_errors() -> list[FitError]:
-    """Hold the shipped devices to the op tables."""
+    """Hold the shipped devices to the published op tables."""
+    return [
+        error
+        for gpu, samples in op_samples().items()
+        for error in device_errors(idle(load_device(DEVICES[gpu])), samples)
+    ]
+
+
+def measured_errors(folders: Iterable[Path]) -> list[FitError]:
+    """Hold the shipped devices to their own measured tables.
+
+    Args:
+        folders: Named as the profiles of the devices.
+    """
+    return [
+        error
+        for folder in folders
+        for error in device_errors(load_device(folder.name), list(measured_samples(folder)))
+    ]
+
+
+def device_errors(device: DeviceSpec, samples: Sequence[OpSample]) -> list[FitError]:
+    """Hold a device to samples, by table and part of it."""
     errors = []
-    for gpu, samples in op_samples().items():
-        device = idle(load_device(DEVICES[gpu]))
-        for table, group in dict.fromkeys((sample.table, sample.group) for sample in samples):
-            part = [s for s in samples if (s.table, s.group) == (table, group)]
-            ratios = [price_op(sample, device) / sample.measured_s for sample in part]
-            errors.append(_fit_error(table, gpu, group, ratios))
+    for table, group in dict.fromkeys((sample.table, sample.group) for sample in samples):
+        part = [s for s in samples if (s.table, s.group) == (table, group)]
+        ratios = [price_op(sample, device) / sample.measured_s for sample in part]
+        errors.append(_fit_error(table, part[0].gpu, group, ratios))
     return errors
 
 
@@ -220,48 +239,16 @@ def link_samples(fit: LinkFit, *, max_ranks: int) -> list[CollectiveSample]:
 
 
 def fit_device(gpu: str, samples: Sequence[OpSample]) -> dict[str, float]:
-    """Search the efficiency parameters of a device.
+    """Search the efficiency parameters of a device of the published tables.
 
     Returns:
         Values by their keys in the profile.
     """
-    device = idle(load_device(DEVICES[gpu]))
-    groups = [[s for s in samples if s.group == group] for group in FITTED_GROUPS]
-    efficiency = device.efficiency
-    start = {
-        "matmul_fraction_of_peak": efficiency.matmul_fraction,
-        "matmul_tile_overhead_elements": efficiency.matmul_tile_overhead,
-        "matmul_k_overhead_elements": efficiency.matmul_k_overhead,
-        "matmul_fraction_of_bandwidth": efficiency.matmul_bandwidth_fraction,
-        "pointwise_fraction_of_bandwidth": efficiency.pointwise_bandwidth_fraction,
-        "reduction_fraction_of_bandwidth": efficiency.reduction_bandwidth_fraction,
-        "kernel_launch_us": device.kernel_launch_s * 1e6,
-        "matmul_setup_us": efficiency.matmul_setup_s * 1e6,
-    }
-
-    def loss(values: Mapping[str, float]) -> float:
-        changed = replace(
-            device,
-            kernel_launch_s=values["kernel_launch_us"] * 1e-6,
-            efficiency=replace(
-                efficiency,
-                matmul_fraction=values["matmul_fraction_of_peak"],
-                matmul_tile_overhead=values["matmul_tile_overhead_elements"],
-                matmul_k_overhead=values["matmul_k_overhead_elements"],
-                matmul_setup_s=values["matmul_setup_us"] * 1e-6,
-                matmul_bandwidth_fraction=values["matmul_fraction_of_bandwidth"],
-                pointwise_bandwidth_fraction=values["pointwise_fraction_of_bandwidth"],
-                reduction_bandwidth_fraction=values["reduction_fraction_of_bandwidth"],
-            ),
-        )
-        return statistics.fmean(
-            _mean_log_error((price_op(s, changed), s.measured_s) for s in group)
-            for group in groups
-            if group
-        )
-
-    fixed = HOST_BOUND_FIXED if gpu == HOST_BOUND_GPU else ()
-    return pattern_search(loss, start, fixed=fixed, most=_most(start))
+    return fit_efficiency(
+        idle(load_device(DEVICES[gpu])),
+        [sample for sample in samples if sample.group in FITTED_GROUPS],
+        fixed=(*IDLE_FIXED, *(HOST_BOUND_FIXED if gpu == HOST_BOUND_GPU else ())),
+    )
 
 
 def fit_link(fit: LinkFit) -> dict[str, float]:
@@ -284,33 +271,29 @@ def fit_link(fit: LinkFit) -> dict[str, float]:
 
     def loss(values: Mapping[str, float]) -> float:
         changed = _with_link(cluster, fit.index, values)
-        return _mean_log_error((price_collective(s, changed), s.measured_s) for s in samples)
+        return mean_log_error((price_collective(s, changed), s.measured_s) for s in samples)
 
-    return pattern_search(loss, start, fixed=fit.fixed, most=_most(start))
+    return pattern_search(loss, start, fixed=fit.fixed, most=bounded_shares(start))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the errors of the shipped profiles, and with ``--fit`` the parameters found anew."""
+    measured = measured_folders()
     lines = [f"{'table':34} {'system':16} {'part':30} {'rows':>5} {'median':>7} {'MAPE':>7}"]
     lines += [
         f"{e.table:34} {e.system:16} {e.group:30} {e.num_rows:5} {e.median:7.1%} {e.mape:7.1%}"
-        for e in (*op_errors(), *link_errors())
+        for e in (*op_errors(), *measured_errors(measured), *link_errors())
     ]
     if "--fit" in arguments:
         for gpu, samples in op_samples().items():
             lines.append(f"{DEVICES[gpu]}: {_show(fit_device(gpu, samples))}")
+        for folder in measured:
+            found = fit_efficiency(load_device(folder.name), list(measured_samples(folder)))
+            lines.append(f"{folder.name} as measured: {_show(found)}")
         for fit in LINK_FITS:
             lines.append(f"{fit.cluster} links[{fit.index}]: {_show(fit_link(fit))}")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
-
-
-def _most(names: Iterable[str]) -> dict[str, float]:
-    """Bound the parameters that are shares."""
-    most = {name: 1.0 for name in names if "fraction" in name}
-    if "pointwise_fraction_of_bandwidth" in most:
-        most["pointwise_fraction_of_bandwidth"] = _MOST_STREAMED
-    return most
 
 
 def _show(values: Mapping[str, float]) -> str:
@@ -334,10 +317,6 @@ def _with_link(cluster: ClusterSpec, index: int, values: Mapping[str, float]) ->
     )
     links = (*cluster.links[:index], link, *cluster.links[index + 1 :])
     return replace(cluster, links=links)
-
-
-def _mean_log_error(pairs: Iterable[tuple[float, float]]) -> float:
-    return statistics.fmean(abs(math.log(predicted / measured)) for predicted, measured in pairs)
 
 
 def _fit_error(table: str, system: str, group: str, ratios: Sequence[float]) -> FitError:

@@ -1,15 +1,29 @@
-"""Published measurements of ops and collectives as samples that a price can be held to."""
+"""Measurements of ops and collectives as samples that a price can be held to.
+
+Published ones lie in ``profiles/published``, those that ``tests/bench/gpu/measure.py`` made in
+``profiles/measured``, a folder for each device.
+"""
 
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from planner.cost.op import OpWork
+from planner.cost.work import op_kind
+from planner.errors import ProfileError
+from planner.graph.analysis.causal import masked_pairs
 from planner.hardware.profiles import PROFILES_FOLDER
 
 PUBLISHED_FOLDER = PROFILES_FOLDER / "published"
 """Tables of published measurements; each row names its source."""
+
+MEASURED_FOLDER = PROFILES_FOLDER / "measured"
+"""Tables of measured devices; a folder is named as the profile of its device."""
+
+KERNELS_TABLE = "kernels.csv"
+"""Single ops of a measured device."""
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
 
@@ -178,6 +192,66 @@ def collective_samples() -> Iterator[CollectiveSample]:
             setting=row["algo_or_setting"],
             measured_s=rounds * payload_bytes * (ranks - 1) / ranks / bus_bytes_per_s,
         )
+
+
+def measured_folders(parent: Path = MEASURED_FOLDER) -> tuple[Path, ...]:
+    """List the folders of measured devices; there may be none."""
+    return tuple(sorted(path.parent for path in parent.glob(f"*/{KERNELS_TABLE}")))
+
+
+def measured_samples(folder: Path) -> Iterator[OpSample]:
+    """Read the ops of a measured device.
+
+    Args:
+        folder: What ``tests/bench/gpu/measure.py`` wrote, named as the profile of its device.
+
+    Raises:
+        ProfileError: A row lacks a column, or has a word where a number belongs.
+    """
+    path = folder / KERNELS_TABLE
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                yield _measured_sample(folder.name, row)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ProfileError(
+                    f"{path}, line {number}: {error!r}",
+                    hint="A run that was killed can leave half a line at the end: remove it.",
+                ) from error
+
+
+def _measured_sample(device: str, row: dict[str, str]) -> OpSample:
+    kernel = row["kernel"]
+    kind = op_kind(kernel)
+    flop = int(row["flop"])
+    batch, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
+    masked_flop = 0
+    if int(row["causal"]):
+        masked_flop = flop // (m * n) * masked_pairs(m, n)
+    seconds = float(row["seconds"])
+    if seconds <= 0:
+        raise ValueError(f"seconds is {row['seconds']}, and must be above 0")
+    return OpSample(
+        table=f"measured/{device}",
+        gpu=device,
+        group=f"{kernel.removeprefix('_scaled_dot_product_')} {row['dtype']}",
+        works=(
+            OpWork(
+                kind=kind,
+                flop=flop,
+                masked_flop=masked_flop,
+                read_bytes=float(row["read_bytes"]),
+                write_bytes=float(row["write_bytes"]),
+                batch=batch,
+                m=m,
+                n=n,
+                k=k,
+                backward=row["phase"] == "backward",
+            ),
+        ),
+        dtype=row["dtype"],
+        measured_s=seconds,
+    )
 
 
 def _rows(table: str) -> Iterator[dict[str, str]]:
