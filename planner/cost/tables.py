@@ -229,8 +229,8 @@ def _measured_sample(device: str, row: dict[str, str]) -> OpSample:
     if int(row["causal"]):
         masked_flop = flop // (m * n) * masked_pairs(m, n)
     seconds = float(row["seconds"])
-    if seconds <= 0:
-        raise ValueError(f"seconds is {row['seconds']}, and must be above 0")
+    if seconds <= 0 or int(row["repeats"]) < 1:  # the last column: the line is whole
+        raise ValueError(f"seconds is {row['seconds']} and repeats {row['repeats']}")
     return OpSample(
         table=f"measured/{device}",
         gpu=device,

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import planner
 from planner.cost import calibrate
 from planner.cost.device_fit import fit_efficiency, price_op
 from planner.cost.tables import KERNELS_TABLE, measured_folders, measured_samples
@@ -83,6 +86,29 @@ def test_bytes_are_those_of_the_tensors(measured):
     numbers = 4 * 4096
     assert int(step["write_bytes"]) == 3 * numbers
     assert int(step["read_bytes"]) == 4 * numbers + 4 * 16  # and the step of each parameter
+
+
+def test_rows_are_nodes_of_the_operator_graph(measured):
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 48, False))
+    graph = planner.trace(
+        model,
+        microbatch_size=32,
+        dtype="float32",
+        example_batch=lambda size: (torch.zeros(size, 64), torch.zeros(size, 48)),
+        loss_fn=nn.functional.mse_loss,
+    )
+    nodes = {
+        (op.name, op.phase.value, op.flop, op.read_bytes, op.write_bytes) for op in graph.nodes
+    }
+    rows = [
+        row
+        for group in ("layer_norm", "gelu", "matmul")
+        for row in only(rows_of(measured, "kernels.csv"), group=group, dtype="float32")
+    ]
+    assert len(rows) == 2 + 2 + 3
+    for row in rows:
+        numbers = (int(row[name]) for name in ("flop", "read_bytes", "write_bytes"))
+        assert (row["kernel"], row["phase"], *numbers) in nodes, row
 
 
 def test_repeats_spread_around_the_median(measured):

@@ -23,7 +23,7 @@ import gpt
 import llama
 
 RECOMPUTATIONS = ("none", "selective", "full")
-LIMIT_S = 0.8
+LIMIT_S = 1.2
 """Repeats of one stack take about so long."""
 
 WARM_UP_STEPS = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-FLUSH_BYTES = 256 * 2**20
+FLUSH_BYTES = 512 * 2**20
 """Written before each timed call: more than any L2, and longer than the host needs to issue the
 call, so that the GPU never waits for it."""
 

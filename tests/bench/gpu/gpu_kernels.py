@@ -29,7 +29,7 @@ READ_ONLY_ARGUMENTS = {"_fused_adamw_": ("grads",)}
 """Arguments that a schema declares as written (gradients are unscaled where there is a scaler),
 and that a plain training step only reads."""
 
-LIMIT_S = 0.08
+LIMIT_S = 0.12
 """Repeats of one op take about so long."""
 
 
