@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
+from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
@@ -37,6 +38,8 @@ class Pricing:
     """Compute dtype."""
     tp_group: CommGroup
     """Ranks and links of the tp axis."""
+    collective_host_s: float = 0.0
+    """Time that the host takes to issue one collective, beyond that of any op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def price_node(
 ) -> NodePrice:
     """Price one strategy of one node.
 
-    Kernels of a pass take at least the time in which the host can issue them.
+    The host's time to issue the kernels is left out: it is the same for all strategies.
 
     Args:
         problem: The unit.
@@ -89,17 +92,13 @@ def price_node(
     graph = problem.context.graph
     share = shares_of(strategy.layouts, problem.context.tp)
     forward_s = backward_s = 0.0
-    num_forward = num_backward = 0
     for op_id in node.ops:
         op = graph.nodes[op_id]
         if not op.is_view:
             forward_s += forward_op_s(graph, op, share, pricing)
-            num_forward += 1
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
                 backward_s += _backward_op_s(graph, behind, op, share, pricing)
-                num_backward += 1
-    host_s = pricing.device.host_dispatch_s
     exits = [
         conversion_s(graph, value, strategy.layouts[value], layout, pricing)
         for value, layout in strategy.outputs.items()
@@ -109,8 +108,8 @@ def price_node(
         strategy.loss_rows * DTYPE_BYTES["float32"], pricing.tp_group
     )
     return NodePrice(
-        forward_s=max(forward_s, num_forward * host_s),
-        backward_s=max(backward_s, num_backward * host_s),
+        forward_s=forward_s,
+        backward_s=backward_s,
         forward_comm_s=sum(forward for forward, _ in exits)
         + (loss_s if strategy.loss_rows else 0.0),
         backward_comm_s=sum(backward for _, backward in exits),
@@ -141,6 +140,11 @@ def conversion_s(
         _collective_s(change.forward, num_bytes, pricing),
         _collective_s(change.backward, num_bytes, pricing),
     )
+
+
+def comm_s(work: CommWork, pricing: Pricing) -> float:
+    """Seconds of one collective over the tp axis."""
+    return _COLLECTIVE_S[work.kind](work.num_bytes, pricing.tp_group)
 
 
 def _collective_s(kind: Collective | None, num_bytes: int, pricing: Pricing) -> float:

@@ -1,10 +1,13 @@
 """All units of a model priced under one tensor-parallel degree, stream and microbatch size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cost.node_pricing import Pricing
 from planner.cost.stage_memory import ModelUnits, TiedWeight
+from planner.cost.unit_extraction import Part, unit_work
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
+from planner.cost.unit_work import UnitWork
+from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.shared import shared_activations
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
@@ -122,14 +125,48 @@ def price_solution(
     crossings: tuple[tuple[int, Layout, Layout], ...],
 ) -> PricedUnit:
     """Price a unit with its layouts chosen, and the stream's crossings at its boundary."""
+    return price_unit(_solution_work(solution, crossings), pricing)
+
+
+def drawn_units(
+    priced: PricedModel, choice: ShardingChoice, kernels: KernelForms
+) -> tuple[UnitWork, ...]:
+    """The work of each unit in model order, with the layouts that were chosen.
+
+    The epilogue comes as two: what its modules do, and the loss, which the root does.
+
+    Args:
+        priced: A model priced under ``choice``.
+        choice: What its prices depend on.
+        kernels: How a framework computes what the model asks for.
+    """
+    found: dict[str, tuple[UnitWork, ...]] = {}
+    for structure, solution in priced.solutions.items():
+        crossings = stream_crossings(solution, choice)
+        if solution.problem.unit.kind is UnitKind.EPILOGUE:
+            head = _solution_work(solution, crossings, kernels, lambda op: bool(op.module))
+            loss_conversions = replace(solution, conversions=())
+            loss = _solution_work(loss_conversions, (), kernels, lambda op: not op.module)
+            found[structure] = (head, replace(loss, parameter_elements=0))
+        else:
+            found[structure] = (_solution_work(solution, crossings, kernels),)
+    return tuple(work for unit in priced.graph.units for work in found[unit.structure])
+
+
+def _solution_work(
+    solution: ShardingSolution,
+    crossings: tuple[tuple[int, Layout, Layout], ...],
+    kernels: KernelForms = TORCH_KERNELS,
+    part: Part | None = None,
+) -> UnitWork:
     problem = solution.problem
-    return price_unit(
+    return unit_work(
         problem,
         solution.chosen,
-        solution.prices,
         (*solution.conversions, *crossings),
-        pricing,
         saved_before=_saved_before(problem.context.graph, problem.unit),
+        kernels=kernels,
+        part=part,
     )
 
 

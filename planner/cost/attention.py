@@ -1,0 +1,82 @@
+"""Attention as a framework computes it: one fused kernel, or matmul, softmax, matmul.
+
+Unfused, the scores of batch x heads x queries x keys are written and read by every kernel, and
+the weights stay in memory for backward: 2 bytes an element, and with dropout the dropped weights
+and a mask of 1 byte besides (Korthikanti et al. 2022, 2205.05198, section 4.1). Scaling and
+masking are taken as part of the softmax kernel. A fused kernel skips what a causal mask spares;
+unfused matmuls compute all of it.
+"""
+
+from planner.cost.op import OpWork
+from planner.framework.spec import KernelForms
+
+_MASK_BYTES = 1
+
+
+def attention_works(work: OpWork, kernels: KernelForms, itemsize: int) -> list[OpWork]:
+    """Split fused attention into the kernels that the framework runs; others stay one.
+
+    Args:
+        work: Any kernel.
+        kernels: Whether attention is fused, and whether it drops weights.
+        itemsize: Bytes per element of the scores.
+    """
+    if work.kind != "attention" or kernels.attention == "fused" or not work.m:
+        return [work]
+    scores_bytes = _scores(work) * itemsize
+    dropped = [_drop(work, itemsize)] if kernels.attention_dropout else []
+    query_key = _product(work, work.m, work.n, work.k, itemsize)
+    weights_value = _product(work, work.m, work.k, work.n, itemsize)
+    if not work.backward:
+        softmax = _softmax(scores_bytes, scores_bytes)
+        return [query_key, softmax, *dropped, weights_value]
+    softmax = _softmax(2 * scores_bytes, scores_bytes)
+    gradients = [_product(work, work.n, work.k, work.m, itemsize)] * 2
+    return [query_key, *dropped, softmax, weights_value, *gradients]
+
+
+def score_bytes(work: OpWork, kernels: KernelForms, itemsize: int) -> float:
+    """Bytes that unfused attention keeps for backward beyond what fused attention keeps.
+
+    Args:
+        work: Attention's forward kernel.
+        kernels: Whether attention is fused, and whether it drops weights.
+        itemsize: Bytes per element of the scores.
+    """
+    if kernels.attention == "fused":
+        return 0.0
+    per_element = 2 * itemsize + _MASK_BYTES if kernels.attention_dropout else itemsize
+    return _scores(work) * per_element
+
+
+def _scores(work: OpWork) -> float:
+    return float(work.batch * work.m * work.n)
+
+
+def _product(work: OpWork, m: int, n: int, k: int, itemsize: int) -> OpWork:
+    """Batched product of (m, k) and (k, n), one per head."""
+    return OpWork(
+        kind="matmul",
+        flop=2.0 * work.batch * m * n * k,
+        read_bytes=float(work.batch * (m * k + k * n) * itemsize),
+        write_bytes=float(work.batch * m * n * itemsize),
+        batch=work.batch,
+        m=m,
+        n=n,
+        k=k,
+    )
+
+
+def _softmax(read_bytes: float, write_bytes: float) -> OpWork:
+    return OpWork(kind="reduction", flop=0.0, read_bytes=read_bytes, write_bytes=write_bytes)
+
+
+def _drop(work: OpWork, itemsize: int) -> OpWork:
+    """Dropout of the weights, forward or backward; the mask is written or read."""
+    scores = _scores(work)
+    return OpWork(
+        kind="memory",
+        flop=0.0,
+        read_bytes=scores * itemsize,
+        write_bytes=scores * (itemsize + _MASK_BYTES),
+    )

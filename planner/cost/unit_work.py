@@ -1,0 +1,59 @@
+"""What one microbatch of a unit with its layouts chosen computes, sends and keeps on one rank.
+
+The work is all that a price depends on besides the device and the links: it is drawn from the
+graph once and can then be priced under many of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.cost.op import OpWork
+from planner.strategy.conversion import Collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommWork:
+    """One collective over the tp axis."""
+
+    kind: Collective
+    """Which."""
+    num_bytes: float
+    """Bytes of the whole tensor on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """Kernels and collectives of one pass of a microbatch through a unit."""
+
+    ops: tuple[OpWork, ...]
+    """Kernels."""
+    comm: tuple[CommWork, ...]
+    """Collectives."""
+
+
+NO_WORK = RankWork(ops=(), comm=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWork:
+    """One microbatch of a unit on one rank."""
+
+    structure: str
+    """Hash of what the unit computes."""
+    forward: RankWork
+    """Forward pass."""
+    input_backward: RankWork
+    """Backward pass, but for what only the parameters' gradients need."""
+    weight_backward: RankWork
+    """Kernels that only the parameters' gradients need, which split schedules put off."""
+    recompute: Mapping[str, RankWork]
+    """Forward work done again in backward, by kind of recomputation."""
+    activation_bytes: Mapping[str, int]
+    """Kept between forward and backward, by kind of recomputation; what it shares with other
+    units apart."""
+    temporary_bytes: Mapping[str, int]
+    """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
+    parameter_elements: int
+    """Parameters on one tp rank."""
+    summed_gradient_elements: int
+    """Elements of whole parameters on a split stream, whose gradients are summed over tp."""

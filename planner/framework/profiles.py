@@ -1,0 +1,123 @@
+"""Reading framework profiles: TOML files become ``FrameworkSpec``.
+
+``planner.hardware.fields`` has the form of a number.
+"""
+
+from pathlib import Path
+
+from planner.errors import ProfileError
+from planner.framework.spec import FrameworkSpec, KernelForms, RunMatch, StateBytes
+from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.hardware.profiles import PROFILES_FOLDER
+from planner.units import GIB, MIB, us_to_s
+
+_CHOICES = {
+    "attention": ("fused", "unfused"),
+    "selective_recomputation": ("matmul_outputs", "attention"),
+    "gathered_inputs": ("kept", "gathered_again"),
+    "recomputation_ends": ("last_needed_tensor", "block"),
+    "state_form": ("fsdp", "replicated"),
+    "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
+    "loss_dtype": ("float32", "compute"),
+}
+
+
+def list_frameworks() -> tuple[str, ...]:
+    """Name the frameworks that ship with the planner."""
+    return tuple(sorted(path.stem for path in (PROFILES_FOLDER / "frameworks").glob("*.toml")))
+
+
+def load_framework(name_or_path: str) -> FrameworkSpec:
+    """Read a framework profile.
+
+    Args:
+        name_or_path: Name of a shipped profile, or path of a TOML file.
+
+    Raises:
+        ProfileError: There is no such profile, or a field of it is wrong.
+    """
+    path = PROFILES_FOLDER / "frameworks" / f"{name_or_path}.toml"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        raise ProfileError(
+            f"there is no framework profile {name_or_path!r}",
+            hint=near_names(name_or_path, list_frameworks()),
+        )
+    reader = FieldReader(path=path, table=read_toml(path))
+    reader.taken |= {"format", "description"}
+    dropout = reader.number("dropout", most=0.99)
+    spec = FrameworkSpec(
+        name=reader.text("name"),
+        kernels=_kernels(reader, drops=dropout > 0),
+        dropout=dropout,
+        float32_loss=_choice(reader, "loss_dtype") == "float32",
+        state_form=_choice(reader, "state_form"),  # type: ignore[arg-type]  # one of its choices
+        state=StateBytes(
+            gradient=reader.number("gradient_bytes_per_parameter"),
+            optimizer=reader.number("optimizer_bytes_per_parameter"),
+        ),
+        gradient_wire_bytes=reader.number("gradient_wire_bytes_per_parameter"),
+        bucket_bytes=reader.positive("bucket_mib") * MIB,
+        gradient_overlap=reader.number("gradient_overlap", most=1.0),
+        tp_overlap=reader.number("tp_overlap", most=1.0),
+        collective_host_s=us_to_s(reader.number("collective_host_us")),
+        network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
+        stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
+        default_vocab_size=reader.count("vocab_size_where_not_stated"),
+        message_s=us_to_s(reader.number("message_us")),
+        step_s=us_to_s(reader.number("step_us")),
+        optimizer_moved_bytes=reader.number("optimizer_moved_bytes_per_parameter"),
+        accumulated_bytes=reader.number("accumulated_bytes_per_parameter"),
+        reserve_bytes=reader.number("reserve_gib", least=-8) * GIB,
+        matches=_matches(reader),
+        tuned=_tuned(reader),
+        numbers=reader.numbers,
+    )
+    reader.finish()
+    return spec
+
+
+def _choice(reader: FieldReader, key: str) -> str:
+    return reader.text(key, choices=_CHOICES[key])
+
+
+def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
+    return KernelForms(
+        attention=_choice(reader, "attention"),  # type: ignore[arg-type]  # one of its choices
+        attention_dropout=drops,
+        selective=_choice(reader, "selective_recomputation"),  # type: ignore[arg-type]
+        keeps_gathered_inputs=_choice(reader, "gathered_inputs") == "kept",
+        recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
+    )
+
+
+def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
+    found = []
+    for index, table in enumerate(reader.tables("runs")):
+        each = FieldReader(path=reader.path, table=table, prefix=f"runs[{index}].")
+        found.append(
+            RunMatch(
+                framework=each.text("framework"),
+                source=each.text("source_has") if each.has("source_has") else "",
+                gpu=each.text("gpu"),
+                cluster=each.text("cluster"),
+            )
+        )
+        each.finish(optional=("source_has",))
+    return tuple(found)
+
+
+def _tuned(reader: FieldReader) -> dict[str, dict[str, float]]:
+    """Fitted numbers by cluster."""
+    if not reader.has("tuned"):
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for index, table in enumerate(reader.tables("tuned")):
+        each = FieldReader(path=reader.path, table=table, prefix=f"tuned[{index}].")
+        cluster = each.text("cluster")
+        keys = [key for key in table if key != "cluster"]
+        found[cluster] = {key: each.number(key, least=-100) for key in keys}
+        each.finish()
+        reader.numbers.update({f"{cluster}.{key}": each.numbers[key] for key in keys})
+    return found

@@ -1,0 +1,123 @@
+"""What the cost model knows of a training framework: a few physical choices, as data.
+
+The cost model describes the emitted script. Runs of other frameworks, which it is validated
+against, differ by what stands here, and by what a framework reaches of the devices' and links'
+rates (``TunedNumbers``). The values come from ``profiles/frameworks/*.toml``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.hardware.spec import NumberSource
+
+Attention = Literal["fused", "unfused"]
+"""One kernel that never writes the scores, or matmul, softmax, matmul with the scores kept."""
+
+SelectiveRecomputation = Literal["matmul_outputs", "attention"]
+"""Everything but the outputs of matmuls and fused attention is computed again (torch), or the
+scores of unfused attention alone (Korthikanti et al. 2022)."""
+
+StateForm = Literal["fsdp", "replicated"]
+"""Parameters are gathered from shards (FSDP2), or every rank holds them (DDP, ZeRO-1)."""
+
+StageCuts = Literal["even_blocks", "even_with_ends", "by_flop"]
+"""Blocks are divided evenly; embedding and head count as a block each; or a stage ends with the
+block that exceeds its share of the matmul FLOPs, the head's included (nanotron)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelForms:
+    """How a framework computes what a model asks for."""
+
+    attention: Attention = "fused"
+    """Fused or unfused attention."""
+    attention_dropout: bool = False
+    """Unfused attention keeps a dropout mask as well."""
+    selective: SelectiveRecomputation = "matmul_outputs"
+    """What selective recomputation keeps."""
+    keeps_gathered_inputs: bool = True
+    """A split stream that is gathered for a projection stays gathered until backward, as with
+    torch's sequence parallelism; otherwise it is gathered again (Korthikanti et al. 2022)."""
+    recompute_stops_early: bool = True
+    """Recomputation ends with the last tensor that backward needs, as torch's checkpoint does;
+    otherwise the block's whole forward runs again."""
+
+
+TORCH_KERNELS = KernelForms()
+"""Those of the emitted script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter that a rank holds."""
+
+    gradient: float
+    """Gradients, as accumulated."""
+    optimizer: float
+    """Master weights and moments, before ZeRO divides them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMatch:
+    """Which rows of a table of runs a profile is for, and on which cluster they ran."""
+
+    framework: str
+    """The row's framework column."""
+    source: str
+    """What the row's source column contains, "" for anything."""
+    gpu: str
+    """The row's accelerator, "H100-80GB-SXM"."""
+    cluster: str
+    """Name of the cluster profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkSpec:
+    """One framework as some runs used it."""
+
+    name: str
+    """Name of the profile: "nanotron"."""
+    kernels: KernelForms
+    """How it computes."""
+    dropout: float
+    """Dropout of attention weights and residual branches."""
+    float32_loss: bool
+    """Logits are converted to float32 before the loss."""
+    state_form: StateForm
+    """How data parallelism holds the parameters."""
+    state: StateBytes
+    """What a rank holds per parameter besides itself where the form is "replicated"."""
+    gradient_wire_bytes: float
+    """Bytes per parameter of the gradient reduction."""
+    bucket_bytes: float
+    """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
+    gradient_overlap: float
+    """Share of the last microbatch's backward behind which the reduction hides."""
+    tp_overlap: float
+    """Share of tensor-parallel collectives that hides behind the matmuls beside them."""
+    collective_host_s: float
+    """Time that the host takes to issue one tensor-parallel collective, beyond that of any op."""
+    network_host_s: float
+    """The same per rank of the group, where stages exchange activations between nodes."""
+    stage_cuts: StageCuts
+    """How blocks are divided over stages."""
+    default_vocab_size: int
+    """Vocabulary where a row states none."""
+    message_s: float
+    """Time of a transfer between stages beyond the link's: handshake and synchronisation."""
+    step_s: float
+    """Time of a step beyond its microbatches, reductions and optimiser."""
+    optimizer_moved_bytes: float
+    """Bytes that clipping and the optimiser move per parameter of a rank's share."""
+    accumulated_bytes: float
+    """Bytes that adding a microbatch's gradients moves per parameter, beyond writing them."""
+    reserve_bytes: float
+    """Memory beyond what is counted: context, communicators, workspaces, as the runs measured
+    memory."""
+    matches: tuple[RunMatch, ...]
+    """Runs that this profile is for."""
+    tuned: Mapping[str, Mapping[str, float]] = field(hash=False)
+    """Fitted numbers by cluster: what replaces the profiles' numbers, by their keys there."""
+    numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
+    """Provenance and source of every number, by its key in the profile file."""

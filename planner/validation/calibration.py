@@ -1,0 +1,79 @@
+"""Fitted constants of frameworks on clusters, as a file that people keep for their own machines."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.framework.profiles import list_frameworks
+from planner.framework.tuning import SETTINGS
+from planner.hardware.fields import FieldReader, near_names, read_toml
+
+FrameworkOnCluster = tuple[str, str]
+"""Names of a framework profile and of a cluster profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstants:
+    """The constants of one framework on one cluster."""
+
+    values: Mapping[str, float]
+    """Numbers by their keys in ``planner.framework.tuning.SETTINGS``."""
+    num_rows: int
+    """Rows that they were fitted to."""
+    error_before: float
+    """Mean absolute error of the rows' step times with the profile's own constants."""
+    error_after: float
+    """The same with the fitted ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants by framework and cluster."""
+
+    fitted: Mapping[FrameworkOnCluster, FittedConstants]
+    """What was fitted."""
+
+    def lines(self) -> list[str]:
+        """What was fitted, for people."""
+        found = []
+        for (framework, cluster), each in self.fitted.items():
+            found.append(
+                f"{framework} on {cluster}: {each.num_rows} rows, mean error of the step time "
+                f"{each.error_before:.1%} before, {each.error_after:.1%} after"
+            )
+            found += [f"  {key} = {value:.4g}" for key, value in each.values.items()]
+        return found
+
+    def to_toml(self) -> str:
+        """The file's content, which ``load_calibration`` reads."""
+        lines = ["format = 1"]
+        for (framework, cluster), each in self.fitted.items():
+            lines += ["", "[[tuned]]", f'framework = "{framework}"', f'cluster = "{cluster}"']
+            source = f"plan calibrate: {each.num_rows} rows"
+            lines += [
+                f'{key} = {{ value = {value:.6g}, provenance = "fitted", source = "{source}" }}'
+                for key, value in each.values.items()
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def load_calibration(path: Path) -> dict[FrameworkOnCluster, dict[str, float]]:
+    """Read constants by framework and cluster.
+
+    Raises:
+        ProfileError: The file is not a calibration, or a name in it is unknown.
+    """
+    reader = FieldReader(path=path, table=read_toml(path))
+    reader.taken.add("format")
+    found: dict[FrameworkOnCluster, dict[str, float]] = {}
+    for index, table in enumerate(reader.tables("tuned")):
+        each = FieldReader(path=path, table=table, prefix=f"tuned[{index}].")
+        framework = each.text("framework", choices=list_frameworks())
+        cluster = each.text("cluster")
+        keys = [key for key in table if key not in ("framework", "cluster")]
+        for key in keys:
+            if key not in SETTINGS:
+                raise each.error(key, "is unknown", hint=near_names(key, SETTINGS))
+        found[framework, cluster] = {key: each.number(key, least=-100) for key in keys}
+    reader.finish()
+    return found

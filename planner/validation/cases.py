@@ -1,0 +1,155 @@
+"""From a row of a table to what is priced: the model, the framework, the cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from planner.errors import PlannerError
+from planner.framework.profiles import list_frameworks, load_framework
+from planner.framework.spec import FrameworkSpec, RunMatch
+from planner.hardware.fields import near_names
+from planner.validation.models import ModelShape
+from planner.validation.types import Run
+
+_TIED_TOLERANCE = 0.5
+"""Share of the embedding by which a stated size may miss a count and still tell it is meant."""
+
+
+class RunError(PlannerError):
+    """A run that cannot be priced; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run with everything that its row leaves open filled in."""
+
+    run: Run
+    """The row."""
+    shape: ModelShape
+    """Its model."""
+    dtype: str
+    """Compute dtype."""
+    recompute: str
+    """Recomputation of every block."""
+    framework: FrameworkSpec
+    """Its framework."""
+    cluster: str
+    """Name of the cluster profile that it ran on."""
+    assumptions: tuple[str, ...]
+    """What was filled in."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches per step and data-parallel rank, at least 1."""
+        per_rank = self.run.global_batch_size / (self.run.dp * self.run.microbatch_size)
+        return max(1, round(per_rank))
+
+
+@cache
+def _profiles() -> tuple[FrameworkSpec, ...]:
+    return tuple(load_framework(name) for name in list_frameworks())
+
+
+def case_of(run: Run) -> Case:
+    """Fill in a run.
+
+    Raises:
+        RunError: No profile knows its framework or accelerator, or it uses what is not modelled.
+    """
+    framework, match = _matching(run, _profiles())
+    if run.cp > 1:
+        raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
+    if run.ep > 1:
+        raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
+    if framework.state_form == "fsdp" and run.pp > 1:
+        raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
+    assumptions: list[str] = []
+    shape = _shape(run, framework, assumptions)
+    if run.tp > 1 and shape.heads % run.tp:
+        raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
+    if run.pp * run.virtual_stages > run.layers:
+        raise RunError(f"pp {run.pp} x {run.virtual_stages} stages per rank > layers {run.layers}")
+    dtype = run.dtype or "bfloat16"
+    if run.dtype is None:
+        assumptions.append("dtype bfloat16 (not stated)")
+    recompute = run.recompute or "none"
+    if run.recompute is None:
+        assumptions.append("recompute none (not stated)")
+    return Case(
+        run=run,
+        shape=shape,
+        dtype=dtype,
+        recompute=recompute,
+        framework=framework,
+        cluster=match.cluster,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpec, RunMatch]:
+    """The profile whose runs the row is one of; one that names its source goes first."""
+    named = [
+        (framework, match)
+        for framework in profiles
+        for match in framework.matches
+        if match.framework == run.framework and match.source.lower() in run.source.lower()
+    ]
+    if not named:
+        known = sorted({match.framework for each in profiles for match in each.matches})
+        raise RunError(
+            f"framework {run.framework!r} has no profile", hint=near_names(run.framework, known)
+        )
+    found = [pair for pair in named if pair[1].gpu == run.gpu]
+    if not found:
+        known = sorted({match.gpu for _, match in named})
+        raise RunError(
+            f"accelerator {run.gpu!r} has no cluster in profile {named[0][0].name!r}",
+            hint=near_names(run.gpu, known),
+        )
+    return max(found, key=lambda pair: len(pair[1].source))
+
+
+def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelShape:
+    gated = run.arch == "llama"
+    heads = run.heads
+    if heads is None:
+        heads = max(1, run.hidden // 128)
+        while run.hidden % heads or heads % run.tp:
+            heads += 1
+        assumptions.append(f"heads {heads} (not stated)")
+    ffn = run.ffn
+    if ffn is None:
+        if gated:
+            raise RunError("the width of the MLP (ffn) is not stated, and a gated MLP has no usual")
+        ffn = 4 * run.hidden
+        assumptions.append(f"ffn {ffn} (not stated)")
+    vocab_size = run.vocab_size
+    if vocab_size is None:
+        vocab_size = framework.default_vocab_size
+        assumptions.append(f"vocab {vocab_size} (not stated)")
+    return ModelShape(
+        layers=run.layers,
+        hidden=run.hidden,
+        ffn=ffn,
+        heads=heads,
+        kv_heads=run.kv_heads or heads,
+        vocab_size=-(-vocab_size // (128 * run.tp)) * 128 * run.tp if run.tp > 1 else vocab_size,
+        seq_len=run.seq_len,
+        gated=gated,
+        biases=run.arch == "gpt",
+        learned_positions=run.arch == "gpt",
+        tied=_is_tied(run, ffn, vocab_size),
+        dropout=framework.dropout,
+        float32_loss=framework.float32_loss,
+    )
+
+
+def _is_tied(run: Run, ffn: int, vocab_size: int) -> bool:
+    """Whether embedding and head are one weight: what the stated size is nearer to."""
+    if run.arch != "llama" or run.num_parameters is None or not run.heads:
+        return run.arch != "llama"
+    head_dim = run.hidden // run.heads
+    attention = run.hidden * head_dim * (2 * run.heads + 2 * (run.kv_heads or run.heads))
+    blocks = run.layers * (attention + 3 * run.hidden * ffn)
+    embedding = vocab_size * run.hidden
+    return run.num_parameters - blocks < (1 + _TIED_TOLERANCE) * embedding

@@ -1,0 +1,54 @@
+"""Prices measured runs with the cost model of the search."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.progress import ProgressCallback, timed_phase
+from planner.validation.calibration import FrameworkOnCluster, load_calibration
+from planner.validation.cases import case_of
+from planner.validation.pricing import CasePricer
+from planner.validation.types import Prediction, Run, Unpriced
+
+Constants = Mapping[FrameworkOnCluster, Mapping[str, float]]
+
+
+def predict_runs(
+    runs: Sequence[Run], *, calibration: Path | None, progress: ProgressCallback | None
+) -> list[Prediction | Unpriced]:
+    """Price some runs.
+
+    Args:
+        runs: What was measured.
+        calibration: File of constants that replace those of the profiles; None for none.
+        progress: Called when a phase begins and ends.
+
+    Returns:
+        One answer per run, in order.
+
+    Raises:
+        ProfileError: The calibration file is wrong.
+    """
+    constants: Constants = {} if calibration is None else load_calibration(calibration)
+    pricer = CasePricer()
+    with timed_phase(progress, "price"):
+        return [predict_run(run, pricer, constants) for run in runs]
+
+
+def predict_run(run: Run, pricer: CasePricer, constants: Constants) -> Prediction | Unpriced:
+    """Price one run, or say why it cannot be priced."""
+    try:
+        case = case_of(run)
+        price = pricer.price(case, constants.get((case.framework.name, case.cluster)))
+    except PlannerError as error:
+        return Unpriced(row=run.row, reason=str(error).replace("\n", "; "))
+    memory_bytes = price.memory.total_bytes
+    return Prediction(
+        row=run.row,
+        step_time_s=price.costs.step_time_s,
+        peak_mem_bytes=memory_bytes,
+        feasible=memory_bytes <= price.capacity_bytes,
+        costs=price.costs,
+        memory=price.memory,
+        assumptions=case.assumptions,
+    )

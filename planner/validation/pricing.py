@@ -1,0 +1,216 @@
+"""The price of a case: a run's layout under the search's own cost model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.cost.node_pricing import Pricing
+from planner.cost.replicated import ReplicatedLayout, ReplicatedStages
+from planner.cost.stage_memory import HeldStage, ModelUnits
+from planner.cost.stage_table import StageTable
+from planner.framework.spec import FrameworkSpec
+from planner.framework.tuning import tune
+from planner.hardware.profiles import load_cluster
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import CommGroup, comm_group
+from planner.search.decode import step_costs
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+from planner.validation.cases import Case
+from planner.validation.pipeline import pipeline_times
+from planner.validation.stages import stage_bounds
+from planner.validation.workbook import WorkBook, WorkKey
+
+Values = Mapping[str, float]
+"""Constants by their keys in ``planner.framework.tuning.SETTINGS``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CasePrice:
+    """What a run costs."""
+
+    costs: CostBreakdown
+    """Where the time of a step goes."""
+    memory: MemoryBreakdown
+    """What the fullest rank holds."""
+    capacity_bytes: int
+    """What it can hold."""
+
+
+@lru_cache(maxsize=1024)
+def _cluster(name: str, gpus: int) -> ClusterSpec:
+    return load_cluster(name, gpus=gpus)
+
+
+class CasePricer:
+    """Prices cases; what one question has drawn or priced serves the next."""
+
+    def __init__(self) -> None:
+        self._books: dict[str, WorkBook] = {}
+        self._values: Values = {}
+        self._units: dict[tuple[WorkKey, CommGroup, float], ModelUnits] = {}
+
+    def price(self, case: Case, values: Values | None = None) -> CasePrice:
+        """Price one case.
+
+        Args:
+            case: The run.
+            values: Constants in place of the profile's; None for the profile's own.
+
+        Raises:
+            PlannerError: The run's ranks do not fill the cluster's nodes, or its model cannot
+                be traced.
+        """
+        if values is None:
+            values = case.framework.tuned.get(case.cluster, {})
+        framework, cluster = tune(case.framework, _cluster(case.cluster, case.run.num_gpus), values)
+        model = self._model(case, framework, cluster, values)
+        price = _fsdp_price if framework.state_form == "fsdp" else _replicated_price
+        return price(case, model, framework, cluster)
+
+    def _model(
+        self, case: Case, framework: FrameworkSpec, cluster: ClusterSpec, values: Values
+    ) -> ModelUnits:
+        if values != self._values:
+            self._values, self._units = values, {}
+        run = case.run
+        key = WorkKey(
+            shape=replace(case.shape, layers=0),
+            dtype=case.dtype,
+            kernels=case.framework.kernels,
+            tp=run.tp,
+            sequence_parallel=run.sequence_parallel and run.tp > 1,
+            microbatch_size=run.microbatch_size,
+        )
+        group = comm_group(cluster, degree=run.tp, stride=1)
+        pipeline = comm_group(cluster, degree=run.pp, stride=run.tp * run.dp)
+        crosses = pipeline.outer is not None
+        host_s = framework.collective_host_s + framework.network_host_s * run.tp * crosses
+        if (key, group, host_s) not in self._units:
+            book = self._books.setdefault(case.cluster, WorkBook(case.cluster))
+            pricing = Pricing(
+                device=cluster.device, dtype=case.dtype, tp_group=group, collective_host_s=host_s
+            )
+            self._units[key, group, host_s] = book.work(key).priced(pricing)
+        return _with_layers(self._units[key, group, host_s], run.layers)
+
+
+def _with_layers(model: ModelUnits, layers: int) -> ModelUnits:
+    """The same model with another number of blocks."""
+    first, block, head, loss = model.units
+    stream, logits = model.entering_bytes[2:]
+    return replace(
+        model,
+        units=(first, *[block] * layers, head, loss),
+        entering_bytes=(0, *[stream] * (layers + 1), logits),
+        tied=tuple(replace(tied, units=(0, layers + 1)) for tied in model.tied),
+    )
+
+
+def _replicated_price(
+    case: Case, model: ModelUnits, framework: FrameworkSpec, cluster: ClusterSpec
+) -> CasePrice:
+    """DDP and ZeRO-1, with or without a pipeline."""
+    run = case.run
+    dp_group = comm_group(cluster, degree=run.dp, stride=run.tp)
+    layout = ReplicatedLayout(
+        cluster=cluster,
+        framework=framework,
+        dtype=case.dtype,
+        recompute=case.recompute,
+        dp_group=dp_group,
+        shard_ranks=1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp),
+        pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
+        num_microbatches=case.num_microbatches,
+    )
+    stages = ReplicatedStages(model, layout)
+    bounds = stage_bounds(case.shape, run.pp * run.virtual_stages, framework.stage_cuts)
+    found = {bound: stages.passes(*bound) for bound in dict.fromkeys(_kinds(bounds, model))}
+    passes = [found[kind] for kind in _kinds(bounds, model)]
+    pipeline = pipeline_times(
+        run.schedule, passes, pp=run.pp, num_microbatches=case.num_microbatches
+    )
+    held = [bounds[rank :: run.pp] for rank in range(run.pp)]
+    ranks = [passes[rank :: run.pp] for rank in range(run.pp)]
+    m = case.num_microbatches
+    slowest = max(ranks, key=lambda r: sum(p.forward_pass_s + p.backward_pass_s for p in r))
+    pace_s = m * sum(p.forward_pass_s + p.backward_pass_s for p in slowest)
+    reduction_s = max(
+        stages.reduction_s(mine, max(p.backward_pass_s for p in rank))
+        for mine, rank in zip(held, ranks, strict=True)
+    )
+    costs = CostBreakdown(
+        compute_s=m * sum(p.forward_s + p.input_backward_s + p.weight_backward_s for p in slowest),
+        recompute_s=m * sum(p.recompute_s for p in slowest),
+        tp_comm_s=m * sum(p.forward_comm_s + p.backward_comm_s for p in slowest),
+        pp_comm_s=m * sum(p.transfer_s for p in slowest),
+        dp_comm_s=reduction_s,
+        bubble_s=pipeline.step_s - pace_s,
+        optimizer_s=max(stages.update_s(mine) for mine in held) + framework.step_s,
+    )
+    memory = max(
+        (stages.peak(mine, counts) for mine, counts in zip(held, pipeline.in_flight, strict=True)),
+        key=lambda each: each.total_bytes,
+    )
+    return CasePrice(costs=costs, memory=memory, capacity_bytes=cluster.device.memory_bytes)
+
+
+def _kinds(bounds: tuple[tuple[int, int], ...], model: ModelUnits) -> list[tuple[int, int]]:
+    """Each stage, inner ones of the same length as the first of them."""
+    first_of: dict[int, tuple[int, int]] = {}
+    found = []
+    for first, end in bounds:
+        inner = first > 0 and end < len(model.units)
+        found.append(first_of.setdefault(end - first, (first, end)) if inner else (first, end))
+    return found
+
+
+def _fsdp_price(
+    case: Case, model: ModelUnits, framework: FrameworkSpec, cluster: ClusterSpec
+) -> CasePrice:
+    """ZeRO-2 and ZeRO-3, as the emitted script runs them."""
+    run = case.run
+    shards = run.shard_ranks or run.dp
+    configuration = Configuration(
+        degrees=ParallelDegrees(dp_replicate=run.dp // shards, dp_shard=shards, tp=run.tp, pp=1),
+        schedule="none",
+        virtual_stages=1,
+        microbatch_size=run.microbatch_size,
+        num_microbatches=case.num_microbatches,
+        reshard_after_forward=run.data_parallel == "zero3",
+        sequence_parallel=run.sequence_parallel,
+    )
+    table = StageTable(model, configuration, cluster)
+    model = _whole_epilogue(model)
+    kinds = ("none", *[case.recompute] * run.layers, "none")
+    seconds = table.seconds(0, len(model.units), kinds)
+    costs = step_costs(configuration, [seconds])
+    held = HeldStage(first=0, end=len(model.units), kinds=kinds, in_flight=1)
+    memory = replace(table.memory.peak([held]), reserve_bytes=round(framework.reserve_bytes))
+    return CasePrice(
+        costs=replace(costs, optimizer_s=costs.optimizer_s + framework.step_s),
+        memory=memory,
+        capacity_bytes=cluster.device.memory_bytes,
+    )
+
+
+def _whole_epilogue(model: ModelUnits) -> ModelUnits:
+    """Head and loss as the one unit that they are in the emitted script."""
+    *others, head, loss = model.units
+    together = replace(
+        head,
+        forward_s=head.forward_s + loss.forward_s,
+        backward_s=head.backward_s + loss.backward_s,
+        weight_backward_s=head.weight_backward_s + loss.weight_backward_s,
+        forward_comm_s=head.forward_comm_s + loss.forward_comm_s,
+        backward_comm_s=head.backward_comm_s + loss.backward_comm_s,
+        activation_bytes={
+            kind: size + loss.activation_bytes[kind] for kind, size in head.activation_bytes.items()
+        },
+        temporary_bytes={
+            kind: max(size, loss.temporary_bytes[kind])
+            for kind, size in head.temporary_bytes.items()
+        },
+    )
+    return replace(model, units=(*others, together), entering_bytes=model.entering_bytes[:-1])
