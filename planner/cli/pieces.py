@@ -3,10 +3,15 @@
 No box drawing: the same text reads well in a terminal, a pipe and a log.
 """
 
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from planner.units import format_s
 
 
 def grid() -> Table:
@@ -28,6 +33,48 @@ def titled(title: str | None, *, gap: int = 2, heads: bool = True) -> Table:
         show_header=heads,
         header_style="",
     )
+
+
+def figures(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Collection[str],
+    folded: Collection[str],
+    gap: int = 2,
+) -> RenderableType:
+    """Make a table whose numbers stand on the right, under a title of any length.
+
+    Args:
+        title: Title.
+        head: Names of the columns; a column without a name holds words.
+        rows: Cells.
+        words: Columns of words; the others are numbers.
+        folded: Columns that fold where there is no room.
+        gap: Blanks between columns.
+    """
+    table = titled(None, gap=gap)
+    for name in head:
+        table.add_column(
+            Text(name, "dim"),
+            justify="left" if name in words or not name else "right",
+            no_wrap=name not in folded,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return stack(Text(title, "bold"), table)
+
+
+def closing(files: Sequence[Path], phases_s: Mapping[str, float]) -> RenderableType:
+    """Say what was written and how long it took, wall time by phase."""
+    parts: list[RenderableType] = []
+    if files:
+        parts.append(Text(f"Wrote {', '.join(map(str, files))}"))
+    phases = ", ".join(f"{phase} {format_s(seconds)}" for phase, seconds in phases_s.items())
+    parts.append(Text(f"Took {format_s(sum(phases_s.values()))}: {phases}", "dim"))
+    return stack(*parts)
 
 
 def stack(*parts: RenderableType) -> RenderableType:

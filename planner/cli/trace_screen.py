@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.cli.pieces import grid, stack, titled
+from planner.cli.pieces import closing, figures, grid, stack
 from planner.cli.screen import WIDE_COLUMNS
 from planner.cli.terminal import write_answer
 from planner.graph.analysis.summary import batch_words, parameter_words
@@ -27,7 +27,6 @@ from planner.report.trace_view import (
     unit_rows,
     work_table,
 )
-from planner.units import format_s
 
 LEFT_COLUMNS = frozenset({"kind", "first", "unit", "recompute"})
 """Columns of words; the others are numbers."""
@@ -57,7 +56,7 @@ def print_trace(
     if verbose:
         sections.append(_units(console, graph))
     sections.append(_cuts(console, graph, verbose=verbose))
-    sections.append(_end(files, phases_s))
+    sections.append(closing(files, phases_s))
     write_answer(console, sections)
 
 
@@ -113,31 +112,10 @@ def _cuts(console: Console, graph: OperatorGraph, *, verbose: bool) -> Renderabl
     return stack(*parts)
 
 
-def _end(files: Sequence[Path], phases_s: Mapping[str, float]) -> RenderableType:
-    parts: list[RenderableType] = []
-    if files:
-        parts.append(Text(f"Wrote {', '.join(map(str, files))}"))
-    phases = ", ".join(f"{phase} {format_s(seconds)}" for phase, seconds in phases_s.items())
-    parts.append(Text(f"Took {format_s(sum(phases_s.values()))}: {phases}", "dim"))
-    return stack(*parts)
-
-
 def _table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int
 ) -> RenderableType:
-    """Make a table whose numbers stand on the right, under a title of any length."""
-    table = titled(None, gap=gap)
-    for name in head:
-        left = name in LEFT_COLUMNS or not name
-        table.add_column(
-            Text(name, "dim"),
-            justify="left" if left else "right",
-            no_wrap=name not in FOLDED,
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return stack(Text(title, "bold"), table)
+    return figures(title, head, rows, words=LEFT_COLUMNS, folded=FOLDED, gap=gap)
 
 
 def _gap(console: Console) -> int:

@@ -71,13 +71,36 @@ def check_file(file: Path, *, option: str, force: bool) -> None:
         raise _file_error(file, option, error) from error
 
 
-def write_file(file: Path, text: str, *, option: str, force: bool) -> None:
+def check_files(files: Mapping[str, Path | None], *, force: bool) -> None:
+    """Make sure, before any work is done, that files can be written.
+
+    Args:
+        files: File by the option that names it, None where it is not asked for.
+        force: Whether they may be replaced.
+
+    Raises:
+        RequestError: As ``check_file``, or two options name the same file.
+    """
+    seen: dict[Path, str] = {}
+    for option, file in files.items():
+        if file is None:
+            continue
+        check_file(file, option=option, force=force)
+        other = seen.setdefault(file.resolve(), f"{option} {file}")
+        if other != f"{option} {file}":
+            raise RequestError(
+                f"{other} {option} {file}: both are the same file",
+                hint="Give each of them a name of its own.",
+            )
+
+
+def write_file(file: Path, content: str | bytes, *, option: str, force: bool) -> None:
     """Write a file: beside its place first, then moved there when it is complete.
 
     Args:
         file: Its folder is made where it does not exist. Devices and pipes ("/dev/stdout") are
             written to as they are.
-        text: Its content.
+        content: Its text, or its bytes as they are.
         option: Option that names it, for messages.
         force: Replace it.
 
@@ -85,14 +108,15 @@ def write_file(file: Path, text: str, *, option: str, force: bool) -> None:
         RequestError: As ``check_file``, or when writing fails.
     """
     check_file(file, option=option, force=force)
+    data = content.encode() if isinstance(content, str) else content
     if _is_stream(file):
-        file.write_text(text, encoding="utf-8")
+        file.write_bytes(data)
         return
     target = file.resolve()
     draft = target.with_name(f".{target.name}-{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", newline="")
+        draft.write_bytes(data)
         draft.replace(target)
     except OSError as error:
         raise _file_error(file, option, error) from error
