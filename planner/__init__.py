@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from planner.result import PlanResult as PlanResult
     from planner.trace_api import trace as trace
     from planner.trace_api import trace_lengths as trace_lengths
+    from planner.validation.validate import ValidationResult as ValidationResult
+    from planner.validation.validate import validate as validate
 
 _MODULES = {
     "CodegenError": "planner.errors",
@@ -43,11 +45,13 @@ _MODULES = {
     "ProfileError": "planner.errors",
     "RequestError": "planner.errors",
     "SolverError": "planner.errors",
+    "ValidationResult": "planner.validation.validate",
     "estimate": "planner.api",
     "load_plan": "planner.plan.serialize",
     "plan": "planner.api",
     "trace": "planner.trace_api",
     "trace_lengths": "planner.trace_api",
+    "validate": "planner.validation.validate",
 }
 """Where each public name lives."""
 
@@ -62,11 +66,13 @@ __all__ = [
     "ProfileError",
     "RequestError",
     "SolverError",
+    "ValidationResult",
     "estimate",
     "load_plan",
     "plan",
     "trace",
     "trace_lengths",
+    "validate",
 ]
 
 # Importing the package ``planner.plan`` binds its name here, once. It is unbound so that

@@ -12,6 +12,7 @@ LAYERS = (
     ("errors", "units", "progress"),
     ("request",),
     ("hardware",),
+    ("framework",),
     ("graph",),
     ("strategy",),
     ("cost",),
@@ -39,6 +40,7 @@ ONLY_IN = {
         *("graph", "codegen/runtime", "api.py", "model_argument.py", "trace_api.py"),
         "validation/models.py",
     },
+    "matplotlib": {"validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""

@@ -18,11 +18,13 @@ PUBLIC = [
     "ProfileError",
     "RequestError",
     "SolverError",
+    "ValidationResult",
     "estimate",
     "load_plan",
     "plan",
     "trace",
     "trace_lengths",
+    "validate",
 ]
 
 PLAN_PARAMETERS = [
@@ -53,6 +55,16 @@ TRACE_PARAMETERS = [
     "progress",
 ]
 
+VALIDATE_PARAMETERS = [
+    "runs",
+    "failed",
+    "calibration",
+    "keep_going",
+    "capacity_gib",
+    "min_group",
+    "progress",
+]
+
 
 def test_the_public_names_are_these():
     assert planner.__all__ == PUBLIC
@@ -72,6 +84,7 @@ def test_an_unknown_name_is_an_attribute_error():
         ("plan", PLAN_PARAMETERS),
         ("estimate", [each for each in PLAN_PARAMETERS if each not in ("top", "time_limit_s")]),
         ("trace", TRACE_PARAMETERS),
+        ("validate", VALIDATE_PARAMETERS),
     ],
 )
 def test_the_calls_take_these_arguments(function, names):
@@ -92,6 +105,19 @@ def test_the_result_offers_these():
         "save",
         "to_json",
         "warnings",
+    }
+
+
+def test_the_validation_offers_these():
+    public = {name for name in vars(planner.ValidationResult) if not name.startswith("_")}
+    assert public == {
+        "by_group",
+        "failed_predictions",
+        "plot",
+        "predictions",
+        "tables",
+        "to_json",
+        "unpriced",
     }
 
 

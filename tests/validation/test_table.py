@@ -1,13 +1,20 @@
 """Rows of a table become runs, or say why they do not."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from run_tables import ROW, make_table
 
 from planner.errors import RequestError
 from planner.units import GIB
-from planner.validation.table import REQUIRED_COLUMNS, read_runs, read_table
+from planner.validation.table import (
+    OPTIONAL_COLUMNS,
+    REQUIRED_COLUMNS,
+    read_runs,
+    read_table,
+)
 from planner.validation.types import Run
 
 
@@ -284,6 +291,18 @@ def test_a_file_is_read_like_a_table(tmp_path):
     table = read_table(file)
     assert table.name == "own.csv"
     assert table.runs == read_runs(make_table({}, {"step_time_s": None})).runs
+
+
+def test_the_documented_table_can_be_read(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "validate.md").read_text()
+    (content,) = re.findall(r"```\n(framework,.*?)```", text, flags=re.DOTALL)
+    file = tmp_path / "own.csv"
+    file.write_text(content)
+    table = read_table(file)
+    assert len(table.runs) == 3
+    assert set(table.frame.columns) == {*REQUIRED_COLUMNS, "peak_mem_gib"}
+    named = set(re.findall(r"`(\w+)`|(\w+),|(\w+)`", text.split("## Rows")[0]))
+    assert {*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS} <= {word for words in named for word in words}
 
 
 def test_none_is_a_word_in_a_file(tmp_path):

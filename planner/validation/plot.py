@@ -1,0 +1,129 @@
+"""A picture of predicted against measured step times."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from planner.validation.validate import ValidationResult
+
+FORMATS = ("png", "svg", "pdf")
+"""Endings of the file, and how it is written."""
+
+_SIZE_INCH = (6.4, 6.4)
+_DOTS_PER_INCH = 150
+_MARGIN = 1.3
+"""Factor between the outermost points and the frame."""
+
+
+def check_plot(file: Path) -> None:
+    """Make sure, before any work is done, that a picture can be drawn.
+
+    Args:
+        file: Where it will be written.
+
+    Raises:
+        RequestError: The ending names no format, or matplotlib is missing.
+    """
+    if file.suffix.removeprefix(".").lower() not in FORMATS:
+        raise RequestError(
+            f"--plot {file}: there is no format {file.suffix or 'without an ending'}",
+            hint=f"Choose an ending among {', '.join(f'.{name}' for name in FORMATS)}.",
+        )
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"--plot {file}: matplotlib draws the picture, and it is not installed",
+            hint="pip install 'planner[plots]'",
+        ) from error
+
+
+def plot_bytes(result: "ValidationResult", file: Path) -> bytes:
+    """Draw predicted against measured step times.
+
+    Both axes are logarithmic, a line shows where they are equal, and each number of GPUs has its
+    colour.
+
+    Args:
+        result: What to draw.
+        file: Its ending says how.
+
+    Returns:
+        Content of the file.
+
+    Raises:
+        RequestError: As ``check_plot``, or no row has both times.
+    """
+    check_plot(file)
+    from matplotlib.figure import Figure
+
+    points = plotted_points(result)
+    if points.empty:
+        raise RequestError(
+            f"--plot {file}: no row has a measured and a predicted step time",
+            hint="Run without --plot to see why rows are not priced.",
+        )
+    figure = Figure(figsize=_SIZE_INCH, layout="constrained")
+    _draw(figure.add_subplot(), points, _title(result, len(points)))
+    content = BytesIO()
+    figure.savefig(content, format=file.suffix[1:].lower(), dpi=_DOTS_PER_INCH)
+    return content.getvalue()
+
+
+def plotted_points(result: "ValidationResult") -> pd.DataFrame:
+    """Rows with both step times: columns measured_s, predicted_s, num_gpus."""
+    frame = result.runs.measured
+    points = pd.DataFrame(
+        {
+            "measured_s": pd.to_numeric(frame["step_time_s"], errors="coerce"),
+            "predicted_s": result.predictions.set_index("row")["step_time_s"],
+            "num_gpus": pd.to_numeric(frame["num_gpus"], errors="coerce"),
+        }
+    ).dropna()
+    return points.astype({"num_gpus": int})
+
+
+def _draw(axes: "Axes", points: pd.DataFrame, title: str) -> None:
+    from matplotlib import colormaps
+
+    times = points[["measured_s", "predicted_s"]]
+    limits = (times.to_numpy().min() / _MARGIN, times.to_numpy().max() * _MARGIN)
+    axes.plot(limits, limits, color="0.6", linewidth=1, zorder=0, label="equal")
+    sizes = sorted(points["num_gpus"].unique())
+    for number, num_gpus in enumerate(sizes):
+        group = points[points["num_gpus"] == num_gpus]
+        shade = number / max(1, len(sizes) - 1) * 0.9
+        axes.scatter(
+            *(group["measured_s"], group["predicted_s"]),
+            s=12,
+            color=colormaps["viridis"](shade),
+            alpha=0.7,
+            linewidths=0,
+            label=f"{num_gpus} GPU" if num_gpus == 1 else f"{num_gpus} GPUs",
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=limits,
+        ylim=limits,
+        aspect="equal",
+        xlabel="measured step time, s",
+        ylabel="predicted step time, s",
+        title=title,
+    )
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(fontsize="small", frameon=False)
+
+
+def _title(result: "ValidationResult", num_points: int) -> str:
+    mape = result.metrics.time.mape
+    assert mape is not None, "there are points"
+    return f"{result.runs.table.name}: MAPE {mape:.1%} over {num_points:,} runs"

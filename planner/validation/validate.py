@@ -1,0 +1,274 @@
+"""The library: ``planner.validate``, measured runs beside what the cost model says of them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.errors import RequestError
+from planner.plan.serialize import JsonValue, dump_json, encode, encode_fields
+from planner.progress import ProgressCallback
+from planner.units import GIB
+from planner.validation.ranking import GroupScores
+from planner.validation.scores import MIN_GROUP, Scores, score_runs
+from planner.validation.table import RunTable, read_table, refuse_wrong_rows
+from planner.validation.types import Prediction, Unpriced
+
+VALIDATION_SCHEMA_VERSION = 1
+"""Version of the document; raised when a reader of the old form would misread the new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedTable:
+    """A table of runs with an answer for each of its rows."""
+
+    table: RunTable
+    """The table."""
+    priced: tuple[Prediction, ...]
+    """Rows with a prediction, in order."""
+    unpriced: tuple[Unpriced, ...]
+    """Rows without one, in order."""
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """One row per row of the table.
+
+        Columns row, step_time_s, peak_mem_gib, feasible, the parts of the time in seconds and of
+        the memory in GiB, assumptions; unpriced says why they are empty.
+        """
+        answers: dict[int, dict[str, object]] = {
+            **{each.row: _prediction_columns(each) for each in self.priced},
+            **{each.row: {"row": each.row, "unpriced": each.reason} for each in self.unpriced},
+        }
+        rows = [answers[row] for row in sorted(answers)]
+        return pd.DataFrame(rows, columns=list(_PREDICTION_COLUMNS))
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The table without the measurements of wrong rows: nothing is compared with them."""
+        wrong = [each.row for each in self.unpriced if each.column is not None]
+        measured = self.table.frame.copy()
+        for column in ("step_time_s", "peak_mem_gib"):
+            if column in measured:
+                measured[column] = measured[column].mask(measured.index.isin(wrong))
+        return measured
+
+
+class ValidationResult:
+    """How true the cost model is on a table of measured runs. It prints and writes nothing."""
+
+    def __init__(
+        self,
+        *,
+        runs: PricedTable,
+        failed: PricedTable | None,
+        metrics: Scores,
+        groups: tuple[GroupScores, ...],
+    ) -> None:
+        """Keep the answers and their scores."""
+        self.runs = runs
+        """Measured runs with their answers."""
+        self.failed = failed
+        """Runs that failed with theirs, None where they were not given."""
+        self.metrics = metrics
+        """All figures of the table."""
+        self.groups = groups
+        """Figures of each group."""
+
+    @property
+    def by_group(self) -> pd.DataFrame:
+        """Figures of each group (model, num_gpus, global_batch, seq_len), one row each."""
+        names = [field.name for field in fields(GroupScores)]
+        return pd.DataFrame([asdict(group) for group in self.groups], columns=names)
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """Predictions of the measured runs, as ``PricedTable.predictions``."""
+        return self.runs.predictions
+
+    @property
+    def failed_predictions(self) -> pd.DataFrame | None:
+        """Predictions of the runs that failed; None where they were not given."""
+        return None if self.failed is None else self.failed.predictions
+
+    @property
+    def unpriced(self) -> pd.DataFrame:
+        """Rows without a prediction: table, row, column (of a wrong cell) and reason."""
+        rows = [
+            {"table": priced.table.name, **asdict(each)}
+            for priced in self.tables
+            for each in priced.unpriced
+        ]
+        return pd.DataFrame(rows, columns=["table", "row", "column", "reason"])
+
+    @property
+    def tables(self) -> tuple[PricedTable, ...]:
+        """The measured runs and, where they were given, those that failed."""
+        return (self.runs,) if self.failed is None else (self.runs, self.failed)
+
+    def to_json(self) -> str:
+        """Write everything as JSON; equal answers give equal bytes."""
+        failed = self.failed
+        return dump_json(
+            {
+                "schema_version": VALIDATION_SCHEMA_VERSION,
+                "planner_version": version("planner"),
+                "metrics": encode(self.metrics),
+                "by_group": [encode(group) for group in self.groups],
+                "predictions": _documents(self.runs.priced),
+                "failed_predictions": None if failed is None else _documents(failed.priced),
+                "unpriced": _documents(self.runs.unpriced),
+                "failed_unpriced": None if failed is None else _documents(failed.unpriced),
+            }
+        )
+
+    def plot(self, file: str | Path) -> None:
+        """Draw predicted against measured step times.
+
+        Args:
+            file: Where to; its ending (.png, .svg) says how. It is replaced where it exists.
+
+        Raises:
+            RequestError: There is no such format, nothing to draw, or matplotlib is missing.
+        """
+        from planner.validation.plot import plot_bytes
+
+        Path(file).write_bytes(plot_bytes(self, Path(file)))
+
+    def __repr__(self) -> str:
+        time, rows = self.metrics.time, self.metrics.rows
+        errors = (
+            "no step time to compare"
+            if time.mape is None or time.median_ape is None
+            else f"step time MAPE {time.mape:.1%}, median {time.median_ape:.1%}"
+        )
+        return (
+            f"ValidationResult({self.runs.table.name!r}: {len(self.runs.priced)} of "
+            f"{rows.measured} rows priced, {errors})"
+        )
+
+
+def validate(
+    runs: pd.DataFrame | str | Path,
+    *,
+    failed: pd.DataFrame | str | Path | None = None,
+    calibration: str | Path | None = None,
+    keep_going: bool = False,
+    capacity_gib: float | None = None,
+    min_group: int = MIN_GROUP,
+    progress: ProgressCallback | None = None,
+) -> ValidationResult:
+    """Price measured runs with the cost model of the search, and say how far it is off.
+
+    Args:
+        runs: Table of measured runs, one row each, or the path of its CSV file.
+        failed: Layouts that were tried and did not run, a table of the same form.
+        calibration: File of constants that ``plan calibrate`` fitted, None for those that ship.
+        keep_going: Price the other rows where some are wrong.
+        capacity_gib: Memory of a device: what is predicted to need more does not fit, on top of
+            the planner's own verdict.
+        min_group: Measured rows that a group needs to be ranked.
+        progress: Called when a phase begins, is under way and ends, None for silence.
+
+    Returns:
+        Figures, predictions, and the rows that cannot be priced with the reason.
+
+    Raises:
+        RequestError: A table cannot be read, lacks a column, or has a wrong row without
+            ``keep_going``; or an option is out of range.
+        ProfileError: The calibration is wrong.
+    """
+    _check_options(capacity_gib, min_group)
+    calibration_file = None if calibration is None else Path(calibration)
+    tables = [read_table(runs, keep_going=keep_going)]
+    if failed is not None:
+        tables.append(read_table(failed, keep_going=keep_going, name="the table of failed runs"))
+    priced = _price(tables, calibration_file, keep_going=keep_going, progress=progress)
+    failed_priced = priced[1] if failed is not None else None
+    metrics, groups = score_runs(
+        priced[0].measured,
+        priced[0].predictions,
+        failed=None if failed_priced is None else failed_priced.measured,
+        failed_predictions=None if failed_priced is None else failed_priced.predictions,
+        capacity_gib=capacity_gib,
+        min_group=min_group,
+    )
+    return ValidationResult(runs=priced[0], failed=failed_priced, metrics=metrics, groups=groups)
+
+
+def _check_options(capacity_gib: float | None, min_group: int) -> None:
+    if min_group < 1:
+        raise RequestError(
+            f"--min-group {min_group}: it must be at least 1", hint="The default is 5."
+        )
+    if capacity_gib is not None and not capacity_gib > 0:
+        raise RequestError(
+            f"--capacity-gib {capacity_gib:g}: it must be above 0",
+            hint="Leave it out for the memory of each row's own device.",
+        )
+
+
+def _price(
+    tables: Sequence[RunTable],
+    calibration: Path | None,
+    *,
+    keep_going: bool,
+    progress: ProgressCallback | None,
+) -> list[PricedTable]:
+    """Price the rows of all tables in one go: they share models."""
+    from planner.validation.predict import predict_runs
+
+    runs = [run for table in tables for run in table.runs]
+    answers = iter(predict_runs(runs, calibration=calibration, progress=progress))
+    priced = []
+    for table in tables:
+        own = [next(answers) for _ in table.runs]
+        assert [each.row for each in own] == [run.row for run in table.runs]
+        unpriced = sorted(
+            [*table.problems, *(each for each in own if isinstance(each, Unpriced))],
+            key=lambda each: each.row,
+        )
+        if not keep_going:
+            refuse_wrong_rows(unpriced, name=table.name)
+        priced.append(
+            PricedTable(
+                table=table,
+                priced=tuple(each for each in own if isinstance(each, Prediction)),
+                unpriced=tuple(unpriced),
+            )
+        )
+    return priced
+
+
+def _prediction_columns(prediction: Prediction) -> dict[str, object]:
+    memory = asdict(prediction.memory)
+    return {
+        "row": prediction.row,
+        "step_time_s": prediction.step_time_s,
+        "peak_mem_gib": prediction.peak_mem_bytes / GIB,
+        "feasible": prediction.feasible,
+        **asdict(prediction.costs),
+        **{_gib_name(name): value / GIB for name, value in memory.items()},
+        "assumptions": "; ".join(prediction.assumptions),
+    }
+
+
+def _gib_name(name: str) -> str:
+    return f"{name.removesuffix('_bytes')}_gib"
+
+
+_PREDICTION_COLUMNS = (
+    *("row", "step_time_s", "peak_mem_gib", "feasible"),
+    *(field.name for field in fields(CostBreakdown)),
+    *(_gib_name(field.name) for field in fields(MemoryBreakdown)),
+    *("assumptions", "unpriced"),
+)
+
+
+def _documents(answers: Sequence[Prediction | Unpriced]) -> list[JsonValue]:
+    documents: list[JsonValue] = []
+    documents.extend(encode_fields(answer) for answer in answers)
+    return documents
