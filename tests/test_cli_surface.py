@@ -48,12 +48,17 @@ def test_the_main_job_takes_these_options():
 
 
 def test_the_verbs_are_these():
-    assert set(VERBS) == {"estimate", "profiles", "trace"}
+    assert set(VERBS) == {"calibrate", "estimate", "profiles", "trace", "validate"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT
     assert set(VERBS["profiles"].commands) == {"list", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
         *("--dot", "--dtype", "--hint", "--hints", "--microbatch-size", "--ops", "--seq-len"),
     }
+    assert options_of(VERBS["validate"]) == OUTPUT | {
+        *("--calibration", "--capacity-gib", "--failed", "--failed-out", "--keep-going"),
+        *("--min-group", "--plot"),
+    }
+    assert options_of(VERBS["calibrate"]) == (OUTPUT - {"--json"}) | {"--keep-going"}
 
 
 def test_what_can_be_fixed():
@@ -93,6 +98,8 @@ def test_exit_codes():
         ["estimate", "--help"],
         ["profiles", "--help"],
         ["trace", "--help"],
+        ["validate", "--help"],
+        ["calibrate", "--help"],
         ["--version"],
     ],
 )

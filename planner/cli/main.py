@@ -12,16 +12,20 @@ from collections.abc import Sequence
 
 import click
 
+from planner.cli.calibrate import calibrate_command
 from planner.cli.estimate import estimate_command
 from planner.cli.plan import plan_command
 from planner.cli.profiles import profiles_command
 from planner.cli.trace import trace_command
+from planner.cli.validate import validate_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
+    "calibrate": calibrate_command,
     "estimate": estimate_command,
     "profiles": profiles_command,
     "trace": trace_command,
+    "validate": validate_command,
 }
 """Verbs beside the main job; a first argument that is none of them is the MODEL."""
 

@@ -34,6 +34,37 @@ class TraceOptions(TypedDict):
     no_color: bool
 
 
+class ValidateOptions(TypedDict):
+    """Parsed options of ``plan validate RUNS.csv``."""
+
+    runs: Path
+    failed: Path | None
+    calibration: Path | None
+    keep_going: bool
+    capacity_gib: float | None
+    min_group: int
+    out: Path | None
+    failed_out: Path | None
+    plot: Path | None
+    force: bool
+    as_json: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
+class CalibrateOptions(TypedDict):
+    """Parsed options of ``plan calibrate RUNS.csv``."""
+
+    runs: Path
+    out: Path
+    keep_going: bool
+    force: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
 class PlanOptions(TypedDict):
     """Parsed options of ``plan MODEL`` and ``plan estimate MODEL``."""
 
@@ -182,6 +213,12 @@ def output_options(command: Command) -> Command:
         click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout."),
         verbosity_options("Seconds of each phase, reasons of all refusals"),
     )
+
+
+def keep_going_option(command: Command) -> Command:
+    """Add the option for tables with wrong rows."""
+    words = "List rows that are wrong (bad cells, mixed-up units) and price the others."
+    return click.option("--keep-going", is_flag=True, help=words)(command)
 
 
 def verbosity_options(verbose: str) -> Callable[[Command], Command]:

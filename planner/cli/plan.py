@@ -26,6 +26,8 @@ Verbs (a first argument that is none of them is the MODEL):
   estimate MODEL   Price one layout, without a search.
   trace MODEL      Show what is in a model: FLOPs, bytes, blocks, where it can be cut.
   profiles         List the clusters, or show where the numbers of one come from.
+  validate CSV     Hold the cost model to measured runs.
+  calibrate CSV    Fit the constants of your cluster and framework to your own runs.
 
 Exit codes: 0 planned, 2 bad request, 3 nothing fits, 4 no answer from the solver,
 5 the model cannot be loaded, 6 a profile is wrong, 7 no script for this plan.
