@@ -5,6 +5,7 @@ from pathlib import Path
 
 from planner.cli.options import TraceOptions, given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
+from planner.graph.operator_graph import OperatorGraph
 from planner.report.folder import check_files, write_file
 from planner.request_rules import check_trace
 from planner.trace_api import trace
@@ -38,6 +39,22 @@ def run_trace(options: TraceOptions) -> None:
     if not quiet:
         for warning in graph.warnings:
             messages.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    written = _write_files(graph, options)
+    if options["as_json"]:
+        from planner.report.trace_document import trace_json
+
+        sys.stdout.write(trace_json(graph))
+        if written and not quiet:
+            sys.stderr.write(f"wrote {', '.join(map(str, written))}\n")
+        return
+    from planner.cli.trace_screen import print_trace
+
+    console = answer_console(no_color=options["no_color"])
+    print_trace(console, graph, files=written, phases_s=progress.phases_s, verbose=verbose)
+
+
+def _write_files(graph: OperatorGraph, options: TraceOptions) -> list[Path]:
+    """Write what was asked for."""
     written: list[Path] = []
     if options["ops"] is not None:
         from planner.report.tables import csv_text
@@ -50,14 +67,4 @@ def run_trace(options: TraceOptions) -> None:
 
         write_file(options["dot"], dot_text(graph), option="--dot", force=options["force"])
         written.append(options["dot"])
-    if options["as_json"]:
-        from planner.report.trace_document import trace_json
-
-        sys.stdout.write(trace_json(graph))
-        if written and not quiet:
-            sys.stderr.write(f"wrote {', '.join(map(str, written))}\n")
-        return
-    from planner.cli.trace_screen import print_trace
-
-    console = answer_console(no_color=options["no_color"])
-    print_trace(console, graph, files=written, phases_s=progress.phases_s, verbose=verbose)
+    return written
