@@ -57,23 +57,30 @@ def run_calibration(options: CalibrateOptions) -> None:
     check_file(options["out"], option="--out", force=options["force"])
     table = read_table(options["runs"], keep_going=options["keep_going"])
     if not table.runs:
-        raise RequestError(
-            f"{table.name}: there is nothing to fit to, no row can be priced",
-            hint=f"See why: plan validate {options['runs']}",
-        )
+        raise _nothing_to_fit(table.name, options["runs"])
     from planner.validation.fit import calibrate_runs
 
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
     with ProgressLine(messages, verbose=verbose, quiet=quiet) as progress:
         calibration = calibrate_runs(table.runs, progress=progress)
+    lines = calibration.lines()
+    if not lines:
+        raise _nothing_to_fit(table.name, options["runs"])
     write_file(options["out"], calibration.to_toml(), option="--out", force=options["force"])
     print_calibration(
         answer_console(no_color=options["no_color"]),
-        calibration.lines(),
+        lines,
         table.problems,
         file=options["out"],
         phases_s=progress.phases_s,
+    )
+
+
+def _nothing_to_fit(name: str, runs: Path) -> RequestError:
+    return RequestError(
+        f"{name}: there is nothing to fit to, no row with a step time can be priced",
+        hint=f"See why: plan validate {runs}",
     )
 
 

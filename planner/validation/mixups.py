@@ -14,6 +14,12 @@ MOST_DEVICE_GIB = 1000.0
 MOST_FLOP_PER_S = 10_000 * TERA
 """No device computes faster."""
 
+LONGEST_STEP_S = 10_000.0
+"""Nobody waits hours for an optimiser step; published ones stay below 1,000 seconds."""
+
+LEAST_PEAK_FLOP_PER_S = TERA
+"""Every accelerator can do more."""
+
 SLOW_FLOP_PER_S = 0.1 * TERA
 """Below this a step time that is a larger number than the tokens per second is taken for it."""
 
@@ -68,21 +74,16 @@ def check_units(cells: Cells, work: Work) -> None:
     _check_memory(cells.quantity("peak_mem_gib"))
     step_time_s = cells.quantity("step_time_s")
     rate = cells.quantity("tokens_per_s_per_gpu")
+    stated_tflop_per_s = cells.quantity("tflops_per_gpu")
     if step_time_s is None:
         return
     if rate is not None:
         _check_rate(step_time_s, rate, work)
     _check_speed(step_time_s, rate, work)
-    stated_tflop_per_s = cells.quantity("tflops_per_gpu")
     if stated_tflop_per_s is not None:
-        _check_witness(step_time_s, "tflops_per_gpu", stated_tflop_per_s * TERA, work)
-    if mfu is not None and work.flop_per_s(step_time_s) / mfu < TERA:
-        peak = work.flop_per_s(step_time_s) / mfu / TERA
-        raise BadCellError(
-            "step_time_s",
-            f"{step_time_s:g} and mfu {mfu:g} contradict each other: together they mean a device "
-            f"with a peak of {peak:.2g} TFLOP/s",
-        )
+        _check_stated(step_time_s, stated_tflop_per_s, work)
+    if mfu is not None:
+        _check_mfu(step_time_s, mfu, work)
 
 
 def _check_memory(peak_gib: float | None) -> None:
@@ -136,25 +137,41 @@ def _guess(step_time_s: float, rate: float, implied_s: float, work: Work) -> tup
 
 
 def _check_speed(step_time_s: float, rate: float | None, work: Work) -> None:
-    """Compare the step time with what devices can do."""
+    """Compare the step time with what people wait for and devices can do."""
     flop_per_s = work.flop_per_s(step_time_s)
     words = f"{step_time_s:g} means {flop_per_s / TERA:.2g} TFLOP/s per GPU"
-    if flop_per_s > MOST_FLOP_PER_S:
-        raise BadCellError("step_time_s", f"{words}, more than any device computes")
     if rate is not None and step_time_s > rate and flop_per_s < SLOW_FLOP_PER_S:
         raise BadCellError(
             "step_time_s",
             f"{words}: step_time_s and tokens_per_s_per_gpu look exchanged",
         )
+    if step_time_s > LONGEST_STEP_S:
+        raise BadCellError(
+            "step_time_s",
+            f"{step_time_s:g} would be {step_time_s / 3600:.1f} hours: it looks like tokens, "
+            "tokens per second or milliseconds",
+        )
+    if flop_per_s > MOST_FLOP_PER_S:
+        raise BadCellError("step_time_s", f"{words}, more than any device computes")
 
 
-def _check_witness(step_time_s: float, column: str, stated_flop_per_s: float, work: Work) -> None:
-    """Compare the step time with another statement of the speed, to within ``FACTOR``."""
-    ratio = work.flop_per_s(step_time_s) / stated_flop_per_s
-    if 1 / FACTOR <= ratio <= FACTOR:
-        return
-    raise BadCellError(
-        "step_time_s",
-        f"{step_time_s:g} and {column} {stated_flop_per_s / TERA:g} contradict each other: the "
-        f"step time means {work.flop_per_s(step_time_s) / TERA:.2g} TFLOP/s per GPU",
-    )
+def _check_stated(step_time_s: float, stated_tflop_per_s: float, work: Work) -> None:
+    """Compare the step time with the FLOPs per second that the row states."""
+    tflop_per_s = work.flop_per_s(step_time_s) / TERA
+    if not 1 / FACTOR <= tflop_per_s / stated_tflop_per_s <= FACTOR:
+        raise BadCellError(
+            "step_time_s",
+            f"{step_time_s:g} and tflops_per_gpu {stated_tflop_per_s:g} contradict each other: the "
+            f"step time means {tflop_per_s:.2g} TFLOP/s per GPU",
+        )
+
+
+def _check_mfu(step_time_s: float, mfu: float, work: Work) -> None:
+    """Compare the peak that follows from step time and utilisation with what devices have."""
+    peak_flop_per_s = work.flop_per_s(step_time_s) / mfu
+    if peak_flop_per_s < LEAST_PEAK_FLOP_PER_S:
+        raise BadCellError(
+            "step_time_s",
+            f"{step_time_s:g} and mfu {mfu:g} contradict each other: together they mean a device "
+            f"with a peak of {peak_flop_per_s / TERA:.2g} TFLOP/s",
+        )

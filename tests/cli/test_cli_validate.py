@@ -89,12 +89,15 @@ def fitted(monkeypatch):
         def to_toml(self):
             return "[constants]\n"
 
+        def __init__(self, runs):
+            self.timed = [run for run in runs if run.step_time_s]
+
         def lines(self):
-            return ["MAPE 20.0% before, 5.0% after"]
+            return ["MAPE 20.0% before, 5.0% after"] if self.timed else []
 
     def calibrate_runs(runs, *, progress):
         calls.append(runs)
-        return Calibration()
+        return Calibration(runs)
 
     module = ModuleType("planner.validation.fit")
     module.calibrate_runs = calibrate_runs
@@ -246,11 +249,11 @@ def test_calibrate_writes_the_constants_and_tells_what_changed(fitted, capsys, w
     assert len(fitted) == 1
 
 
-def test_calibrate_needs_a_row(fitted, capsys, workplace):
-    (workplace / "runs.csv").write_text(table(("m", "fp8", 1.0, "")))
+@pytest.mark.parametrize("only", [("m", "fp8", 1.0, ""), ("m", "bf16", "", "")])
+def test_calibrate_needs_a_row(fitted, capsys, workplace, only):
+    (workplace / "runs.csv").write_text(table(only))
     assert run(["calibrate", "runs.csv", "--out", "own.toml"]) == 2
     err = capsys.readouterr().err
     assert "there is nothing to fit to" in err
     assert "plan validate runs.csv" in err
     assert not (workplace / "own.toml").exists()
-    assert fitted == []

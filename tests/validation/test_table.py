@@ -242,7 +242,8 @@ def test_wrong_rows_are_an_error_with_row_and_column(change, words):
             {"step_time_s": 32768.0, "tokens_per_s_per_gpu": 4.0},
             "step_time_s and tokens_per_s_per_gpu look exchanged",
         ),
-        ({"step_time_s": 32768.0, "mfu": 0.4}, "step_time_s: 32768 and mfu 0.4 contradict"),
+        ({"step_time_s": 32768.0, "mfu": None}, "would be 9.1 hours: it looks like tokens"),
+        ({"step_time_s": 4000.0, "mfu": 0.4}, "step_time_s: 4000 and mfu 0.4 contradict"),
         (
             {"step_time_s": 4000.0, "mfu": None, "tflops_per_gpu": 400.0},
             "step_time_s: 4000 and tflops_per_gpu 400 contradict each other",
