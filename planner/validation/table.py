@@ -116,7 +116,7 @@ def refuse_wrong_rows(problems: Sequence[Unpriced], *, name: str) -> None:
     wrong = [problem for problem in problems if problem.column is not None]
     if not wrong:
         return
-    lines = [f"  {row_words(problem.row)}, {problem.reason}" for problem in wrong[:MOST_LISTED]]
+    lines = [f"  {row_words(problem.row)}, {problem.words}" for problem in wrong[:MOST_LISTED]]
     if len(wrong) > MOST_LISTED:
         lines.append(f"  and {len(wrong) - MOST_LISTED} more")
     rows = "1 row is wrong" if len(wrong) == 1 else f"{len(wrong)} rows are wrong"
@@ -163,7 +163,7 @@ def _read_or_say_why(row: int, cells: dict[str, object]) -> Run | Unpriced:
     try:
         return _read_row(row, Cells(cells))
     except BadCellError as error:
-        return Unpriced(row=row, reason=f"{error.column}: {error}", column=error.column)
+        return Unpriced(row=row, reason=str(error), column=error.column)
     except NotModelledError as limit:
         return Unpriced(row=row, reason=str(limit))
 

@@ -118,3 +118,8 @@ class Unpriced:
     """Why, in words: "precision fp8+bf16 is not modelled"."""
     column: str | None = None
     """Column of the cell that is wrong; None where the row is sound, and not modelled."""
+
+    @property
+    def words(self) -> str:
+        """The reason, with the column: "column tp: -2 is no whole number of at least 1"."""
+        return self.reason if self.column is None else f"column {self.column}: {self.reason}"

@@ -41,7 +41,7 @@ class PricedTable:
         """
         answers: dict[int, dict[str, object]] = {
             **{each.row: _prediction_columns(each) for each in self.priced},
-            **{each.row: {"row": each.row, "unpriced": each.reason} for each in self.unpriced},
+            **{each.row: {"row": each.row, "unpriced": each.words} for each in self.unpriced},
         }
         rows = [answers[row] for row in sorted(answers)]
         return pd.DataFrame(rows, columns=list(_PREDICTION_COLUMNS))

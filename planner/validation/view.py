@@ -120,7 +120,7 @@ def reason_rows(unpriced: Iterable[Unpriced]) -> list[tuple[str, str, str]]:
     """Reasons for which rows are not priced, the most frequent first."""
     rows: dict[str, list[int]] = {}
     for each in unpriced:
-        rows.setdefault(each.reason, []).append(each.row)
+        rows.setdefault(each.words, []).append(each.row)
     ordered = sorted(rows.items(), key=lambda item: (-len(item[1]), item[1][0]))
     return [
         (f"{len(found):,}", reason, ", ".join(row_words(row) for row in found[:MOST_EXAMPLES]))

@@ -197,13 +197,13 @@ def test_wrong_rows_end_with_2_or_are_listed(priced, capsys, workplace):
     assert run(["validate", "runs.csv"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "error: runs.csv: 1 row is wrong\n  row 0 (line 2), step_time_s: -1.0" in err
+    assert "error: runs.csv: 1 row is wrong\n  row 0 (line 2), column step_time_s: -1.0" in err
     assert "--keep-going" in err
     assert priced == []
     assert run(["validate", "runs.csv", "--keep-going"]) == 0
     out = capsys.readouterr().out
     assert "2 rows, 1 priced, 1 not" in out
-    assert "step_time_s: -1.0 is not above 0" in out
+    assert "column step_time_s: -1.0 is not above 0" in out
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_every_limit_of_a_row_is_told():
 )
 def test_wrong_rows_are_an_error_with_row_and_column(change, words):
     text = refusal(**change)
-    assert f"row 0 (line 2), {words}" in text
+    assert f"row 0 (line 2), column {words}" in text
     assert "--keep-going" in text
 
 
@@ -268,7 +268,7 @@ def test_the_error_lists_ten_rows_and_counts_the_others():
         read_runs(table, name="runs.csv")
     lines = str(caught.value).splitlines()
     assert lines[0] == "runs.csv: 12 rows are wrong"
-    assert lines[10] == "  row 9 (line 11), tp: -1 is no whole number of at least 1"
+    assert lines[10] == "  row 9 (line 11), column tp: -1 is no whole number of at least 1"
     assert lines[11] == "  and 2 more"
 
 

@@ -27,7 +27,7 @@ def priced(monkeypatch):
 
     def answer(run):
         if run.gpu == "H1000":
-            return Unpriced(row=run.row, reason="gpu: there is no profile H1000", column="gpu")
+            return Unpriced(row=run.row, reason="there is no profile H1000", column="gpu")
         if run.ffn is None:
             return Unpriced(row=run.row, reason="ffn is not stated")
         return make_prediction(
@@ -108,7 +108,9 @@ def test_rows_without_a_prediction_say_why(priced):
 
 def test_cells_that_the_pricing_finds_wrong_are_an_error(priced):
     table = make_table({}, {"gpu": "H1000"})
-    with pytest.raises(RequestError, match=r"row 1 \(line 3\), gpu: there is no profile H1000"):
+    with pytest.raises(
+        RequestError, match=r"row 1 \(line 3\), column gpu: there is no profile H1000"
+    ):
         planner.validate(table)
     result = planner.validate(table, keep_going=True)
     assert result.unpriced["column"].tolist() == ["gpu"]
