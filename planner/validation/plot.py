@@ -118,6 +118,8 @@ def _draw(axes: "Axes", points: pd.DataFrame, title: str) -> None:
         ylabel="predicted step time, s",
         title=title,
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(fontsize="small", frameon=False)
