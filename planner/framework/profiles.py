@@ -15,6 +15,7 @@ _CHOICES = {
     "attention": ("fused", "unfused"),
     "selective_recomputation": ("matmul_outputs", "attention"),
     "gathered_inputs": ("kept", "gathered_again"),
+    "stage_transfers": ("whole", "split_over_tp"),
     "recomputation_ends": ("last_needed_tensor", "block"),
     "state_form": ("fsdp", "replicated"),
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
@@ -88,6 +89,8 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         attention_dropout=drops,
         selective=_choice(reader, "selective_recomputation"),  # type: ignore[arg-type]
         keeps_gathered_inputs=_choice(reader, "gathered_inputs") == "kept",
+        splits_transfers=reader.has("stage_transfers")
+        and _choice(reader, "stage_transfers") == "split_over_tp",
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
     )
 

@@ -39,6 +39,10 @@ class KernelForms:
     keeps_gathered_inputs: bool = True
     """A split stream that is gathered for a projection stays gathered until backward, as with
     torch's sequence parallelism; otherwise it is gathered again (Korthikanti et al. 2022)."""
+    splits_transfers: bool = False
+    """Each tensor-parallel rank sends its share of a stage's output, which the receiving node
+    gathers again over its faster links (Narayanan et al. 2021, section 4.1); otherwise each
+    sends all of it."""
     recompute_stops_early: bool = True
     """Recomputation ends with the last tensor that backward needs, as torch's checkpoint does;
     otherwise the block's whole forward runs again."""

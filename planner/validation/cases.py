@@ -67,8 +67,7 @@ def case_of(run: Run) -> Case:
     shape = _shape(run, framework, assumptions)
     if run.tp > 1 and shape.heads % run.tp:
         raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
-    if run.pp * run.virtual_stages > run.layers:
-        raise RunError(f"pp {run.pp} x {run.virtual_stages} stages per rank > layers {run.layers}")
+    _check_stages(run, framework)
     dtype = run.dtype or "bfloat16"
     if run.dtype is None:
         assumptions.append("dtype bfloat16 (not stated)")
@@ -84,6 +83,13 @@ def case_of(run: Run) -> Case:
         cluster=match.cluster,
         assumptions=tuple(assumptions),
     )
+
+
+def _check_stages(run: Run, framework: FrameworkSpec) -> None:
+    """Every stage needs a block, or what its framework counts as one."""
+    ends = 2 if framework.stage_cuts == "even_with_ends" else 0
+    if run.pp * run.virtual_stages > run.layers + ends:
+        raise RunError(f"pp {run.pp} x {run.virtual_stages} stages per rank > layers {run.layers}")
 
 
 def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpec, RunMatch]:
