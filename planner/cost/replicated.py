@@ -20,7 +20,7 @@ from planner.cost.collective import all_gather_s, all_reduce_s, point_to_point_s
 from planner.cost.stage_memory import ModelUnits
 from planner.cost.unit_pricing import PricedUnit
 from planner.framework.spec import FrameworkSpec
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import CommGroup
 from planner.units import DTYPE_BYTES
 
@@ -46,6 +46,8 @@ class ReplicatedLayout:
     """Ranks that share the optimiser's state: 1 for DDP."""
     pp_group: CommGroup
     """Pipeline ranks."""
+    is_congested: bool
+    """Transfers between stages are stalled by the network, so that devices wait for it."""
     num_microbatches: int
     """Microbatches per step."""
 
@@ -116,8 +118,14 @@ class ReplicatedStages:
 
     # -- time -------------------------------------------------------------------------------------
 
-    def passes(self, first: int, end: int) -> StagePasses:
-        """One microbatch through the stage [first, end)."""
+    def passes(self, first: int, end: int, links: tuple[LinkSpec, LinkSpec]) -> StagePasses:
+        """One microbatch through the stage [first, end).
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            links: To the stage before and to the stage behind.
+        """
         layout, framework = self._layout, self._layout.framework
         exposed = 1 - framework.tp_overlap
         accumulate_s = 0.0
@@ -140,7 +148,7 @@ class ReplicatedStages:
             recompute_s=recompute_s,
             forward_comm_s=forward_comm_s * exposed,
             backward_comm_s=backward_comm_s * exposed,
-            transfer_s=self._transfer_s(first, end),
+            transfer_s=self._transfer_s(first, end, links),
         )
 
     def _recompute_s(self, index: int, unit: PricedUnit) -> float:
@@ -149,16 +157,17 @@ class ReplicatedStages:
         again = unit.recompute[self._layout.recompute]
         return again.compute_s + again.comm_s * (1 - self._layout.framework.tp_overlap)
 
-    def _transfer_s(self, first: int, end: int) -> float:
+    def _transfer_s(self, first: int, end: int, links: tuple[LinkSpec, LinkSpec]) -> float:
         """Each boundary costs one transfer per microbatch and direction on both its sides."""
-        if self._layout.pp_group.num_ranks == 1:
+        if self._layout.pp_group.num_ranks == 1 or first == end:
             return 0.0
-        link = self._layout.pp_group.slowest
+        framework = self._layout.framework
+        stalled = self._layout.is_congested
+        message_s = framework.congested_message_s if stalled else framework.message_s
         return sum(
-            point_to_point_s(self._model.entering_bytes[cut], link)
-            + self._layout.framework.message_s
-            for cut in (first, end)
-            if first < end and 0 < cut <= self._last
+            point_to_point_s(self._model.entering_bytes[cut], link) + message_s
+            for cut, link in zip((first, end), links, strict=True)
+            if 0 < cut <= self._last
         )
 
     def reduction_s(self, held: Sequence[tuple[int, int]], backward_s: float) -> float:
@@ -233,8 +242,11 @@ class ReplicatedStages:
         return self._layout.recompute if index in self._blocks else "none"
 
     def _kept_bytes(self, first: int, end: int) -> int:
+        piled = 0.0 if self._layout.is_congested else self._layout.framework.piled_share
         return sum(
-            self._units[index].activation_bytes[self._kind(index)] for index in range(first, end)
+            self._units[index].activation_bytes[self._kind(index)]
+            + round(piled * self._units[index].piled_bytes)
+            for index in range(first, end)
         )
 
     def _temporary_bytes(self, first: int, end: int) -> int:

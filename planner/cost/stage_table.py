@@ -26,7 +26,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.configuration import Configuration, axis_stride
 
-_OPTIMIZER_PASSES = 10
+OPTIMIZER_PASSES = 10
 """Bytes that clipping and AdamW move per byte of a parameter: the norm reads the gradient (1),
 clipping reads and writes it (2), the fused update reads four tensors and writes three (7)."""
 
@@ -58,11 +58,30 @@ class StageSeconds:
         return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s + self.pp_comm_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientTraffic:
+    """What a reduction moves per byte of the parameters in the optimiser's dtype."""
+
+    wire: float = 1.0
+    """Over the links."""
+    copied: float = 1.5
+    """In the device's memory: FSDP2 reads the gradients in a compute dtype of half the size and
+    writes the buffer that is reduced (torch's ``foreach_reduce_scatter_copy_in``)."""
+
+
+FSDP2_GRADIENTS = GradientTraffic()
+"""Those of the emitted script."""
+
+
 class StageTable:
     """Prices stages of one configuration."""
 
     def __init__(
-        self, model: ModelUnits, configuration: Configuration, cluster: ClusterSpec
+        self,
+        model: ModelUnits,
+        configuration: Configuration,
+        cluster: ClusterSpec,
+        gradients: GradientTraffic = FSDP2_GRADIENTS,
     ) -> None:
         """Build the prefix sums.
 
@@ -70,8 +89,10 @@ class StageTable:
             model: Units priced for the configuration's tp, stream and microbatch size.
             configuration: Degrees and schedule.
             cluster: Devices and links.
+            gradients: What their reduction moves.
         """
         self.units = model.units
+        self._gradients = gradients
         self.configuration = configuration
         self.device = cluster.device
         self.memory = StageMemory(model, configuration, cluster.device)
@@ -85,6 +106,10 @@ class StageTable:
         self._pipeline_link = pipeline.slowest
         self._pp = degrees.pp
         self._last = len(self.units) - 1
+        self._memory_bandwidth = (
+            cluster.device.memory_bandwidth_bytes_per_s
+            * cluster.device.efficiency.pointwise_bandwidth_fraction
+        )
         self._sums: dict[str, list[float]] = {}
         self._traffic: dict[tuple[str, float], float] = {}
         self._build()
@@ -100,6 +125,8 @@ class StageTable:
         self._add("reduce_exposed", lambda i: self._exposed_s(i, self._reduce_s(i)))
         self._add("replicas_exposed", lambda i: self._exposed_s(i, self._replicas_s(i)))
         self._add("reduce", self._reduce_s)
+        self._add("gather_copies", self._gather_copy_s)
+        self._add("reduce_copies", self._reduce_copy_s)
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
 
     def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
@@ -126,17 +153,29 @@ class StageTable:
 
     def _scatter_s(self, index: int) -> float:
         """Reduce-scatter of the gradients over dp_shard."""
-        num_bytes = self.units[index].parameter_bytes
+        num_bytes = self.units[index].parameter_bytes * self._gradients.wire
         if ("scatter", num_bytes) not in self._traffic:
             self._traffic["scatter", num_bytes] = reduce_scatter_s(num_bytes, self._shard)
         return self._traffic["scatter", num_bytes]
 
     def _replicas_s(self, index: int) -> float:
         """All-reduce of the gradients' shard over dp_replicate."""
-        num_bytes = self.units[index].parameter_bytes / self._shard.num_ranks
+        shard_bytes = self.units[index].parameter_bytes / self._shard.num_ranks
+        num_bytes = shard_bytes * self._gradients.wire
         if ("replicas", num_bytes) not in self._traffic:
             self._traffic["replicas", num_bytes] = all_reduce_s(num_bytes, self._replicate)
         return self._traffic["replicas", num_bytes]
+
+    def _copy_s(self, num_bytes: float) -> float:
+        return num_bytes / self._memory_bandwidth if self._shard.num_ranks > 1 else 0.0
+
+    def _gather_copy_s(self, index: int) -> float:
+        """From the gathered buffer into the parameters (torch's ``split_with_sizes_copy``)."""
+        return self._copy_s(2.0 * self.units[index].gathered_bytes)
+
+    def _reduce_copy_s(self, index: int) -> float:
+        """From the gradients into the buffer that is reduced."""
+        return self._copy_s(self._gradients.copied * self.units[index].parameter_bytes)
 
     def _reduce_s(self, index: int) -> float:
         return self._scatter_s(index) + self._replicas_s(index)
@@ -227,18 +266,23 @@ class StageTable:
         step once more.
         """
         total = self.total
-        forward_s = total("gather_forward", first, end)
+        gather_copies_s = total("gather_copies", first, end)
+        reduce_copies_s = total("reduce_copies", first, end)
+        forward_s = total("gather_forward", first, end) + gather_copies_s
         backward_s = total("gather_backward", first, end)
         summed_s = all_reduce_s(total("summed", first, end), self._tp)
         if self._pp > 1:
             once_s = forward_s + total("reduce", first, end) + summed_s + self._tied_s(first, end)
-            every_s = backward_s if self.configuration.reshard_after_forward else 0.0
-            return every_s, once_s
+            resharded = self.configuration.reshard_after_forward
+            every_s = backward_s + gather_copies_s if resharded else 0.0
+            return every_s, once_s + reduce_copies_s
         if self.configuration.reshard_after_forward:
             tail_s = sum(self._scatter_s(i) for i in (0, 1, self._last) if first <= i < end)
             replicas_s = total("replicas_exposed", first, end)
-            return forward_s + backward_s + tail_s, replicas_s + summed_s
-        return 0.0, forward_s + total("reduce_exposed", first, end) + summed_s
+            copies_s = gather_copies_s + reduce_copies_s
+            return forward_s + backward_s + tail_s + copies_s, replicas_s + summed_s
+        reduced_s = total("reduce_exposed", first, end) + reduce_copies_s
+        return 0.0, forward_s + reduced_s + summed_s
 
     def _tied_s(self, first: int, end: int) -> float:
         """All-reduce of the gradients of weights that this stage and others hold."""
@@ -251,11 +295,8 @@ class StageTable:
         return total
 
     def _optimizer_s(self, first: int, end: int) -> float:
-        bandwidth = (
-            self.device.memory_bandwidth_bytes_per_s
-            * self.device.efficiency.pointwise_bandwidth_fraction
-        )
-        return _OPTIMIZER_PASSES * self.memory.sharded_parameter_bytes(first, end) / bandwidth
+        moved_bytes = OPTIMIZER_PASSES * self.memory.sharded_parameter_bytes(first, end)
+        return moved_bytes / self._memory_bandwidth
 
     def _transfers_s(self, first: int, end: int) -> float:
         """Transfers of one microbatch, activations and gradients.

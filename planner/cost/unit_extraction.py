@@ -1,12 +1,20 @@
 """Draws the work of one microbatch of a unit from its graph and chosen layouts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from planner.cost.attention import attention_works, score_bytes
+from planner.cost.fusion import Kernel, PointwiseFusion
 from planner.cost.liveness import UnitPeaks, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
+from planner.cost.unit_comm import (
+    Conversions,
+    change_comm,
+    exit_comm,
+    gathered_values,
+    joined_comm,
+)
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.framework.spec import TORCH_KERNELS, KernelForms
@@ -18,27 +26,23 @@ from planner.graph.analysis.retained import (
     saved_values,
 )
 from planner.graph.analysis.shared import passing_storages
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.strategy.conversion import conversion
-from planner.strategy.layout import Layout
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
 
-_SOFTMAX_REDUCTIONS = 3
-"""All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
+_PLAIN_PRODUCTS = frozenset({"mm", "addmm"})
+"""Matmuls of which torchtitan's selective recomputation keeps every second one."""
 
 Part = Callable[[OpNode], bool]
 """Tells which ops of a unit are meant."""
-
-_Conversions = tuple[tuple[int, Layout, Layout], ...]
 
 
 def unit_work(
     problem: ShardingProblem,
     chosen: tuple[NodeStrategy, ...],
-    conversions: _Conversions,
+    conversions: Conversions,
     *,
     saved_before: Set[int] = frozenset(),
     kernels: KernelForms = TORCH_KERNELS,
@@ -56,7 +60,7 @@ def unit_work(
     """
     if part is not None:
         problem = _only(problem, part)
-    view = _UnitView(problem, chosen, saved_before, kernels, _gathered(chosen, conversions))
+    view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
@@ -64,23 +68,24 @@ def unit_work(
         pair
         for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
         if node.ops and node.ops[-1] in view.own_ops
-        for pair in _exit_comm(graph, strategy)
+        for pair in exit_comm(graph, strategy)
     ]
-    changes = [_change_comm(graph, *change) for change in conversions]
+    changes = [change_comm(graph, *change) for change in conversions]
     inputs, weights = view.backward_works()
     return UnitWork(
         structure=unit.structure,
         forward=RankWork(
             ops=tuple(view.forward_works(unit.forward_ops)),
-            comm=_comm(forward for forward, _ in (*exits, *changes)),
+            comm=joined_comm(forward for forward, _ in (*exits, *changes)),
         ),
         input_backward=RankWork(
             ops=inputs,
-            comm=_comm(backward for _, backward in (*exits, *changes)) + view.regathers(),
+            comm=joined_comm(backward for _, backward in (*exits, *changes)) + view.regathers(),
         ),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
+        piled_bytes=view.piled_bytes(),
         temporary_bytes=_temporaries(peaks, activations, view),
         parameter_elements=view.parameter_elements(),
         summed_gradient_elements=view.summed_gradient_elements(),
@@ -98,55 +103,6 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
     return replace(problem, unit=kept)
 
 
-_Comm = Sequence[CommWork]
-
-
-def _gathered(chosen: Sequence[NodeStrategy], conversions: _Conversions) -> frozenset[int]:
-    """Values that are made split and read whole."""
-    exits = [
-        (value, strategy.layouts[value], layout)
-        for strategy in chosen
-        for value, layout in strategy.outputs.items()
-        if value in strategy.layouts
-    ]
-    return frozenset(
-        value
-        for value, source, target in (*conversions, *exits)
-        if source.is_shard and not target.is_shard
-    )
-
-
-def _comm(parts: Iterable[_Comm]) -> tuple[CommWork, ...]:
-    return tuple(comm for part in parts for comm in part)
-
-
-def _exit_comm(graph: OperatorGraph, strategy: NodeStrategy) -> list[tuple[_Comm, _Comm]]:
-    """Collectives at a node's exits and inside its loss, forward and backward."""
-    found = [
-        _change_comm(graph, value, strategy.layouts[value], layout)
-        for value, layout in strategy.outputs.items()
-        if value in strategy.layouts
-    ]
-    if strategy.loss_rows:
-        rows_bytes = strategy.loss_rows * DTYPE_BYTES["float32"]
-        row = CommWork(kind="all_reduce", num_bytes=rows_bytes)
-        found.append(([row] * _SOFTMAX_REDUCTIONS, []))
-    return found
-
-
-def _change_comm(
-    graph: OperatorGraph, value: int, source: Layout, target: Layout
-) -> tuple[_Comm, _Comm]:
-    """Collectives of a change of layout of one value, forward and backward."""
-    change = conversion(source, target)
-    num_bytes = graph.values[value].size_bytes
-    forward, backward = (
-        [] if kind is None else [CommWork(kind=kind, num_bytes=num_bytes)]
-        for kind in (change.forward, change.backward)
-    )
-    return forward, backward
-
-
 def _temporaries(
     peaks: UnitPeaks, activations: Mapping[str, int], view: "_UnitView"
 ) -> dict[str, int]:
@@ -159,7 +115,16 @@ def _temporaries(
     }
 
 
-def _recompute(kind: str, view: "_UnitView", conversions: _Conversions) -> RankWork:
+def _kept_ops(kernels: KernelForms, graph: OperatorGraph, unit: Unit) -> frozenset[int]:
+    """Ops of a block whose outputs selective recomputation keeps."""
+    kept = [op for op in block_ops(unit) if graph.nodes[op].name in KEPT_BY_SELECTIVE]
+    if kernels.selective == "every_second_matmul":
+        products = [op for op in kept if graph.nodes[op].name in _PLAIN_PRODUCTS]
+        kept = sorted(set(kept) - set(products[1::2]))
+    return frozenset(kept)
+
+
+def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWork:
     """Forward work done again; collectives as well where selective recomputation keeps outputs."""
     if kind == "none":
         return NO_WORK
@@ -170,17 +135,17 @@ def _recompute(kind: str, view: "_UnitView", conversions: _Conversions) -> RankW
     if not view.kernels.recompute_stops_early:
         computed = again = set(block_ops(unit))
     else:
-        computed = set(recomputed_ops(graph, unit, kind))
         again = set(recomputed_ops(graph, unit, "full"))
+        computed = again - view.kept_ops if kind == "selective" else again
     comm: list[CommWork] = []
     for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True):
         if node.ops and node.ops[-1] in again and strategy.outputs:
-            for forward, _ in _exit_comm(graph, strategy):
+            for forward, _ in exit_comm(graph, strategy):
                 comm += forward
     read = {v for op in again for v in graph.nodes[op].inputs}
     for value, p, q in conversions:
         if value in read or value in view.saved_values:
-            comm += _change_comm(graph, value, p, q)[0]
+            comm += change_comm(graph, value, p, q)[0]
     ops = [op for op in unit.forward_ops if op in computed]
     return RankWork(ops=tuple(view.forward_works(ops)), comm=tuple(comm))
 
@@ -198,18 +163,28 @@ class _UnitView:
     ) -> None:
         self.problem = problem
         self.kernels = kernels
-        self._gathered_again = frozenset() if kernels.keeps_gathered_inputs else gathered
+        values = problem.context.graph.values
+        self._gathered_again = (
+            frozenset()
+            if kernels.keeps_gathered_inputs
+            else frozenset(values[value].storage for value in gathered)
+        )
         self.chosen = chosen
         self.graph: OperatorGraph = problem.context.graph
         self._tp = problem.context.tp
         self._saved_before = saved_before
         self.own_ops = frozenset(problem.unit.forward_ops)
+        self.kept_ops = _kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
         self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
         }
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
+        self._fusion: PointwiseFusion | None = None
+        if kernels.fuses_pointwise and problem.unit.kind is UnitKind.BLOCK:
+            drawn = self._forward_kernels(problem.unit.forward_ops)
+            self._fusion = PointwiseFusion(self.graph, drawn)
 
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
@@ -230,17 +205,26 @@ class _UnitView:
                 storage = self._own_storage(value)
                 if storage is None:
                     continue
-                part = 1 / self._tp if value in self._gathered_again else share(value)
+                part = 1 / self._tp if storage in self._gathered_again else share(value)
                 if storage in self._saved_before and part == self._boundary_share():
                     continue
                 found[storage, part] = int(self.graph.storages[storage].size_bytes * part)
         return found
 
+    def piled_bytes(self) -> int:
+        """Gathered inputs beyond their shards that are not kept for backward."""
+        saved = {self.graph.values[value].storage for value in self.saved_values}
+        sizes = [
+            self.graph.storages[storage].size_bytes for storage in self._gathered_again & saved
+        ]
+        return round(sum(sizes) * (1 - 1 / self._tp))
+
     def regathers(self) -> tuple[CommWork, ...]:
         """Gathers in backward of saved values that are not kept gathered."""
+        saved = {self.graph.values[value].storage for value in self.saved_values}
         return tuple(
-            CommWork(kind="all_gather", num_bytes=self.graph.values[value].size_bytes)
-            for value in sorted(self._gathered_again & self.saved_values)
+            CommWork(kind="all_gather", num_bytes=self.graph.storages[storage].size_bytes)
+            for storage in sorted(self._gathered_again & saved)
         )
 
     def _boundary_share(self) -> float:
@@ -261,13 +245,10 @@ class _UnitView:
     def _cached(self) -> dict[int, int]:
         """Bytes on a rank of the outputs that selective recomputation keeps."""
         found: dict[int, int] = {}
-        for op_id in block_ops(self.problem.unit):
-            op = self.graph.nodes[op_id]
-            if op.name in KEPT_BY_SELECTIVE:
-                for value in op.outputs:
-                    found[value] = int(
-                        self.graph.values[value].size_bytes * self.shares[op.id](value)
-                    )
+        for op_id in sorted(self.kept_ops):
+            for value in self.graph.nodes[op_id].outputs:
+                share = self.shares[op_id](value)
+                found[value] = int(self.graph.values[value].size_bytes * share)
         return found
 
     def unread_cache_bytes(self) -> int:
@@ -321,36 +302,60 @@ class _UnitView:
 
     def forward_works(self, op_ids: Sequence[int]) -> list[OpWork]:
         """Kernels of some forward ops."""
-        found: list[OpWork] = []
-        for op_id in op_ids:
-            op = self.graph.nodes[op_id]
+        kernels = self._forward_kernels(op_ids)
+        if self._fusion is not None:
+            kernels = self._fusion.kernels(kernels)
+        return [work for kernel in kernels for work in self._works(kernel)]
+
+    def _forward_kernels(self, op_ids: Sequence[int]) -> list[Kernel]:
+        found = []
+        for op in (self.graph.nodes[op_id] for op_id in op_ids):
             if not op.is_view:
-                work = forward_work(self.graph, op, self.shares[op_id])
-                found += attention_works(work, self.kernels, self._itemsize(op))
+                share = self.shares[op.id]
+                work = forward_work(self.graph, op, share)
+                found.append(Kernel(op=op, forward=op, share=share, work=work))
         return found
+
+    def _works(self, kernel: Kernel) -> list[OpWork]:
+        """A kernel, or those that unfused attention consists of."""
+        return attention_works(kernel.work, self.kernels, self._itemsize(kernel.op))
 
     def backward_works(self) -> tuple[tuple[OpWork, ...], tuple[OpWork, ...]]:
         """Kernels of the backward pass: those on the way to the inputs, those for parameters."""
         inputs: list[OpWork] = []
         weights: list[OpWork] = []
-        for forward_id, behind in backward_ops_by_forward(self.problem).items():
-            forward = self.graph.nodes[forward_id] if forward_id in self.shares else None
-            for op in behind:
-                if op.is_view:
-                    continue
-                if forward is None:
-                    weights.append(self._unowned_work(op))
-                    continue
-                work = backward_work(self.graph, op, forward, self.shares[forward_id])
-                found = weights if self._is_for_weight(op, forward) else inputs
-                found += attention_works(work, self.kernels, self._itemsize(op))
+        kernels = self._backward_kernels()
+        if self._fusion is not None:
+            kernels = self._fusion.kernels(kernels)
+        for kernel in kernels:
+            found = weights if self._is_for_weight(kernel) else inputs
+            found += self._works(kernel)
         return tuple(inputs), tuple(weights)
 
-    def _is_for_weight(self, op: OpNode, forward: OpNode) -> bool:
-        """A product of a layer with a parameter that does not read the parameter."""
-        if op.name not in MATMULS:
+    def _backward_kernels(self) -> list[Kernel]:
+        found = []
+        for forward_id, behind in backward_ops_by_forward(self.problem).items():
+            forward = self.graph.nodes[forward_id] if forward_id in self.shares else None
+            share = self.shares.get(forward_id, self._shared_with_boundary)
+            for op in (op for op in behind if not op.is_view):
+                work = (
+                    self._unowned_work(op)
+                    if forward is None
+                    else backward_work(self.graph, op, forward, share)
+                )
+                found.append(Kernel(op=op, forward=forward, share=share, work=work))
+        return found
+
+    def _shared_with_boundary(self, _: int) -> float:
+        return self._boundary_share()
+
+    def _is_for_weight(self, kernel: Kernel) -> bool:
+        """A sum of gradients, or a product with a parameter that does not read the parameter."""
+        if kernel.forward is None:
+            return True
+        if kernel.op.name not in MATMULS:
             return False
-        return self._reads_parameter(forward) and not self._reads_parameter(op)
+        return self._reads_parameter(kernel.forward) and not self._reads_parameter(kernel.op)
 
     def _reads_parameter(self, op: OpNode) -> bool:
         return any(self.problem.context.is_parameter(value) for value in op.inputs)

@@ -40,6 +40,8 @@ class PricedUnit:
     activation_bytes: Mapping[str, int]
     """Kept between forward and backward, by kind of recomputation; what it shares with other
     units apart."""
+    piled_bytes: int
+    """Gathered inputs that stay beyond that because the device is behind the host."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
     parameter_bytes: int
@@ -79,6 +81,7 @@ def price_unit(work: UnitWork, pricing: Pricing) -> PricedUnit:
         backward_comm_s=backward_comm_s,
         recompute=recompute,
         activation_bytes=work.activation_bytes,
+        piled_bytes=work.piled_bytes if _is_behind(work.forward, pricing) else 0,
         temporary_bytes=work.temporary_bytes,
         parameter_bytes=work.parameter_elements * master_bytes(pricing.dtype),
         gathered_bytes=work.parameter_elements * DTYPE_BYTES[pricing.dtype],
@@ -88,12 +91,24 @@ def price_unit(work: UnitWork, pricing: Pricing) -> PricedUnit:
 
 def _pass_s(work: RankWork, pricing: Pricing) -> tuple[float, float]:
     """Seconds of kernels, idle time of the device behind the host included, and collectives."""
+    kernels_s, collectives_s, issued_s = _parts_s(work, pricing)
+    return max(kernels_s, issued_s - collectives_s), collectives_s
+
+
+def _is_behind(work: RankWork, pricing: Pricing) -> bool:
+    """Whether the device takes longer than the host to issue."""
+    kernels_s, collectives_s, issued_s = _parts_s(work, pricing)
+    return kernels_s + collectives_s > issued_s
+
+
+def _parts_s(work: RankWork, pricing: Pricing) -> tuple[float, float, float]:
+    """Seconds of kernels, of collectives, and of the host issuing both."""
     kernels_s = sum(op_s(op, pricing.device, pricing.dtype) for op in work.ops)
     collectives_s = sum(comm_s(comm, pricing) for comm in work.comm)
     issued_s = (len(work.ops) + len(work.comm)) * pricing.device.host_dispatch_s
     if pricing.tp_group.num_ranks > 1:
         issued_s += len(work.comm) * pricing.collective_host_s
-    return max(kernels_s, issued_s - collectives_s), collectives_s
+    return kernels_s, collectives_s, issued_s
 
 
 def master_bytes(dtype: str) -> int:

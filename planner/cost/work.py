@@ -70,12 +70,18 @@ def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shar
         forward: The forward op that it differentiates.
         share: Share of each forward value that the rank holds.
     """
+    reads, writes = backward_shares(graph, op, forward, share)
+    return _work(graph, op, reads, writes)
+
+
+def backward_shares(
+    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
+) -> tuple[list[float], list[float]]:
+    """Shares of what a backward op reads and writes; arguments as of ``backward_work``."""
     known = {*forward.inputs, *forward.outputs}
     gradient = share(forward.outputs[0]) if forward.outputs else 1.0
     reads = [share(value) if value in known else gradient for value in op.inputs]
-    return _work(
-        graph, op, reads, [_written_share(graph, value, forward, share) for value in op.outputs]
-    )
+    return reads, [_written_share(graph, value, forward, share) for value in op.outputs]
 
 
 def _written_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:

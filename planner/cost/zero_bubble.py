@@ -1,14 +1,24 @@
 """Pipelines whose backward is split in two: ZB-1p and ZB-2p of Qi et al. 2024 (2401.10241).
 
 The backward of a microbatch is its input part B, which the stage before waits for, and its
-weight part W, which nobody waits for and which fills what would be bubbles. A rank keeps a
-microbatch's activations until its W is done, and holds at most ``limit`` of them: as many as
-1F1B's first rank for ZB-1p, twice as many for ZB-2p. The order is found as the paper's heuristic
-does: B as soon as its gradient is there, else F while memory allows, else W.
+weight part W, which nobody waits for and which fills what would be bubbles. A rank holds a
+microbatch's activations until its B is done, and a part of them until its W is: at most ``limit``
+microbatches' in all, as many as 1F1B's first rank for ZB-1p, twice as many for ZB-2p. The order is
+found as the paper's heuristic does: B as soon as its gradient is there, else F while memory
+allows, else W.
+
+No rank waits for the others between two steps: the optimiser's step is taken at once and checked
+afterwards (section 4 there). A step therefore takes as long as the rank that is busy longest, from
+its own first forward to its own last W.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+HELD_FOR_WEIGHTS = 0.4
+"""Share of a microbatch's activations that W still needs: 32 of 34 + 5 a s / h bytes per element
+of the stream (section 2.3 there, attention unfused), for a s / h of 8 to 11."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +26,7 @@ class SplitPipeline:
     """What such a pipeline takes."""
 
     step_s: float
-    """Until the last rank has finished."""
+    """From a rank's first forward to its last weight part, on the rank where it takes longest."""
     in_flight: tuple[int, ...]
     """Most microbatches that each rank held at once."""
 
@@ -25,13 +35,20 @@ class SplitPipeline:
 class _Rank:
     """One rank while it runs."""
 
+    started_s: float = 0.0
     clock_s: float = 0.0
     forwards: int = 0
     backwards: int = 0
     weights: int = 0
-    most_held: int = 0
+    most_held: float = 0.0
     forward_done_s: list[float] = field(default_factory=list)
     backward_done_s: list[float] = field(default_factory=list)
+
+    @property
+    def held(self) -> float:
+        """Microbatches whose activations it holds, parts counted as parts."""
+        waiting = self.backwards - self.weights
+        return self.forwards - self.backwards + HELD_FOR_WEIGHTS * waiting
 
 
 def zero_bubble_s(
@@ -64,10 +81,12 @@ def zero_bubble_s(
         start_s, index, what = min(options)
         rank = ranks[index]
         if what == "F":
+            if not rank.forwards:
+                rank.started_s = start_s
             rank.clock_s = start_s + forward_s[index]
             rank.forwards += 1
             rank.forward_done_s.append(rank.clock_s)
-            rank.most_held = max(rank.most_held, rank.forwards - rank.weights)
+            rank.most_held = max(rank.most_held, rank.held)
         elif what == "B":
             rank.clock_s = start_s + input_backward_s[index]
             rank.backwards += 1
@@ -76,8 +95,8 @@ def zero_bubble_s(
             rank.clock_s = start_s + weight_backward_s[index]
             rank.weights += 1
     return SplitPipeline(
-        step_s=max(rank.clock_s for rank in ranks),
-        in_flight=tuple(rank.most_held for rank in ranks),
+        step_s=max(rank.clock_s - rank.started_s for rank in ranks),
+        in_flight=tuple(math.ceil(rank.most_held) for rank in ranks),
     )
 
 
@@ -91,7 +110,7 @@ def _next(
                           rank.forward_done_s, rank.backwards)  # fmt: skip
     if backward_s is not None and rank.backwards < rank.forwards:
         found.append((max(rank.clock_s, backward_s), "B"))
-    if rank.forwards < num_microbatches and rank.forwards - rank.weights < limit:
+    if rank.forwards < num_microbatches and rank.held + 1 <= limit:
         forward_s = 0.0 if index == 0 else _ready_s(ranks[index - 1].forward_done_s, rank.forwards)
         if forward_s is not None:
             found.append((max(rank.clock_s, forward_s), "F"))

@@ -13,14 +13,20 @@ from planner.units import GIB, MIB, us_to_s
 
 _CHOICES = {
     "attention": ("fused", "unfused"),
-    "selective_recomputation": ("matmul_outputs", "attention"),
+    "selective_recomputation": ("matmul_outputs", "every_second_matmul", "attention"),
+    "model_code": ("fused_kernels", "plain_torch"),
+    "pointwise": ("as_written", "fused"),
     "gathered_inputs": ("kept", "gathered_again"),
     "stage_transfers": ("whole", "split_over_tp"),
     "recomputation_ends": ("last_needed_tensor", "block"),
     "state_form": ("fsdp", "replicated"),
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
+    "memory_stated": ("fullest_rank", "first_rank"),
     "loss_dtype": ("float32", "compute"),
 }
+
+_DEFAULTS = {"model_code": "fused_kernels", "pointwise": "as_written"}
+"""What holds where a profile does not say."""
 
 
 def list_frameworks() -> tuple[str, ...]:
@@ -37,20 +43,14 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
     Raises:
         ProfileError: There is no such profile, or a field of it is wrong.
     """
-    path = PROFILES_FOLDER / "frameworks" / f"{name_or_path}.toml"
-    if not path.is_file():
-        path = Path(name_or_path)
-    if not path.is_file():
-        raise ProfileError(
-            f"there is no framework profile {name_or_path!r}",
-            hint=near_names(name_or_path, list_frameworks()),
-        )
+    path = _find(name_or_path)
     reader = FieldReader(path=path, table=read_toml(path))
     reader.taken |= {"format", "description"}
     dropout = reader.number("dropout", most=0.99)
     spec = FrameworkSpec(
         name=reader.text("name"),
         kernels=_kernels(reader, drops=dropout > 0),
+        model_code=_choice(reader, "model_code"),  # type: ignore[arg-type]  # one of its choices
         dropout=dropout,
         float32_loss=_choice(reader, "loss_dtype") == "float32",
         state_form=_choice(reader, "state_form"),  # type: ignore[arg-type]  # one of its choices
@@ -67,9 +67,14 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
         message_s=us_to_s(reader.number("message_us")),
+        congested_nodes=reader.positive("congested_nodes"),
+        congested_message_s=us_to_s(reader.number("congested_message_us")),
         step_s=us_to_s(reader.number("step_us")),
         optimizer_moved_bytes=reader.number("optimizer_moved_bytes_per_parameter"),
         accumulated_bytes=reader.number("accumulated_bytes_per_parameter"),
+        piled_share=reader.number("piled_share", most=1.0),
+        measures_first_rank=_choice(reader, "memory_stated") == "first_rank",
+        unusable_bytes=reader.number("unusable_gib") * GIB,
         reserve_bytes=reader.number("reserve_gib", least=-8) * GIB,
         matches=_matches(reader),
         tuned=_tuned(reader),
@@ -79,7 +84,21 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
     return spec
 
 
+def _find(name_or_path: str) -> Path:
+    """The file of a shipped profile, or the path itself."""
+    for path in (PROFILES_FOLDER / "frameworks" / f"{name_or_path}.toml", Path(name_or_path)):
+        if path.is_file():
+            return path
+    raise ProfileError(
+        f"there is no framework profile {name_or_path!r}",
+        hint=near_names(name_or_path, list_frameworks()),
+    )
+
+
 def _choice(reader: FieldReader, key: str) -> str:
+    """One of the key's choices; its default where the profile leaves it out."""
+    if key in _DEFAULTS and not reader.has(key):
+        return _DEFAULTS[key]
     return reader.text(key, choices=_CHOICES[key])
 
 
@@ -92,6 +111,7 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         splits_transfers=reader.has("stage_transfers")
         and _choice(reader, "stage_transfers") == "split_over_tp",
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
+        fuses_pointwise=_choice(reader, "pointwise") == "fused",
     )
 
 
@@ -103,11 +123,12 @@ def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
             RunMatch(
                 framework=each.text("framework"),
                 source=each.text("source_has") if each.has("source_has") else "",
+                notes=each.text("notes_have") if each.has("notes_have") else "",
                 gpu=each.text("gpu"),
                 cluster=each.text("cluster"),
             )
         )
-        each.finish(optional=("source_has",))
+        each.finish(optional=("source_has", "notes_have"))
     return tuple(found)
 
 

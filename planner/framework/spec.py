@@ -14,9 +14,14 @@ from planner.hardware.spec import NumberSource
 Attention = Literal["fused", "unfused"]
 """One kernel that never writes the scores, or matmul, softmax, matmul with the scores kept."""
 
-SelectiveRecomputation = Literal["matmul_outputs", "attention"]
-"""Everything but the outputs of matmuls and fused attention is computed again (torch), or the
-scores of unfused attention alone (Korthikanti et al. 2022)."""
+SelectiveRecomputation = Literal["matmul_outputs", "every_second_matmul", "attention"]
+"""Everything but the outputs of matmuls and fused attention is computed again (torch), every
+second matmul of a block as well (torchtitan's "op"), or the scores of unfused attention alone
+(Korthikanti et al. 2022)."""
+
+ModelCode = Literal["fused_kernels", "plain_torch"]
+"""Norms and rotary positions are one kernel each and neighbouring projections one matmul; or all
+of it is written in plain torch, several kernels each (torchtitan)."""
 
 StateForm = Literal["fsdp", "replicated"]
 """Parameters are gathered from shards (FSDP2), or every rank holds them (DDP, ZeRO-1)."""
@@ -46,6 +51,8 @@ class KernelForms:
     recompute_stops_early: bool = True
     """Recomputation ends with the last tensor that backward needs, as torch's checkpoint does;
     otherwise the block's whole forward runs again."""
+    fuses_pointwise: bool = False
+    """Chains of pointwise kernels and norms are one kernel each, as torch.compile makes them."""
 
 
 TORCH_KERNELS = KernelForms()
@@ -70,6 +77,8 @@ class RunMatch:
     """The row's framework column."""
     source: str
     """What the row's source column contains, "" for anything."""
+    notes: str
+    """What the row's notes column contains, "" for anything."""
     gpu: str
     """The row's accelerator, "H100-80GB-SXM"."""
     cluster: str
@@ -84,6 +93,8 @@ class FrameworkSpec:
     """Name of the profile: "nanotron"."""
     kernels: KernelForms
     """How it computes."""
+    model_code: ModelCode
+    """How its models are written."""
     dropout: float
     """Dropout of attention weights and residual branches."""
     float32_loss: bool
@@ -110,12 +121,25 @@ class FrameworkSpec:
     """Vocabulary where a row states none."""
     message_s: float
     """Time of a transfer between stages beyond the link's: handshake and synchronisation."""
+    congested_nodes: float
+    """Nodes from which on exchanges between stages are stalled by the network; infinite where
+    they never are."""
+    congested_message_s: float
+    """Time of a transfer between stages in such jobs, whatever its size."""
     step_s: float
     """Time of a step beyond its microbatches, reductions and optimiser."""
     optimizer_moved_bytes: float
     """Bytes that clipping and the optimiser move per parameter of a rank's share."""
     accumulated_bytes: float
     """Bytes that adding a microbatch's gradients moves per parameter, beyond writing them."""
+    piled_share: float
+    """Share of the gathered inputs of microbatches in flight that stays in memory while devices
+    are behind their hosts, where they are gathered again in backward."""
+    measures_first_rank: bool
+    """The runs state the memory of the first rank, not of the fullest."""
+    unusable_bytes: float
+    """Memory of a device that such runs cannot fill: what they hold beyond the memory they
+    state, fragmentation included."""
     reserve_bytes: float
     """Memory beyond what is counted: context, communicators, workspaces, as the runs measured
     memory."""

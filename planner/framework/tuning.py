@@ -82,9 +82,11 @@ SETTINGS: Mapping[str, Setting] = {
     "gradient_overlap": _framework("gradient_overlap"),
     "tp_overlap": _framework("tp_overlap"),
     "message_us": _framework("message_s", 1e-6),
+    "congested_message_us": _framework("congested_message_s", 1e-6),
     "step_us": _framework("step_s", 1e-6),
     "optimizer_moved_bytes_per_parameter": _framework("optimizer_moved_bytes"),
     "accumulated_bytes_per_parameter": _framework("accumulated_bytes"),
+    "piled_share": _framework("piled_share"),
     "reserve_gib": _framework("reserve_bytes", GIB),
 }
 """What can be fitted: constants of the framework and of what it reaches of the hardware."""

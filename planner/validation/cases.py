@@ -93,12 +93,14 @@ def _check_stages(run: Run, framework: FrameworkSpec) -> None:
 
 
 def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpec, RunMatch]:
-    """The profile whose runs the row is one of; one that names its source goes first."""
+    """The profile of the row; the one that names more of its source and notes goes first."""
     named = [
         (framework, match)
         for framework in profiles
         for match in framework.matches
-        if match.framework == run.framework and match.source.lower() in run.source.lower()
+        if match.framework == run.framework
+        and match.source.lower() in run.source.lower()
+        and match.notes.lower() in run.notes.lower()
     ]
     if not named:
         known = sorted({match.framework for each in profiles for match in each.matches})
@@ -112,7 +114,7 @@ def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpe
             f"accelerator {run.gpu!r} has no cluster in profile {named[0][0].name!r}",
             hint=near_names(run.gpu, known),
         )
-    return max(found, key=lambda pair: len(pair[1].source))
+    return max(found, key=lambda pair: len(pair[1].source) + len(pair[1].notes))
 
 
 def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelShape:
@@ -133,6 +135,7 @@ def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelS
     if vocab_size is None:
         vocab_size = framework.default_vocab_size
         assumptions.append(f"vocab {vocab_size} (not stated)")
+    like_gpt = run.arch == "gpt" or (run.arch == "mpt" and _has_positions(run, ffn, vocab_size))
     return ModelShape(
         layers=run.layers,
         hidden=run.hidden,
@@ -142,12 +145,28 @@ def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelS
         vocab_size=-(-vocab_size // (128 * run.tp)) * 128 * run.tp if run.tp > 1 else vocab_size,
         seq_len=run.seq_len,
         gated=gated,
-        biases=run.arch == "gpt",
-        learned_positions=run.arch == "gpt",
+        biases=like_gpt,
+        learned_positions=like_gpt,
         tied=_is_tied(run, ffn, vocab_size),
         dropout=framework.dropout,
         float32_loss=framework.float32_loss,
+        plain_torch=framework.model_code == "plain_torch",
     )
+
+
+def _has_positions(run: Run, ffn: int, vocab_size: int) -> bool:
+    """Whether an MPT was built with learned positions and biases, which ALiBi does without.
+
+    Its configuration allows both; the stated size is nearer to one of the two counts.
+    """
+    if run.num_parameters is None:
+        return False
+    norms = 2 * run.layers + 1
+    matrices = run.layers * (4 * run.hidden + 2 * ffn) * run.hidden
+    without = matrices + vocab_size * run.hidden + norms * run.hidden
+    biases = run.layers * (5 * run.hidden + ffn) + norms * run.hidden
+    added = biases + run.seq_len * run.hidden
+    return run.num_parameters - without > added / 2
 
 
 def _is_tied(run: Run, ffn: int, vocab_size: int) -> bool:

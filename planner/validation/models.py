@@ -5,6 +5,7 @@ Attention is always written fused; ``KernelForms`` says how a framework computes
 never drawn; the modules are built on meta.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,6 +48,9 @@ class ModelShape:
     """Dropout on attention weights and after each half block."""
     float32_loss: bool
     """Logits are converted to float32 before the loss."""
+    plain_torch: bool = False
+    """Norms, rotary positions and shared key heads are written in plain torch, several kernels
+    each, and every projection is a matmul of its own."""
 
 
 class _Attention(nn.Module):
@@ -55,24 +59,56 @@ class _Attention(nn.Module):
         self.shape = shape
         self.head_dim = shape.hidden // shape.heads
         kv_width = shape.kv_heads * self.head_dim
-        self.widths = (shape.heads * self.head_dim, kv_width, kv_width)
-        self.qkv = nn.Linear(shape.hidden, sum(self.widths), bias=shape.biases)
-        self.out = nn.Linear(self.widths[0], shape.hidden, bias=shape.biases)
+        widths = (shape.heads * self.head_dim, kv_width, kv_width)
+        self.qkv = _Projections(shape, widths, joined=not shape.plain_torch)
+        self.out = nn.Linear(widths[0], shape.hidden, bias=shape.biases)
 
     def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
         batch, tokens, _ = x.shape
         query, key, value = (
-            part.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
-            for part in self.qkv(x).split(self.widths, dim=2)
+            part.view(batch, tokens, -1, self.head_dim).transpose(1, 2) for part in self.qkv(x)
         )
         if rotary is not None:
-            query, key = query * rotary, key * rotary  # one kernel each, as fused ones
+            query, key = self._rotated(query, rotary), self._rotated(key, rotary)
         grouped = self.shape.kv_heads < self.shape.heads
+        if grouped and self.shape.plain_torch:
+            key, value = self._repeated(key), self._repeated(value)
+            grouped = False
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, dropout_p=self.shape.dropout, enable_gqa=grouped
         )
         mixed = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return F.dropout(mixed, self.shape.dropout) if self.shape.dropout else mixed
+
+    def _rotated(self, x: Tensor, rotary: Tensor) -> Tensor:
+        """One kernel, or a conversion to float32, a product and the conversion back."""
+        if not self.shape.plain_torch:
+            return x * rotary
+        return (x.float() * rotary).to(x.dtype)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Keys or values (batch, kv heads, tokens, head dim), copied for every query head."""
+        batch, kv_heads, tokens, head_dim = x.shape
+        times = self.shape.heads // kv_heads
+        wide = x[:, :, None].expand(batch, kv_heads, times, tokens, head_dim)
+        return wide.reshape(batch, kv_heads * times, tokens, head_dim)
+
+
+class _Projections(nn.Module):
+    """Several projections of one input: one matmul whose output is split, or one each."""
+
+    def __init__(self, shape: ModelShape, widths: Sequence[int], *, joined: bool) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        outs = (sum(self.widths),) if joined else self.widths
+        self.weights = nn.ModuleList(
+            [nn.Linear(shape.hidden, out, bias=shape.biases) for out in outs]
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        if len(self.weights) > 1:
+            return tuple(weight(x) for weight in self.weights)
+        return self.weights[0](x).split(self.widths, dim=-1)  # type: ignore[no-any-return]
 
 
 class _Mlp(nn.Module):
@@ -80,19 +116,16 @@ class _Mlp(nn.Module):
         super().__init__()
         self.dropout = shape.dropout
         self.gated = shape.gated
-        width = 2 * shape.ffn if shape.gated else shape.ffn
-        self.up = nn.Linear(shape.hidden, width, bias=shape.biases)
+        widths = (shape.ffn, shape.ffn) if shape.gated else (shape.ffn,)
+        self.up = _Projections(shape, widths, joined=not shape.plain_torch)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.down(self._activated(self.up(x)))
         return F.dropout(out, self.dropout) if self.dropout else out
 
-    def _activated(self, up: Tensor) -> Tensor:
-        if not self.gated:
-            return F.gelu(up)
-        gate, value = up.chunk(2, dim=2)
-        return F.silu(gate) * value
+    def _activated(self, up: tuple[Tensor, ...]) -> Tensor:
+        return F.silu(up[0]) * up[1] if self.gated else F.gelu(up[0])
 
 
 class _Block(nn.Module):
@@ -109,8 +142,23 @@ class _Block(nn.Module):
         return out
 
 
+class _PlainRmsNorm(nn.Module):
+    """RMSNorm as six kernels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return scaled.to(x.dtype) * self.weight
+
+
 def _norm(shape: ModelShape) -> nn.Module:
-    return nn.RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
+    if not shape.gated:
+        return nn.LayerNorm(shape.hidden)
+    return _PlainRmsNorm(shape.hidden) if shape.plain_torch else nn.RMSNorm(shape.hidden)
 
 
 class Decoder(nn.Module):
@@ -136,7 +184,9 @@ class Decoder(nn.Module):
         x = self.tokens(ids)
         if self.positions is not None:
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        rotary = self.angles.to(x.dtype) if self.shape.gated else None
+        rotary = None
+        if self.shape.gated:
+            rotary = self.angles.float() if self.shape.plain_torch else self.angles.to(x.dtype)
         if self.shape.dropout:
             x = F.dropout(x, self.shape.dropout)
         for block in self.blocks:

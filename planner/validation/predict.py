@@ -42,12 +42,11 @@ def predict_run(run: Run, pricer: CasePricer, constants: Constants) -> Predictio
         price = pricer.price(case, constants.get((case.framework.name, case.cluster)))
     except PlannerError as error:
         return Unpriced(row=run.row, reason=str(error).replace("\n", "; "))
-    memory_bytes = price.memory.total_bytes
     return Prediction(
         row=run.row,
         step_time_s=price.costs.step_time_s,
-        peak_mem_bytes=memory_bytes,
-        feasible=memory_bytes <= price.capacity_bytes,
+        peak_mem_bytes=price.memory.total_bytes,
+        feasible=price.fits,
         costs=price.costs,
         memory=price.memory,
         assumptions=case.assumptions,

@@ -8,19 +8,23 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.node_pricing import Pricing
 from planner.cost.replicated import ReplicatedLayout, ReplicatedStages
 from planner.cost.stage_memory import HeldStage, ModelUnits
-from planner.cost.stage_table import StageTable
+from planner.cost.stage_table import OPTIMIZER_PASSES, GradientTraffic, StageTable
 from planner.framework.spec import FrameworkSpec
 from planner.framework.tuning import tune
 from planner.hardware.profiles import load_cluster
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.search.decode import step_costs
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.units import DTYPE_BYTES
 from planner.validation.cases import Case
 from planner.validation.pipeline import pipeline_times
-from planner.validation.stages import stage_bounds
+from planner.validation.stages import leaves_ranks_empty, stage_bounds
+from planner.validation.types import Run
 from planner.validation.workbook import WorkBook, WorkKey
+
+_MASTER_BYTES = DTYPE_BYTES["float32"]
 
 Values = Mapping[str, float]
 """Constants by their keys in ``planner.framework.tuning.SETTINGS``."""
@@ -33,9 +37,10 @@ class CasePrice:
     costs: CostBreakdown
     """Where the time of a step goes."""
     memory: MemoryBreakdown
-    """What the fullest rank holds."""
-    capacity_bytes: int
-    """What it can hold."""
+    """What the rank holds whose memory the runs state: the fullest, or the first."""
+    fits: bool
+    """Whether the layout runs: the fullest rank fits into its device, and every rank has a
+    part of the model."""
 
 
 @lru_cache(maxsize=1024)
@@ -114,6 +119,8 @@ def _replicated_price(
     """DDP and ZeRO-1, with or without a pipeline."""
     run = case.run
     dp_group = comm_group(cluster, degree=run.dp, stride=run.tp)
+    tp_group = comm_group(cluster, degree=run.tp, stride=1)
+    congested = max(cluster.num_nodes / framework.congested_nodes, tp_group.num_nodes / 4) >= 1
     layout = ReplicatedLayout(
         cluster=cluster,
         framework=framework,
@@ -122,12 +129,14 @@ def _replicated_price(
         dp_group=dp_group,
         shard_ranks=1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp),
         pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
+        is_congested=run.pp > 1 and congested,
         num_microbatches=case.num_microbatches,
     )
     stages = ReplicatedStages(model, layout)
     bounds = stage_bounds(case.shape, run.pp * run.virtual_stages, framework.stage_cuts)
-    found = {bound: stages.passes(*bound) for bound in dict.fromkeys(_kinds(bounds, model))}
-    passes = [found[kind] for kind in _kinds(bounds, model)]
+    kinds = _kinds(bounds, model, _boundary_links(cluster, run))
+    found = {kind: stages.passes(*kind) for kind in dict.fromkeys(kinds)}
+    passes = [found[kind] for kind in kinds]
     pipeline = pipeline_times(
         run.schedule, passes, pp=run.pp, num_microbatches=case.num_microbatches
     )
@@ -149,20 +158,44 @@ def _replicated_price(
         bubble_s=pipeline.step_s - pace_s,
         optimizer_s=max(stages.update_s(mine) for mine in held) + framework.step_s,
     )
-    memory = max(
-        (stages.peak(mine, counts) for mine, counts in zip(held, pipeline.in_flight, strict=True)),
-        key=lambda each: each.total_bytes,
+    memories = [
+        stages.peak(mine, counts) for mine, counts in zip(held, pipeline.in_flight, strict=True)
+    ]
+    fullest = max(memories, key=lambda each: each.total_bytes)
+    return CasePrice(
+        costs=costs,
+        memory=memories[0] if framework.measures_first_rank else fullest,
+        fits=fullest.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes
+        and not leaves_ranks_empty(case.shape, run.pp * run.virtual_stages, framework.stage_cuts),
     )
-    return CasePrice(costs=costs, memory=memory, capacity_bytes=cluster.device.memory_bytes)
 
 
-def _kinds(bounds: tuple[tuple[int, int], ...], model: ModelUnits) -> list[tuple[int, int]]:
-    """Each stage, inner ones of the same length as the first of them."""
-    first_of: dict[int, tuple[int, int]] = {}
+_StageKind = tuple[int, int, tuple[LinkSpec, LinkSpec]]
+"""First unit, one past the last, links to the stages before and behind."""
+
+
+def _boundary_links(cluster: ClusterSpec, run: Run) -> list[LinkSpec]:
+    """The link in front of each stage and behind the last; stages go round the ranks."""
+    group = comm_group(cluster, degree=run.pp, stride=run.tp * run.dp)
+    node = [rank * run.tp * run.dp // cluster.gpus_per_node for rank in range(run.pp)]
+    stages = run.pp * run.virtual_stages
+    return [
+        group.inner if node[(stage - 1) % run.pp] == node[stage % run.pp] else group.slowest
+        for stage in range(stages + 1)
+    ]
+
+
+def _kinds(
+    bounds: tuple[tuple[int, int], ...], model: ModelUnits, links: list[LinkSpec]
+) -> list[_StageKind]:
+    """Each stage; inner ones that are as long and have the same links count as the first."""
+    first_of: dict[tuple[int, tuple[LinkSpec, LinkSpec]], _StageKind] = {}
     found = []
-    for first, end in bounds:
-        inner = first > 0 and end < len(model.units)
-        found.append(first_of.setdefault(end - first, (first, end)) if inner else (first, end))
+    for stage, (first, end) in enumerate(bounds):
+        around = links[stage], links[stage + 1]
+        kind = (first, end, around)
+        inner = 0 < first < end < len(model.units) - 2
+        found.append(first_of.setdefault((end - first, around), kind) if inner else kind)
     return found
 
 
@@ -181,17 +214,26 @@ def _fsdp_price(
         reshard_after_forward=run.data_parallel == "zero3",
         sequence_parallel=run.sequence_parallel,
     )
-    table = StageTable(model, configuration, cluster)
     model = _whole_epilogue(model)
+    table = StageTable(model, configuration, cluster, _gradients(framework))
     kinds = ("none", *[case.recompute] * run.layers, "none")
     seconds = table.seconds(0, len(model.units), kinds)
     costs = step_costs(configuration, [seconds])
     held = HeldStage(first=0, end=len(model.units), kinds=kinds, in_flight=1)
     memory = replace(table.memory.peak([held]), reserve_bytes=round(framework.reserve_bytes))
+    moved = framework.optimizer_moved_bytes / (OPTIMIZER_PASSES * _MASTER_BYTES)
     return CasePrice(
-        costs=replace(costs, optimizer_s=costs.optimizer_s + framework.step_s),
+        costs=replace(costs, optimizer_s=moved * costs.optimizer_s + framework.step_s),
         memory=memory,
-        capacity_bytes=cluster.device.memory_bytes,
+        fits=memory.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes,
+    )
+
+
+def _gradients(framework: FrameworkSpec) -> GradientTraffic:
+    """What reducing gradients moves, by the framework's bytes per float32 parameter."""
+    return GradientTraffic(
+        wire=framework.gradient_wire_bytes / _MASTER_BYTES,
+        copied=framework.accumulated_bytes / _MASTER_BYTES,
     )
 
 

@@ -35,18 +35,37 @@ def _even(shape: ModelShape, stages: int, cuts: StageCuts) -> list[int]:
 
 
 def _by_flop(shape: ModelShape, stages: int) -> list[int]:
-    """Units per stage: a stage ends with the unit that exceeds its share of the FLOPs.
+    """Units per stage: a stage ends with the unit that exceeds its share of the FLOPs."""
+    costs = _unit_costs(shape)
+    counts = [0] * stages
+    for stage in _stages_of(costs, stages):
+        counts[min(stage, stages - 1)] += 1
+    return counts
 
-    A rank that is left without a unit passes on what it gets.
-    """
+
+def _unit_costs(shape: ModelShape) -> list[int]:
+    """Multiplications per token of embedding, blocks, head and loss."""
     matrices = 3 if shape.gated else 2
     block = (4 * shape.hidden + matrices * shape.ffn) * shape.hidden
-    costs = [0, *[block] * shape.layers, shape.vocab_size * shape.hidden, 0]
-    total = sum(costs)
-    counts = [0] * stages
-    stage = 0
-    for reached, _ in zip(accumulate(costs), costs, strict=True):
-        counts[stage] += 1
+    return [0, *[block] * shape.layers, shape.vocab_size * shape.hidden, 0]
+
+
+def _stages_of(costs: list[int], stages: int) -> list[int]:
+    """The stage of each unit."""
+    total, stage = sum(costs), 0
+    found = []
+    for reached in accumulate(costs):
+        found.append(stage)
         if reached * stages > total * (stage + 1):
             stage += 1
-    return counts
+    return found
+
+
+def leaves_ranks_empty(shape: ModelShape, stages: int, cuts: StageCuts) -> bool:
+    """Whether some rank gets no unit at all; such jobs fail when they start.
+
+    The conversion of the logits counts as a unit of its own here.
+    """
+    if cuts != "by_flop":
+        return False
+    return _stages_of([*_unit_costs(shape), 0], stages)[-1] < stages - 1

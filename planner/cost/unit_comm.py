@@ -1,0 +1,66 @@
+"""Collectives of a unit with its layouts chosen: where layouts change, and inside its loss."""
+
+from collections.abc import Iterable, Sequence
+
+from planner.cost.unit_work import CommWork
+from planner.graph.operator_graph import OperatorGraph
+from planner.strategy.conversion import conversion
+from planner.strategy.layout import Layout
+from planner.strategy.nodes import NodeStrategy
+from planner.units import DTYPE_BYTES
+
+_SOFTMAX_REDUCTIONS = 3
+"""All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
+
+Comm = Sequence[CommWork]
+"""Collectives of one pass."""
+
+Conversions = tuple[tuple[int, Layout, Layout], ...]
+"""Value, layout as made, layout as read."""
+
+
+def gathered_values(chosen: Sequence[NodeStrategy], conversions: Conversions) -> frozenset[int]:
+    """Values that are made split and read whole."""
+    exits = [
+        (value, strategy.layouts[value], layout)
+        for strategy in chosen
+        for value, layout in strategy.outputs.items()
+        if value in strategy.layouts
+    ]
+    return frozenset(
+        value
+        for value, source, target in (*conversions, *exits)
+        if source.is_shard and not target.is_shard
+    )
+
+
+def joined_comm(parts: Iterable[Comm]) -> tuple[CommWork, ...]:
+    """Collectives of several parts in order."""
+    return tuple(comm for part in parts for comm in part)
+
+
+def exit_comm(graph: OperatorGraph, strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
+    """Collectives at a node's exits and inside its loss, forward and backward."""
+    found = [
+        change_comm(graph, value, strategy.layouts[value], layout)
+        for value, layout in strategy.outputs.items()
+        if value in strategy.layouts
+    ]
+    if strategy.loss_rows:
+        rows_bytes = strategy.loss_rows * DTYPE_BYTES["float32"]
+        row = CommWork(kind="all_reduce", num_bytes=rows_bytes)
+        found.append(([row] * _SOFTMAX_REDUCTIONS, []))
+    return found
+
+
+def change_comm(
+    graph: OperatorGraph, value: int, source: Layout, target: Layout
+) -> tuple[Comm, Comm]:
+    """Collectives of a change of layout of one value, forward and backward."""
+    change = conversion(source, target)
+    num_bytes = graph.values[value].size_bytes
+    forward, backward = (
+        [] if kind is None else [CommWork(kind=kind, num_bytes=num_bytes)]
+        for kind in (change.forward, change.backward)
+    )
+    return forward, backward
