@@ -1,0 +1,58 @@
+import pytest
+
+from planner.cost.zero_bubble import SplitPipeline, zero_bubble_s
+
+
+def pipeline(
+    times: tuple[float, float, float], *, ranks: int, num_microbatches: int, windows: int
+) -> SplitPipeline:
+    forward_s, input_s, weight_s = times
+    return zero_bubble_s(
+        forward_s=[forward_s] * ranks,
+        input_backward_s=[input_s] * ranks,
+        weight_backward_s=[weight_s] * ranks,
+        num_microbatches=num_microbatches,
+        limit=windows * ranks,
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_with_equal_parts_the_bubble_is_that_of_the_handcrafted_schedules(ranks: int) -> None:
+    # Qi et al. 2024, table 2: (p - 1)(F + B - W) for ZB-H1 and (p - 1)(F + B - 2 W) for ZB-H2.
+    for windows, bubble_s in ((1, ranks - 1), (2, 0)):
+        found = pipeline((1, 1, 1), ranks=ranks, num_microbatches=3 * ranks, windows=windows)
+        assert found.step_s == pytest.approx(9 * ranks + bubble_s)
+
+
+@pytest.mark.parametrize(
+    ("windows", "num_microbatches", "published"),
+    [(1, 24, 0.1585), (1, 64, 0.0674), (2, 24, 0.0433), (2, 32, 0.0039), (2, 64, 0.0026)],
+)
+def test_bubble_rates_of_the_1_5b_model_are_those_published(
+    windows: int, num_microbatches: int, published: float
+) -> None:
+    # Table 5 there; milliseconds of a block as the cost model prices it.
+    times = (5.2, 6.5, 3.4)
+    found = pipeline(times, ranks=8, num_microbatches=num_microbatches, windows=windows)
+    rate = 1 - num_microbatches * sum(times) / found.step_s
+    assert rate == pytest.approx(published, abs=0.03)
+
+
+def test_a_rank_holds_no_more_than_the_limit() -> None:
+    found = pipeline((3, 2, 2), ranks=4, num_microbatches=20, windows=2)
+    assert max(found.in_flight) == 8
+
+
+def test_one_rank_has_no_bubble() -> None:
+    assert pipeline((3, 2, 1), ranks=1, num_microbatches=5, windows=1).step_s == pytest.approx(30)
+
+
+def test_the_slowest_rank_sets_the_pace() -> None:
+    found = zero_bubble_s(
+        forward_s=[1, 1, 2],
+        input_backward_s=[1, 1, 2],
+        weight_backward_s=[1, 1, 2],
+        num_microbatches=30,
+        limit=6,
+    )
+    assert found.step_s == pytest.approx(30 * 6, rel=0.02)
