@@ -9,6 +9,7 @@ from planner.cost.liveness import UnitPeaks, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.unit_comm import (
+    Comm,
     Conversions,
     change_comm,
     exit_comm,
@@ -64,23 +65,17 @@ def unit_work(
     graph, unit = view.graph, problem.unit
     peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
-    exits = [
-        pair
-        for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
-        if node.ops and node.ops[-1] in view.own_ops
-        for pair in exit_comm(graph, strategy)
-    ]
-    changes = [change_comm(graph, *change) for change in conversions]
+    comm = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
     return UnitWork(
         structure=unit.structure,
         forward=RankWork(
             ops=tuple(view.forward_works(unit.forward_ops)),
-            comm=joined_comm(forward for forward, _ in (*exits, *changes)),
+            comm=joined_comm(forward for forward, _ in comm),
         ),
         input_backward=RankWork(
             ops=inputs,
-            comm=joined_comm(backward for _, backward in (*exits, *changes)) + view.regathers(),
+            comm=joined_comm(backward for _, backward in comm) + view.regathers(),
         ),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
@@ -101,6 +96,17 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
         backward_ops=tuple(op for op in unit.backward_ops if part(nodes[op])),
     )
     return replace(problem, unit=kept)
+
+
+def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Comm, Comm]]:
+    """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
+    exits = [
+        pair
+        for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True)
+        if node.ops and node.ops[-1] in view.own_ops
+        for pair in exit_comm(view.graph, strategy)
+    ]
+    return exits + [change_comm(view.graph, *change) for change in conversions]
 
 
 def _temporaries(
