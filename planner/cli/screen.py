@@ -16,6 +16,7 @@ from planner.plan.record import PlanRecord
 from planner.plan.types import Plan
 from planner.report.view import (
     cluster_words,
+    error_words,
     header_facts,
     headline,
     memory_table,
@@ -207,6 +208,7 @@ def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
     if verbose and refused_details(outcome):
         lines.append(_refusals(record))
     lines.append(Text(f"Solver: {solver_words(outcome.solver)}"))
+    lines.append(Text(error_words(record.cluster), "dim"))
     lines.append(Text(f"Not modelled: {NOT_MODELLED}", "dim"))
     return stack(*lines)
 

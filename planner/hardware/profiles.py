@@ -119,7 +119,10 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     links = tuple(
         _read_link(path, index, table) for index, table in enumerate(reader.tables("links"))
     )
-    numbers = reader.finish(optional=("full_speed_ranks_per_node",))
+    step_time_error = (
+        reader.number("step_time_error", most=1.0) if reader.has("step_time_error") else None
+    )
+    numbers = reader.finish(optional=("full_speed_ranks_per_node", "step_time_error"))
     _check_links(path, links)
     wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
     per_node = _resolve_node(gpus, wished, name)
@@ -134,6 +137,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
         gpus_per_node=per_node,
         links=links,
         num_gpus=gpus,
+        step_time_error=step_time_error,
         numbers=numbers,
     )
     return cluster if full_speed is None else _share_node(cluster, full_speed)

@@ -131,6 +131,9 @@ class ClusterSpec:
     """Link classes, innermost first; the last joins any number of ranks."""
     num_gpus: int
     """Ranks in all."""
+    step_time_error: float | None
+    """Mean error of predicted step times over measured runs on such hardware, as a share; None
+    where none were measured."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of the cluster's own numbers."""
 
@@ -141,18 +144,18 @@ class ClusterSpec:
 
     @property
     def profile_hash(self) -> str:
-        """Hash of every number that a plan depends on; names and sources do not count."""
+        """Hash of every number that a plan depends on; names, sources and errors do not count."""
         content = json.dumps(_without_words(asdict(self)), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _without_words(value: object) -> object:
-    """Drop names and sources from nested dicts and tuples."""
+    """Drop names, sources and errors from nested dicts and tuples."""
     if isinstance(value, dict):
         return {
             key: _without_words(part)
             for key, part in value.items()
-            if key not in ("name", "numbers")
+            if key not in ("name", "numbers", "step_time_error")
         }
     if isinstance(value, list | tuple):
         return [_without_words(part) for part in value]

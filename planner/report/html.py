@@ -5,6 +5,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from planner.plan.record import PlanRecord
 from planner.report.view import (
     cluster_words,
+    error_words,
     header_facts,
     headline,
     memory_table,
@@ -47,5 +48,6 @@ def summary_html(record: PlanRecord) -> str:
         refused=refused_words(record.outcome),
         solver=solver_words(record.outcome.solver),
         warnings=record.warnings,
+        expected_error=error_words(record.cluster),
         not_modelled=NOT_MODELLED,
     )

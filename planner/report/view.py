@@ -114,16 +114,28 @@ def cluster_words(cluster: ClusterSpec) -> str:
 
 
 def headline(record: PlanRecord) -> tuple[str, ...]:
-    """Give the recommended plan's rates."""
+    """Give the recommended plan's rates, and the error to expect of the step time."""
     plan = record.outcome.best
     figures = plan_figures(plan, record.cluster)
+    error = record.cluster.step_time_error
+    expected = "" if error is None else f" +-{error:.0%}"
     facts = [
-        f"step {format_s(figures.step_time_s)}",
+        f"step {format_s(figures.step_time_s)}{expected}",
         f"{format_count(figures.tokens_per_s_per_gpu)} {record.model.token_word}/s/GPU",
     ]
     if figures.mfu is not None:
         facts.append(f"MFU {figures.mfu:.1%}")
     return tuple(facts)
+
+
+def error_words(cluster: ClusterSpec) -> str:
+    """Say how far step times were off where runs on such hardware were measured."""
+    if cluster.step_time_error is None:
+        return "Error of the step time: not known, no runs on such devices were measured"
+    return (
+        f"Error of the step time: {cluster.step_time_error:.0%} on average over measured runs on "
+        "such devices"
+    )
 
 
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:
