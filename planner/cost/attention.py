@@ -4,13 +4,16 @@ Unfused, the scores of batch x heads x queries x keys are written and read by ev
 the weights stay in memory for backward: 2 bytes an element, and with dropout the dropped weights
 and a mask of 1 byte besides (Korthikanti et al. 2022, 2205.05198, section 4.1). Scaling and
 masking are taken as part of the softmax kernel. A fused kernel skips what a causal mask spares;
-unfused matmuls compute all of it.
+unfused matmuls compute all of it, and are slow for heads whose rows are not multiples of 16 bytes.
 """
 
 from planner.cost.op import OpWork
 from planner.framework.spec import KernelForms
 
 _MASK_BYTES = 1
+
+_ROW_ALIGNMENT = 16
+"""Bytes that the loads of tensor-core kernels are multiples of."""
 
 
 def attention_works(work: OpWork, kernels: KernelForms, itemsize: int) -> list[OpWork]:
@@ -64,6 +67,7 @@ def _product(work: OpWork, m: int, n: int, k: int, itemsize: int) -> OpWork:
         m=m,
         n=n,
         k=k,
+        aligned=work.k * itemsize % _ROW_ALIGNMENT == 0,
     )
 
 

@@ -32,6 +32,11 @@ _OVERLAP_POWER = 4
 _ATTENTION_TILE = 128
 """Rows of queries that one SM works on in fused attention."""
 
+_UNALIGNED_RATE = 0.05
+"""Share of its rate that a batched matmul reaches whose rows do not start at 16-byte boundaries and
+that finds no tensor-core kernel: BigScience's 13,824 wide models lost a third of their throughput
+between heads of 216 and of 108 elements (chronicles-prequel.md, "NHEADs comparison")."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpWork:
@@ -55,6 +60,8 @@ class OpWork:
     """Matmul: length of the sums. Attention: head dim."""
     backward: bool = False
     """Attention: the backward kernel."""
+    aligned: bool = True
+    """Batched matmul: rows of its operands and result start at 16-byte boundaries."""
     masked_flop: float = 0.0
     """Attention: the part of ``flop`` that a causal mask spares the kernel."""
 
@@ -115,6 +122,8 @@ def _peak(device: DeviceSpec, dtype: str) -> float:
 def _matmul_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     """Compute time of a matmul, by waves of tiles where its shape is known."""
     peak = _peak(device, dtype)
+    if not work.aligned:
+        peak *= _UNALIGNED_RATE
     efficiency = device.efficiency
     sustained_s = work.flop / (peak * efficiency.sustained_fraction)
     exact_flop = 2 * work.batch * work.m * work.n * work.k

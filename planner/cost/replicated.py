@@ -139,7 +139,7 @@ class ReplicatedStages:
             backward_s += unit.backward_s
             weight_s += min(unit.weight_backward_s, unit.backward_s)
             forward_comm_s += unit.forward_comm_s
-            backward_comm_s += unit.backward_comm_s
+            backward_comm_s += self._backward_comm_s(unit)
             recompute_s += self._recompute_s(index, unit)
         return StagePasses(
             forward_s=forward_s,
@@ -150,6 +150,12 @@ class ReplicatedStages:
             backward_comm_s=backward_comm_s * exposed,
             transfer_s=self._transfer_s(first, end, links),
         )
+
+    def _backward_comm_s(self, unit: PricedUnit) -> float:
+        """Collectives of a unit's backward, less what its weight gradients hide."""
+        if not self._layout.framework.hides_backward_collectives:
+            return unit.backward_comm_s
+        return max(0.0, unit.backward_comm_s - unit.weight_backward_s)
 
     def _recompute_s(self, index: int, unit: PricedUnit) -> float:
         if index not in self._blocks:

@@ -18,6 +18,7 @@ _CHOICES = {
     "pointwise": ("as_written", "fused"),
     "gathered_inputs": ("kept", "gathered_again"),
     "stage_transfers": ("whole", "split_over_tp"),
+    "backward_collectives": ("exposed", "beside_weight_gradients"),
     "recomputation_ends": ("last_needed_tensor", "block"),
     "state_form": ("fsdp", "replicated"),
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
@@ -25,7 +26,11 @@ _CHOICES = {
     "loss_dtype": ("float32", "compute"),
 }
 
-_DEFAULTS = {"model_code": "fused_kernels", "pointwise": "as_written"}
+_DEFAULTS = {
+    "backward_collectives": "exposed",
+    "model_code": "fused_kernels",
+    "pointwise": "as_written",
+}
 """What holds where a profile does not say."""
 
 
@@ -62,10 +67,16 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
         bucket_bytes=reader.positive("bucket_mib") * MIB,
         gradient_overlap=reader.number("gradient_overlap", most=1.0),
         tp_overlap=reader.number("tp_overlap", most=1.0),
+        hides_backward_collectives=(
+            _choice(reader, "backward_collectives") == "beside_weight_gradients"
+        ),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
         network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
+        default_heads=(
+            reader.count("heads_where_not_stated") if reader.has("heads_where_not_stated") else 0
+        ),
         message_s=us_to_s(reader.number("message_us")),
         congested_nodes=reader.positive("congested_nodes"),
         congested_message_s=us_to_s(reader.number("congested_message_us")),

@@ -53,6 +53,8 @@ class KernelForms:
     otherwise the block's whole forward runs again."""
     fuses_pointwise: bool = False
     """Chains of pointwise kernels and norms are one kernel each, as torch.compile makes them."""
+    fuses_loss: bool = False
+    """Cross-entropy is one kernel that reads the logits, and one that writes their gradient."""
 
 
 TORCH_KERNELS = KernelForms()
@@ -111,6 +113,9 @@ class FrameworkSpec:
     """Share of the last microbatch's backward behind which the reduction hides."""
     tp_overlap: float
     """Share of tensor-parallel collectives that hides behind the matmuls beside them."""
+    hides_backward_collectives: bool
+    """Tensor-parallel collectives of the backward pass run beside the matmuls that make the
+    gradients of parameters (Megatron-LM since 2022)."""
     collective_host_s: float
     """Time that the host takes to issue one tensor-parallel collective, beyond that of any op."""
     network_host_s: float
@@ -119,6 +124,8 @@ class FrameworkSpec:
     """How blocks are divided over stages."""
     default_vocab_size: int
     """Vocabulary where a row states none."""
+    default_heads: int
+    """Query heads where a row states none; 0 for heads of 128 elements."""
     message_s: float
     """Time of a transfer between stages beyond the link's: handshake and synchronisation."""
     congested_nodes: float

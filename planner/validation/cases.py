@@ -121,7 +121,7 @@ def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelS
     gated = run.arch == "llama"
     heads = run.heads
     if heads is None:
-        heads = max(1, run.hidden // 128)
+        heads = framework.default_heads or max(1, run.hidden // 128)
         while run.hidden % heads or heads % run.tp:
             heads += 1
         assumptions.append(f"heads {heads} (not stated)")
