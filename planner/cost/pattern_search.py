@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 _SMALLEST_STEP = 0.01
 _LEAST_GAIN = 1e-4
 
+Move = tuple[tuple[str, int], ...]
+"""Parameters that are moved together, each up (1) or down (-1)."""
+
 
 def pattern_search(
     loss: Callable[[Mapping[str, float]], float],
@@ -13,6 +16,7 @@ def pattern_search(
     *,
     fixed: Sequence[str] = (),
     most: Mapping[str, float] = {},
+    pairs: bool = True,
 ) -> dict[str, float]:
     """Minimise by moving one or two parameters at a time by a factor that shrinks.
 
@@ -21,30 +25,46 @@ def pattern_search(
         start: First values, above 0.
         fixed: Names that keep their values.
         most: Largest values, by name.
+        pairs: Move parameters in pairs as well, which finds its way along a valley in which one
+            makes up for another, and takes some ten times as many evaluations.
     """
-    free = [name for name in start if name not in fixed]
-    moves: list[tuple[tuple[str, int], ...]] = [
-        ((name, sign),) for name in free for sign in (1, -1)
-    ]
-    moves += [
-        ((first, sign), (second, other))
-        for first, second in itertools.combinations(free, 2)
-        for sign in (1, -1)
-        for other in (1, -1)
-    ]
+    moves = _moves([name for name in start if name not in fixed], pairs=pairs)
     best = dict(start)
     best_loss = loss(best)
     step = 0.4
     while step > _SMALLEST_STEP:
         before = best_loss
+        back: Move = ()
         for move in moves:
-            trial = dict(best)
-            for name, sign in move:
-                value = trial[name] * (1 + step) ** sign
-                trial[name] = min(value, most.get(name, value))
+            trial = _moved(best, move, step, most)
+            if move == back or trial == best:
+                continue
             trial_loss = loss(trial)
             if trial_loss < best_loss:
                 best, best_loss = trial, trial_loss
+                back = tuple((name, -sign) for name, sign in move)
         if best_loss > before - _LEAST_GAIN:
             step /= 2
     return best
+
+
+def _moves(names: Sequence[str], *, pairs: bool) -> list[Move]:
+    moves: list[Move] = [((name, sign),) for name in names for sign in (1, -1)]
+    if pairs:
+        moves += [
+            ((first, sign), (second, other))
+            for first, second in itertools.combinations(names, 2)
+            for sign in (1, -1)
+            for other in (1, -1)
+        ]
+    return moves
+
+
+def _moved(
+    values: Mapping[str, float], move: Move, step: float, most: Mapping[str, float]
+) -> dict[str, float]:
+    trial = dict(values)
+    for name, sign in move:
+        value = trial[name] * (1 + step) ** sign
+        trial[name] = min(value, most.get(name, value))
+    return trial

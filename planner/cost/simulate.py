@@ -1,8 +1,13 @@
 """Step time of a pipeline by running its action lists against a clock."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from planner.strategy.schedules import Actions
+
+_Wired = tuple[int, int, bool, int | None, int | None]
+"""Rank, stage, whether it is a forward; position of the action whose output it reads, boundary
+that this crosses."""
 
 
 def simulate_s(
@@ -28,10 +33,25 @@ def simulate_s(
     Raises:
         AssertionError: The lists wait for each other in a circle.
     """
-    num_stages = len(forward_s)
-    forward_done: list[list[float]] = [[] for _ in range(num_stages)]
-    backward_done: list[list[float]] = [[] for _ in range(num_stages)]
     clock = [0.0] * len(actions)
+    done: list[float] = []
+    for rank, stage, is_forward, source, boundary in _wired(tuple(actions), len(forward_s) - 1):
+        start = clock[rank]
+        if source is not None:
+            ready = done[source] + (0.0 if boundary is None else transfer_s[boundary])
+            start = max(start, ready)
+        clock[rank] = start + (forward_s if is_forward else backward_s)[stage]
+        done.append(clock[rank])
+    return max(clock)
+
+
+@lru_cache(maxsize=256)
+def _wired(actions: tuple[Actions, ...], last: int) -> tuple[_Wired, ...]:
+    """All actions in an order in which each comes after those that it waits for."""
+    wired: list[_Wired] = []
+    places: dict[tuple[int, bool], list[int]] = {
+        (stage, is_forward): [] for stage in range(last + 1) for is_forward in (True, False)
+    }
     position = [0] * len(actions)
     progress = True
     while progress:
@@ -39,39 +59,23 @@ def simulate_s(
         for rank, row in enumerate(actions):
             while position[rank] < len(row):
                 stage, is_forward = row[position[rank]]
-                ready = _ready_s(
-                    stage, forward_done, backward_done, transfer_s, is_forward=is_forward
-                )
-                if ready is None:
-                    break
-                start = max(clock[rank], ready)
-                done = forward_done if is_forward else backward_done
-                clock[rank] = start + (forward_s if is_forward else backward_s)[stage]
-                done[stage].append(clock[rank])
+                source = boundary = None
+                if not (is_forward and stage == 0):
+                    feeder, boundary = _feeder(stage, last, is_forward=is_forward)
+                    microbatch = len(places[stage, is_forward])
+                    if microbatch >= len(places[feeder]):
+                        break
+                    source = places[feeder][microbatch]
+                places[stage, is_forward].append(len(wired))
+                wired.append((rank, stage, is_forward, source, boundary))
                 position[rank] += 1
                 progress = True
     assert all(place == len(row) for place, row in zip(position, actions, strict=True))
-    return max(clock)
+    return tuple(wired)
 
 
-def _ready_s(
-    stage: int,
-    forward_done: list[list[float]],
-    backward_done: list[list[float]],
-    transfer_s: Sequence[float],
-    *,
-    is_forward: bool,
-) -> float | None:
-    """When the next action of a stage has its input, None while that is not computed yet."""
-    done = forward_done if is_forward else backward_done
-    microbatch = len(done[stage])
-    last = len(forward_done) - 1
+def _feeder(stage: int, last: int, *, is_forward: bool) -> tuple[tuple[int, bool], int | None]:
+    """Stage and pass that an action reads from, and the boundary between."""
     if is_forward:
-        if stage == 0:
-            return 0.0
-        source, transfer = forward_done[stage - 1], transfer_s[stage - 1]
-    elif stage == last:
-        source, transfer = forward_done[stage], 0.0
-    else:
-        source, transfer = backward_done[stage + 1], transfer_s[stage]
-    return source[microbatch] + transfer if microbatch < len(source) else None
+        return (stage - 1, True), stage - 1
+    return ((stage, True), None) if stage == last else ((stage + 1, False), stage)

@@ -10,7 +10,7 @@ from planner.cost.replicated import ReplicatedLayout, ReplicatedStages
 from planner.cost.stage_memory import HeldStage, ModelUnits
 from planner.cost.stage_table import OPTIMIZER_PASSES, GradientTraffic, StageTable
 from planner.framework.spec import FrameworkSpec
-from planner.framework.tuning import tune
+from planner.framework.tuning import Tuned, tune
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import CommGroup, comm_group
@@ -54,6 +54,7 @@ class CasePricer:
     def __init__(self) -> None:
         self._books: dict[str, WorkBook] = {}
         self._values: Values = {}
+        self._tuned: dict[tuple[str, str, int], Tuned] = {}
         self._units: dict[tuple[WorkKey, CommGroup, float], ModelUnits] = {}
 
     def price(self, case: Case, values: Values | None = None) -> CasePrice:
@@ -69,16 +70,22 @@ class CasePricer:
         """
         if values is None:
             values = case.framework.tuned.get(case.cluster, {})
-        framework, cluster = tune(case.framework, _cluster(case.cluster, case.run.num_gpus), values)
-        model = self._model(case, framework, cluster, values)
+        if values != self._values:
+            self._values, self._tuned, self._units = dict(values), {}, {}
+        framework, cluster = self._in_place(case)
+        model = self._model(case, framework, cluster)
         price = _fsdp_price if framework.state_form == "fsdp" else _replicated_price
         return price(case, model, framework, cluster)
 
-    def _model(
-        self, case: Case, framework: FrameworkSpec, cluster: ClusterSpec, values: Values
-    ) -> ModelUnits:
-        if values != self._values:
-            self._values, self._units = values, {}
+    def _in_place(self, case: Case) -> Tuned:
+        """The case's framework and cluster with the constants put in their place."""
+        key = (case.framework.name, case.cluster, case.run.num_gpus)
+        if key not in self._tuned:
+            cluster = _cluster(case.cluster, case.run.num_gpus)
+            self._tuned[key] = tune(case.framework, cluster, self._values)
+        return self._tuned[key]
+
+    def _model(self, case: Case, framework: FrameworkSpec, cluster: ClusterSpec) -> ModelUnits:
         run = case.run
         key = WorkKey(
             shape=replace(case.shape, layers=0),
