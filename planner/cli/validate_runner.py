@@ -63,7 +63,7 @@ def run_calibration(options: CalibrateOptions) -> None:
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
     with ProgressLine(messages, verbose=verbose, quiet=quiet) as progress:
-        calibration = calibrate_runs(table.runs, progress=progress)
+        calibration = calibrate_runs(table, keep_going=options["keep_going"], progress=progress)
     lines = calibration.lines()
     if not lines:
         raise _nothing_to_fit(table.name, options["runs"])
@@ -71,7 +71,7 @@ def run_calibration(options: CalibrateOptions) -> None:
     print_calibration(
         answer_console(no_color=options["no_color"]),
         lines,
-        table.problems,
+        [*table.problems, *calibration.left_out],
         file=options["out"],
         phases_s=progress.phases_s,
     )

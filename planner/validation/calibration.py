@@ -7,6 +7,7 @@ from pathlib import Path
 from planner.framework.profiles import list_frameworks
 from planner.framework.tuning import SETTINGS
 from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.validation.types import Unpriced
 
 FrameworkOnCluster = tuple[str, str]
 """Names of a framework profile and of a cluster profile."""
@@ -24,6 +25,9 @@ class FittedConstants:
     """Mean absolute error of the rows' step times with the profile's own constants."""
     error_after: float
     """The same with the fitted ones."""
+    at_bound: tuple[str, ...]
+    """Keys of the values that are as large as a share can be: the runs ask for more, so that
+    something else is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class Calibration:
 
     fitted: Mapping[FrameworkOnCluster, FittedConstants]
     """What was fitted."""
+    left_out: tuple[Unpriced, ...]
+    """Runs that cannot be priced."""
 
     def lines(self) -> list[str]:
         """What was fitted, for people."""
@@ -41,7 +47,10 @@ class Calibration:
                 f"{framework} on {cluster}: {each.num_rows} rows, mean error of the step time "
                 f"{each.error_before:.1%} before, {each.error_after:.1%} after"
             )
-            found += [f"  {key} = {value:.4g}" for key, value in each.values.items()]
+            found += [
+                f"  {key} = {value:.4g}{' (at its bound)' if key in each.at_bound else ''}"
+                for key, value in each.values.items()
+            ]
         return found
 
     def to_toml(self) -> str:

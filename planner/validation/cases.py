@@ -9,7 +9,7 @@ from planner.framework.profiles import list_frameworks, load_framework
 from planner.framework.spec import FrameworkSpec, RunMatch
 from planner.hardware.fields import near_names
 from planner.validation.models import ModelShape
-from planner.validation.types import Run
+from planner.validation.types import Run, Unpriced
 
 _TIED_TOLERANCE = 0.5
 """Share of the embedding by which a stated size may miss a count and still tell it is meant."""
@@ -17,6 +17,11 @@ _TIED_TOLERANCE = 0.5
 
 class RunError(PlannerError):
     """A run that cannot be priced; the message says why."""
+
+    def __init__(self, message: str, *, hint: str = "", column: str | None = None) -> None:
+        """Keep the column of the cell that is wrong; None where the row is sound."""
+        super().__init__(message, hint=hint)
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +45,8 @@ class Case:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches per step and data-parallel rank, at least 1."""
-        per_rank = self.run.global_batch_size / (self.run.dp * self.run.microbatch_size)
-        return max(1, round(per_rank))
+        """Microbatches per step and data-parallel rank, rounded where the last is smaller."""
+        return round(self.run.global_batch_size / (self.run.dp * self.run.microbatch_size))
 
 
 @cache
@@ -68,6 +72,7 @@ def case_of(run: Run) -> Case:
     if run.tp > 1 and shape.heads % run.tp:
         raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
     _check_stages(run, framework)
+    _check_batch(run, assumptions)
     dtype = run.dtype or "bfloat16"
     if run.dtype is None:
         assumptions.append("dtype bfloat16 (not stated)")
@@ -92,6 +97,24 @@ def _check_stages(run: Run, framework: FrameworkSpec) -> None:
         raise RunError(f"pp {run.pp} x {run.virtual_stages} stages per rank > layers {run.layers}")
 
 
+def _check_batch(run: Run, assumptions: list[str]) -> None:
+    """Every rank needs a microbatch; the last one may be smaller than the others."""
+    per_rank = run.global_batch_size / (run.dp * run.microbatch_size)
+    if per_rank < 1:
+        raise RunError(
+            f"dp {run.dp} x micro_batch {run.microbatch_size} > global_batch "
+            f"{run.global_batch_size}"
+        )
+    if not per_rank.is_integer():
+        assumptions.append(f"microbatches {round(per_rank)} (dp x micro_batch leaves a rest)")
+
+
+def unpriced_because(run: Run, error: PlannerError) -> Unpriced:
+    """The answer for a run that cannot be priced, with the column where its cell is wrong."""
+    column = error.column if isinstance(error, RunError) else None
+    return Unpriced(row=run.row, reason=str(error).replace("\n", "; "), column=column)
+
+
 def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpec, RunMatch]:
     """The profile of the row; the one that names more of its source and notes goes first."""
     named = [
@@ -103,18 +126,33 @@ def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpe
         and match.notes.lower() in run.notes.lower()
     ]
     if not named:
-        known = sorted({match.framework for each in profiles for match in each.matches})
-        raise RunError(
-            f"framework {run.framework!r} has no profile", hint=near_names(run.framework, known)
-        )
+        raise _no_profile(run, profiles)
     found = [pair for pair in named if pair[1].gpu == run.gpu]
     if not found:
         known = sorted({match.gpu for _, match in named})
         raise RunError(
             f"accelerator {run.gpu!r} has no cluster in profile {named[0][0].name!r}",
             hint=near_names(run.gpu, known),
+            column="gpu",
         )
     return max(found, key=lambda pair: len(pair[1].source) + len(pair[1].notes))
+
+
+def _no_profile(run: Run, profiles: Sequence[FrameworkSpec]) -> RunError:
+    """The framework is unknown, or known from other sources only."""
+    known = [match for framework in profiles for match in framework.matches]
+    same = [match for match in known if match.framework == run.framework]
+    if not same:
+        return RunError(
+            f"framework {run.framework!r} has no profile",
+            hint=near_names(run.framework, {match.framework for match in known}),
+            column="framework",
+        )
+    words = sorted({f"{match.source} {match.notes}".strip() for match in same})
+    return RunError(
+        f"framework {run.framework!r} has no profile for such a source and notes",
+        hint=f"known: {', '.join(words)}",
+    )
 
 
 def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelShape:

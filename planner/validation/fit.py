@@ -2,8 +2,8 @@
 
 The fit minimises the mean of min(|ln(predicted / measured)|, cap) over the rows: the logarithm
 weighs a step that is twice too long like one that is twice too short, and the cap keeps runs that
-something unusual slowed down from pulling the constants. It is a pattern search over the
-constants that the framework's profile lists for the cluster, the same on every run.
+something unusual slowed down from pulling the constants. It is a search along one constant at a
+time, over those that the framework's profile lists for the cluster, the same on every run.
 """
 
 import math
@@ -15,9 +15,10 @@ from planner.errors import PlannerError
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
 from planner.validation.calibration import Calibration, FittedConstants, FrameworkOnCluster
-from planner.validation.cases import Case, case_of
+from planner.validation.cases import Case, case_of, unpriced_because
 from planner.validation.pricing import CasePricer
-from planner.validation.types import Run
+from planner.validation.table import RunTable, refuse_wrong_rows
+from planner.validation.types import Run, Unpriced
 
 MOST = {
     "sustained_fraction_of_peak": 1.0,
@@ -41,52 +42,91 @@ RESERVE = "reserve_gib"
 _CAP = 0.5
 
 
-def calibrate_runs(runs: Sequence[Run], *, progress: ProgressCallback | None) -> Calibration:
-    """Fit the constants of every framework and cluster among some runs.
+def calibrate_runs(
+    table: RunTable, *, keep_going: bool, progress: ProgressCallback | None
+) -> Calibration:
+    """Fit the constants of every framework and cluster in a table.
 
     Args:
-        runs: Measured runs; those without a step time, or that cannot be priced, are left out.
+        table: Measured runs; those without a step time are left out.
+        keep_going: Leave out rows of unknown frameworks and accelerators instead of raising.
         progress: Called when a phase begins and ends.
+
+    Raises:
+        RequestError: A row names an unknown framework or accelerator.
     """
+    pricer = CasePricer()
+    with timed_phase(progress, "price"):
+        answers = [_priceable(run, pricer) for run in table.runs]
+    left_out = tuple(each for each in answers if isinstance(each, Unpriced))
+    if not keep_going:
+        refuse_wrong_rows(left_out, name=table.name)
     by_pair: dict[FrameworkOnCluster, list[Case]] = {}
-    for run in runs:
-        try:
-            case = case_of(run)
-        except PlannerError:
-            continue
-        if run.step_time_s:
+    for case in answers:
+        if isinstance(case, Case) and case.run.step_time_s:
             by_pair.setdefault((case.framework.name, case.cluster), []).append(case)
     fitted = {}
     for (framework, cluster), cases in by_pair.items():
         with timed_phase(progress, f"fit {framework} on {cluster}"):
-            fitted[framework, cluster] = fit_constants(cases)
-    return Calibration(fitted=fitted)
+            fitted[framework, cluster] = _calibrated(cases, pricer)
+    return Calibration(fitted=fitted, left_out=left_out)
 
 
-def fit_constants(cases: Sequence[Case], *, fixed: Sequence[str] = ()) -> FittedConstants:
-    """Fit the constants of one framework on one cluster.
+def _priceable(run: Run, pricer: CasePricer) -> Case | Unpriced:
+    try:
+        case = case_of(run)
+        pricer.price(case)
+    except PlannerError as error:
+        return unpriced_because(run, error)
+    return case
 
-    Args:
-        cases: Measured runs of both.
-        fixed: Keys that keep their values.
-    """
-    pricer = CasePricer()
+
+def _calibrated(cases: Sequence[Case], pricer: CasePricer) -> FittedConstants:
+    """All constants of a framework on a cluster that its profile lists, or the usual ones."""
     before = cases[0].framework.tuned.get(cases[0].cluster, {})
     start = {key: value for key, value in (before or START).items() if key != RESERVE}
-
-    def loss(values: Mapping[str, float]) -> float:
-        errors = [abs(math.log(ratio)) for ratio in _ratios(pricer, cases, values)]
-        return statistics.fmean(min(error, _CAP) for error in errors)
-
-    held = [*fixed, *(key for key, value in start.items() if value <= 0)]
-    values = pattern_search(loss, start, fixed=held, most=MOST)
+    values = fit_constants(cases, start, pricer=pricer)
     values |= _reserve(pricer, cases, values)
     return FittedConstants(
         values=values,
         num_rows=len(cases),
-        error_before=_mean_error(_ratios(pricer, cases, before)),
-        error_after=_mean_error(_ratios(pricer, cases, values)),
+        error_before=mean_error(cases, before, pricer=pricer),
+        error_after=mean_error(cases, values, pricer=pricer),
+        at_bound=tuple(key for key, value in values.items() if value >= MOST.get(key, math.inf)),
     )
+
+
+def fit_constants(
+    cases: Sequence[Case],
+    start: Mapping[str, float],
+    *,
+    free: Sequence[str] | None = None,
+    pricer: CasePricer,
+) -> dict[str, float]:
+    """Fit constants of one framework on one cluster.
+
+    Args:
+        cases: Measured runs of both.
+        start: Constants by their keys in ``planner.framework.tuning.SETTINGS``; one that is 0
+            keeps that value.
+        free: Keys of those that are fitted, None for all.
+        pricer: Prices the cases.
+    """
+    timed = [case for case in cases if case.run.step_time_s]
+
+    def loss(values: Mapping[str, float]) -> float:
+        errors = [abs(math.log(ratio)) for ratio in _ratios(pricer, timed, values)]
+        return statistics.fmean(min(error, _CAP) for error in errors)
+
+    held = [
+        key for key, value in start.items() if value <= 0 or (free is not None and key not in free)
+    ]
+    return pattern_search(loss, start, fixed=held, most=MOST, pairs=False)
+
+
+def mean_error(cases: Sequence[Case], values: Mapping[str, float], *, pricer: CasePricer) -> float:
+    """Mean absolute error of the step times of some cases."""
+    return statistics.fmean(abs(ratio - 1) for ratio in _ratios(pricer, cases, values))
 
 
 def _ratios(pricer: CasePricer, cases: Sequence[Case], values: Mapping[str, float]) -> list[float]:
@@ -96,10 +136,6 @@ def _ratios(pricer: CasePricer, cases: Sequence[Case], values: Mapping[str, floa
         for case in cases
         if case.run.step_time_s
     ]
-
-
-def _mean_error(ratios: Sequence[float]) -> float:
-    return statistics.fmean(abs(ratio - 1) for ratio in ratios)
 
 
 def _reserve(

@@ -6,7 +6,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.progress import ProgressCallback, timed_phase
 from planner.validation.calibration import FrameworkOnCluster, load_calibration
-from planner.validation.cases import case_of
+from planner.validation.cases import case_of, unpriced_because
 from planner.validation.pricing import CasePricer
 from planner.validation.types import Prediction, Run, Unpriced
 
@@ -41,7 +41,7 @@ def predict_run(run: Run, pricer: CasePricer, constants: Constants) -> Predictio
         case = case_of(run)
         price = pricer.price(case, constants.get((case.framework.name, case.cluster)))
     except PlannerError as error:
-        return Unpriced(row=run.row, reason=str(error).replace("\n", "; "))
+        return unpriced_because(run, error)
     return Prediction(
         row=run.row,
         step_time_s=price.costs.step_time_s,

@@ -279,5 +279,3 @@ def _note_limits(run: Run, cells: Cells) -> None:
         cells.limits.append("pp is above layers: stages would be empty")
     if run.heads is not None and run.heads % run.tp:
         cells.limits.append("tp does not divide heads")
-    if run.global_batch_size % (run.dp * run.microbatch_size):
-        cells.limits.append("dp x micro_batch does not divide global_batch")

@@ -11,7 +11,7 @@ from planner.cli import validate_runner
 from planner.cli.main import run
 from planner.errors import ProfileError
 from planner.progress import timed_phase
-from planner.validation.types import Prediction
+from planner.validation.types import Prediction, Unpriced
 
 HEAD = (
     "framework,arch,model,layers,hidden,ffn,heads,vocab,seq_len,gpu,num_gpus,tp,pp,dp,"
@@ -89,15 +89,16 @@ def fitted(monkeypatch):
         def to_toml(self):
             return "[constants]\n"
 
-        def __init__(self, runs):
-            self.timed = [run for run in runs if run.step_time_s]
+        def __init__(self, table):
+            self.timed = [run for run in table.runs if run.step_time_s]
+            self.left_out = (Unpriced(row=7, reason="pp 4 x 2 stages per rank > layers 6"),)
 
         def lines(self):
             return ["MAPE 20.0% before, 5.0% after"] if self.timed else []
 
-    def calibrate_runs(runs, *, progress):
-        calls.append(runs)
-        return Calibration(runs)
+    def calibrate_runs(table, *, keep_going, progress):
+        calls.append(table)
+        return Calibration(table)
 
     module = ModuleType("planner.validation.fit")
     module.calibrate_runs = calibrate_runs
@@ -243,7 +244,8 @@ def test_calibrate_writes_the_constants_and_tells_what_changed(fitted, capsys, w
     assert "precision fp8 is not modelled" in out
     assert "Wrote own.toml" in out
     assert (workplace / "own.toml").read_text() == "[constants]\n"
-    assert [len(runs) for runs in fitted] == [70]
+    assert "pp 4 x 2 stages per rank > layers 6" in out
+    assert [len(each.runs) for each in fitted] == [70]
     assert run(["calibrate", "runs.csv", "--out", "own.toml"]) == 2
     assert "the file exists" in capsys.readouterr().err
     assert len(fitted) == 1

@@ -180,7 +180,6 @@ def test_precisions(text, dtype):
         ({"ep": 2}, "expert parallelism (ep above 1) is not modelled"),
         ({"layers": 1, "params_b": None, "mfu": None}, "pp is above layers: stages would be empty"),
         ({"heads": 1, "kv_heads": 1}, "tp does not divide heads"),
-        ({"micro_batch": 3}, "dp x micro_batch does not divide global_batch"),
     ],
 )
 def test_sound_rows_that_are_not_modelled_are_no_error(change, reason):
