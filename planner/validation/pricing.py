@@ -125,21 +125,7 @@ def _replicated_price(
 ) -> CasePrice:
     """DDP and ZeRO-1, with or without a pipeline."""
     run = case.run
-    dp_group = comm_group(cluster, degree=run.dp, stride=run.tp)
-    tp_group = comm_group(cluster, degree=run.tp, stride=1)
-    congested = max(cluster.num_nodes / framework.congested_nodes, tp_group.num_nodes / 4) >= 1
-    layout = ReplicatedLayout(
-        cluster=cluster,
-        framework=framework,
-        dtype=case.dtype,
-        recompute=case.recompute,
-        dp_group=dp_group,
-        shard_ranks=1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp),
-        pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
-        is_congested=run.pp > 1 and congested,
-        num_microbatches=case.num_microbatches,
-    )
-    stages = ReplicatedStages(model, layout)
+    stages = ReplicatedStages(model, _replicated_layout(case, framework, cluster))
     bounds = stage_bounds(case.shape, run.pp * run.virtual_stages, framework.stage_cuts)
     kinds = _kinds(bounds, model, _boundary_links(cluster, run))
     found = {kind: stages.passes(*kind) for kind in dict.fromkeys(kinds)}
@@ -174,6 +160,25 @@ def _replicated_price(
         memory=memories[0] if framework.measures_first_rank else fullest,
         fits=fullest.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes
         and not leaves_ranks_empty(case.shape, run.pp * run.virtual_stages, framework.stage_cuts),
+    )
+
+
+def _replicated_layout(
+    case: Case, framework: FrameworkSpec, cluster: ClusterSpec
+) -> ReplicatedLayout:
+    run = case.run
+    tp_group = comm_group(cluster, degree=run.tp, stride=1)
+    congested = max(cluster.num_nodes / framework.congested_nodes, tp_group.num_nodes / 4) >= 1
+    return ReplicatedLayout(
+        cluster=cluster,
+        framework=framework,
+        dtype=case.dtype,
+        recompute=case.recompute,
+        dp_group=comm_group(cluster, degree=run.dp, stride=run.tp),
+        shard_ranks=1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp),
+        pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
+        is_congested=run.pp > 1 and congested,
+        num_microbatches=case.num_microbatches,
     )
 
 
