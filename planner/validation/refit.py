@@ -1,0 +1,199 @@
+"""Fits the constants of the shipped framework profiles again: their ``[[tuned]]`` tables.
+
+``python -m planner.validation.refit [NAME ...]`` prints, for each profile named (all of them
+without a name), the constants that a new fit to the published runs finds, and the error before and
+after; ``--write`` puts them into the profiles.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from planner.framework.profiles import load_framework
+from planner.hardware.profiles import PROFILES_FOLDER
+from planner.validation.calibration import FrameworkOnCluster
+from planner.validation.cases import Case, case_of
+from planner.validation.fit import fit_constants, mean_error
+from planner.validation.pricing import CasePricer
+from planner.validation.table import read_table
+
+RUNS_FOLDER = PROFILES_FOLDER / "published" / "runs"
+"""Tables of published runs."""
+
+_DIGITS = 4
+"""Significant digits of a written constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitPlan:
+    """Which constants are fitted together, and to which runs."""
+
+    framework: str
+    """Name of the framework profile."""
+    cluster: str
+    """Name of the cluster profile."""
+    tables: tuple[str, ...]
+    """Tables of published runs; those of the framework on the cluster count."""
+    free: tuple[str, ...]
+    """Keys of the constants that are fitted; the others of the profile keep their values."""
+    most_gpus: int | None = None
+    """Runs on more are left out, None for all."""
+
+
+PLANS = (
+    FitPlan(
+        framework="nanotron",
+        cluster="h100-sxm",
+        tables=("nanotron_ultrascale_h100",),
+        most_gpus=16,
+        free=(
+            "host_dispatch_us",
+            "sustained_fraction_of_peak",
+            "collective_host_us",
+            "network_host_us_per_rank",
+            "step_us",
+        ),
+    ),
+    FitPlan(
+        framework="nanotron",
+        cluster="h100-sxm",
+        tables=("nanotron_ultrascale_h100",),
+        free=("gradient_overlap", "outer_latency_factor", "congested_message_us"),
+    ),
+)
+"""In order: a later one of the same framework and cluster keeps what an earlier one has fitted.
+
+Where a framework ran on few and on many devices, what the few show is fitted to them alone: the
+network between nodes would hide it.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """What one plan finds."""
+
+    plan: FitPlan
+    """The plan."""
+    num_rows: int
+    """Runs that it was fitted to."""
+    old: Mapping[str, float]
+    """Constants before."""
+    new: Mapping[str, float]
+    """The same after."""
+    old_error: float
+    """Mean absolute error of the step times before."""
+    new_error: float
+    """The same after."""
+
+    def lines(self) -> list[str]:
+        """What changes, for people."""
+        plan = self.plan
+        where = f"{plan.framework} on {plan.cluster}, {self.num_rows} rows"
+        if plan.most_gpus is not None:
+            where += f" on at most {plan.most_gpus} devices"
+        head = f"{where}: mean error {self.old_error:.1%} -> {self.new_error:.1%}"
+        return [head, *(f"  {key:32} {self.old[key]:g} -> {self.new[key]:g}" for key in plan.free)]
+
+
+def refit(plans: Sequence[FitPlan]) -> Iterator[Refit]:
+    """Fit by plans, one after the other.
+
+    Args:
+        plans: Each starts from what the profile holds and the earlier ones have found.
+    """
+    pricer = CasePricer()
+    current: dict[FrameworkOnCluster, dict[str, float]] = {}
+    for plan in plans:
+        pair = (plan.framework, plan.cluster)
+        old = current.get(pair) or dict(load_framework(plan.framework).tuned[plan.cluster])
+        cases = _cases(plan)
+        fitted = fit_constants(cases, old, free=plan.free, pricer=pricer)
+        new = {key: _rounded(value) if key in plan.free else value for key, value in fitted.items()}
+        current[pair] = new
+        yield Refit(
+            plan=plan,
+            num_rows=len(cases),
+            old=old,
+            new=new,
+            old_error=mean_error(cases, old, pricer=pricer),
+            new_error=mean_error(cases, new, pricer=pricer),
+        )
+
+
+def _cases(plan: FitPlan) -> list[Case]:
+    """Timed runs of the plan's framework on its cluster."""
+    return [
+        case
+        for table in plan.tables
+        for case in _cases_of(table)
+        if (case.framework.name, case.cluster) == (plan.framework, plan.cluster)
+        and (plan.most_gpus is None or case.run.num_gpus <= plan.most_gpus)
+        and case.run.step_time_s
+    ]
+
+
+@cache
+def _cases_of(table: str) -> tuple[Case, ...]:
+    runs = read_table(RUNS_FOLDER / f"{table}.csv", keep_going=True).runs
+    return tuple(case_of(run) for run in runs)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def written(text: str, cluster: str, values: Mapping[str, float]) -> str:
+    """A profile's text with other numbers in its ``[[tuned]]`` table of a cluster.
+
+    Args:
+        text: The profile; every key stands there on a line of its own.
+        cluster: Whose table.
+        values: New numbers by key; comments, order and sources stay.
+    """
+    before, *tables = re.split(r"(?m)^(?=\[\[)", text)
+    (index,) = (
+        index
+        for index, table in enumerate(tables)
+        if re.match(rf'\[\[tuned\]\]\s+cluster = "{re.escape(cluster)}"\s', table)
+    )
+    for key, value in values.items():
+        tables[index], found = re.subn(
+            rf"(?m)^({re.escape(key)} = \{{ value = )[^,]+",
+            rf"\g<1>{value:g}",
+            tables[index],
+        )
+        assert found == 1, f"{key} stands {found} times in the table of {cluster}"
+    return "".join([before, *tables])
+
+
+def profile_file(framework: str) -> Path:
+    """File of a shipped framework profile."""
+    return PROFILES_FOLDER / "frameworks" / f"{framework}.toml"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fit, print, and with ``--write`` put the constants into the profiles."""
+    names = sorted({plan.framework for plan in PLANS})
+    parser = argparse.ArgumentParser(prog="python -m planner.validation.refit")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--write", action="store_true", help="put the constants into the profiles")
+    options = parser.parse_args(arguments)
+    unknown = sorted({*options.names} - {*names})
+    if unknown:
+        parser.error(f"no fit of {', '.join(unknown)}; there are {', '.join(names)}")
+    for fitted in refit([each for each in PLANS if each.framework in (options.names or names)]):
+        print("\n".join(fitted.lines()), flush=True)
+        if options.write:
+            file = profile_file(fitted.plan.framework)
+            new = {key: fitted.new[key] for key in fitted.plan.free}
+            text = written(file.read_text(encoding="utf-8"), fitted.plan.cluster, new)
+            file.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
