@@ -1,8 +1,9 @@
-# make demo    plan a small GPT for 8 processes on this CPU, run the script, compare its losses
-# make test    run the tests
-# make check   format, lint, types
-# make bench   print timings
-# make dist    build the wheel into dist/
+# make demo      plan a small GPT for 8 processes on this CPU, run the script, compare its losses
+# make test      run the tests
+# make check     format, lint, types
+# make bench     print timings
+# make validate  price the published runs, say how far off the cost model is
+# make dist      build the wheel into dist/
 # The first of them makes .venv and installs everything into it; later ones reuse it.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
 DEMO := plans/demo
 
-.PHONY: demo test check bench dist
+.PHONY: demo test check bench validate dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -28,6 +29,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+validate: $(READY)
+	$(BIN)/python tests/bench/validation_table.py
 
 dist: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
