@@ -3,8 +3,10 @@
 Unfused, the scores of batch x heads x queries x keys are written and read by every kernel, and
 the weights stay in memory for backward: 2 bytes an element, and with dropout the dropped weights
 and a mask of 1 byte besides (Korthikanti et al. 2022, 2205.05198, section 4.1). Scaling and
-masking are taken as part of the softmax kernel. A fused kernel skips what a causal mask spares;
-unfused matmuls compute all of it, and are slow for heads whose rows are not multiples of 16 bytes.
+masking are taken as part of the softmax kernel, which reads no masked scores but writes all of
+them (Megatron-LM's scaled_upper_triang_masked_softmax). A fused kernel skips what a causal mask
+spares; unfused matmuls compute all of it, and are slow for heads whose rows are not multiples of
+16 bytes.
 """
 
 from planner.cost.op import OpWork
@@ -30,10 +32,11 @@ def attention_works(work: OpWork, kernels: KernelForms, itemsize: int) -> list[O
     dropped = [_drop(work, itemsize)] if kernels.attention_dropout else []
     query_key = _product(work, work.m, work.n, work.k, itemsize)
     weights_value = _product(work, work.m, work.k, work.n, itemsize)
+    read_bytes = scores_bytes * (1 - work.masked_flop / work.flop) if work.flop else scores_bytes
     if not work.backward:
-        softmax = _softmax(scores_bytes, scores_bytes)
+        softmax = _softmax(read_bytes, scores_bytes)
         return [query_key, softmax, *dropped, weights_value]
-    softmax = _softmax(2 * scores_bytes, scores_bytes)
+    softmax = _softmax(2 * read_bytes, scores_bytes)
     gradients = [_product(work, work.n, work.k, work.m, itemsize)] * 2
     return [query_key, *dropped, softmax, weights_value, *gradients]
 

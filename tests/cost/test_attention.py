@@ -56,3 +56,10 @@ def test_scores_are_kept_with_the_dropped_ones_and_the_mask() -> None:
 def test_heads_whose_rows_are_not_16_byte_multiples_are_many_times_slower() -> None:
     assert seconds(108) > 5 * seconds(104)
     assert seconds(104) == pytest.approx(seconds(112), rel=0.1)
+
+
+def test_a_causal_softmax_does_not_read_what_is_masked() -> None:
+    causal = replace(fused(), masked_flop=fused().flop / 2)
+    whole, masked = (attention_works(work, UNFUSED, FLOAT16)[1] for work in (fused(), causal))
+    assert masked.read_bytes == whole.read_bytes / 2
+    assert masked.write_bytes == whole.write_bytes
