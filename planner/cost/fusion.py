@@ -22,7 +22,7 @@ class Kernel:
     """An op with its work on one rank, or several in one."""
 
     op: OpNode
-    """The op, the first of several."""
+    """The op, one of several."""
     forward: OpNode | None
     """The forward op that it is or differentiates, None where there is none."""
     share: Shares
@@ -121,7 +121,8 @@ class PointwiseFusion:
             write_bytes=sum(made[storage] for storage in self._written(group, made.keys())),
             backward=group[0].work.backward,
         )
-        return replace(group[0], work=work)
+        named = next((each for each in group if each.forward is not None), group[0])
+        return replace(named, work=work)
 
     def _operands(self, group: Sequence[Kernel]) -> tuple[dict[int, float], dict[int, float]]:
         """Bytes on the rank of every storage that a kernel reads, and of those that it makes."""

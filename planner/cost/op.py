@@ -32,6 +32,11 @@ _OVERLAP_POWER = 4
 _ATTENTION_TILE = 128
 """Rows of queries that one SM works on in fused attention."""
 
+_ATTENTION_FILL_KEYS = 235.0
+"""Keys as long as whose work a tile of queries takes beyond its own: an H100 reaches 328.9, 389.7,
+433.7, 458.4, 470.7 and 476.8 TFLOP/s over 512 to 16,384 keys (Triton; FlashAttention-3 rises the
+same way), pytorch/benchmark #2391."""
+
 _UNALIGNED_RATE = 0.05
 """Share of its rate that a batched matmul reaches whose rows do not start at 16-byte boundaries and
 that finds no tensor-core kernel: BigScience's 13,824 wide models lost a third of their throughput
@@ -151,15 +156,21 @@ def _padded_flop(  # the six numbers that the tiling depends on
 
 
 def _attention_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
-    """Compute time of fused attention; few heads and short sequences leave SMs idle."""
+    """Compute time of fused attention; few heads and short sequences leave SMs idle.
+
+    The shares of peak are those of long sequences: filling the pipeline and writing the result
+    take a tile of queries as long as some more keys would.
+    """
     efficiency = device.efficiency
     fraction = (
         efficiency.attention_backward_fraction
         if work.backward
         else efficiency.attention_forward_fraction
     )
-    seconds = (work.flop - work.masked_flop) / (_peak(device, dtype) * fraction)
-    if not work.m:
+    computed = work.flop - work.masked_flop
+    seconds = computed / (_peak(device, dtype) * fraction)
+    if not work.m or not work.flop:
         return seconds
+    seconds *= 1 + _ATTENTION_FILL_KEYS / (work.n * computed / work.flop)
     tiles = work.batch * -(-work.m // _ATTENTION_TILE)
     return seconds * max(1.0, device.num_sms / tiles)

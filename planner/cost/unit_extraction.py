@@ -188,7 +188,8 @@ class _UnitView:
         }
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
         self._fusion: PointwiseFusion | None = None
-        if kernels.fuses_pointwise and problem.unit.kind is UnitKind.BLOCK:
+        fuses = {UnitKind.BLOCK: kernels.fuses_pointwise, UnitKind.EPILOGUE: kernels.fuses_loss}
+        if fuses.get(problem.unit.kind):
             drawn = self._forward_kernels(problem.unit.forward_ops)
             self._fusion = PointwiseFusion(self.graph, drawn)
 

@@ -16,6 +16,7 @@ _CHOICES = {
     "selective_recomputation": ("matmul_outputs", "every_second_matmul", "attention"),
     "model_code": ("fused_kernels", "plain_torch"),
     "pointwise": ("as_written", "fused"),
+    "loss_kernels": ("as_written", "fused"),
     "gathered_inputs": ("kept", "gathered_again"),
     "stage_transfers": ("whole", "split_over_tp"),
     "backward_collectives": ("exposed", "beside_weight_gradients"),
@@ -30,6 +31,7 @@ _DEFAULTS = {
     "backward_collectives": "exposed",
     "model_code": "fused_kernels",
     "pointwise": "as_written",
+    "loss_kernels": "as_written",
 }
 """What holds where a profile does not say."""
 
@@ -127,6 +129,7 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
 
 
 def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
+        fuses_loss=_choice(reader, "loss_kernels") == "fused",
     found = []
     for index, table in enumerate(reader.tables("runs")):
         each = FieldReader(path=reader.path, table=table, prefix=f"runs[{index}].")

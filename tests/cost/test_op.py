@@ -83,8 +83,21 @@ def test_masked_attention_is_spared_and_backward_takes_longer() -> None:
     causal = replace(attention(), masked_flop=attention().flop / 2)
     half = op_s(causal, H100, "bfloat16") - H100.kernel_launch_s
     backward = op_s(attention(backward=True), H100, "bfloat16")
-    assert half == pytest.approx(full / 2)
+    assert full / 2 < half < full / 1.8
     assert backward > 2.5 * full
+
+
+def test_long_sequences_reach_the_rate_that_short_ones_miss() -> None:
+    """TFLOP/s of a Triton kernel on H100 over 16k tokens in all, pytorch/benchmark #2391."""
+    published = {512: 328.882, 1024: 389.723, 2048: 433.721, 4096: 458.359, 16384: 476.753}
+    seconds = {
+        seq: op_s(attention(batch=16 * 16384 // seq, seq=seq), H100, "bfloat16")
+        - H100.kernel_launch_s
+        for seq in published
+    }
+    for seq, rate in published.items():
+        relative = seconds[16384] / seconds[seq] * seq / 16384
+        assert relative == pytest.approx(rate / published[16384], rel=0.02), seq
 
 
 def test_attention_over_few_heads_leaves_the_device_idle() -> None:
