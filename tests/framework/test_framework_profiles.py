@@ -1,0 +1,109 @@
+"""Every shipped framework profile, and what is said of a wrong one."""
+
+import re
+
+import pytest
+
+from planner.errors import ProfileError
+from planner.framework.profiles import list_frameworks, load_framework
+from planner.framework.tuning import SETTINGS, tune
+from planner.hardware.profiles import PROFILES_FOLDER, load_cluster
+from planner.hardware.spec import Provenance
+
+MOST_TUNED = 9
+NANOTRON = (PROFILES_FOLDER / "frameworks" / "nanotron.toml").read_text()
+
+
+@pytest.mark.parametrize("name", list_frameworks())
+class TestShipped:
+    def test_it_reads_under_the_name_of_its_file(self, name):
+        assert load_framework(name).name == name
+
+    def test_its_clusters_are_there(self, name):
+        framework = load_framework(name)
+        assert framework.matches
+        for cluster in {match.cluster for match in framework.matches}:
+            assert load_cluster(cluster, gpus=8).num_gpus == 8
+        assert set(framework.tuned) <= {match.cluster for match in framework.matches}
+
+    def test_every_number_says_where_it_is_from(self, name):
+        for source in load_framework(name).numbers.values():
+            assert source.source
+
+    def test_few_constants_are_fitted_and_said_to_be(self, name):
+        framework = load_framework(name)
+        for cluster, values in framework.tuned.items():
+            assert set(values) <= set(SETTINGS)
+            assert len(values) <= MOST_TUNED
+            for key in values:
+                assert framework.numbers[f"{cluster}.{key}"].provenance is Provenance.FITTED
+
+    def test_its_constants_can_be_put_in_place(self, name):
+        framework = load_framework(name)
+        for cluster, values in framework.tuned.items():
+            tuned, spec = tune(framework, load_cluster(cluster, gpus=16), values)
+            assert tuned.name == name
+            assert spec.device.host_dispatch_s > 0
+
+
+def test_no_two_profiles_are_for_the_same_runs():
+    matches = [match for name in list_frameworks() for match in load_framework(name).matches]
+    keys = [(each.framework, each.source, each.notes, each.gpu) for each in matches]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    def write(pattern, replacement):
+        text, found = re.subn(pattern, replacement, NANOTRON, count=1, flags=re.MULTILINE)
+        assert found
+        file = tmp_path / "own.toml"
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+def test_an_own_file_is_read_by_its_path(changed):
+    file = changed(r"^bucket_mib = \{ value = \d+", "bucket_mib = { value = 32")
+    assert load_framework(file).bucket_bytes == 32 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "words"),
+    [
+        (r"^bucket_mib = .*\n", "", "field 'bucket_mib' is missing"),
+        (r"^bucket_mib", "bucket_mb", "field 'bucket_mib' is missing"),
+        (r"^format = 1", "format = 1\ncolour = 3", "field 'colour' is unknown"),
+        (r'^attention = "fused"', 'attention = "flash"', "field 'attention' is 'flash'"),
+        (r'^name = "nanotron"', "name = 3", "field 'name' is 3, not a string"),
+        (
+            r"^gradient_overlap = \{ value = [^,]+",
+            "gradient_overlap = { value = 1.5",
+            r"field 'gradient_overlap' is 1.5, outside \[0, 1\]",
+        ),
+        (
+            r"^bucket_mib = \{ value = [^,]+",
+            "bucket_mib = { value = 0",
+            "field 'bucket_mib' is 0, it must be above 0",
+        ),
+        (
+            r'^host_dispatch_us = .*"fitted".*',
+            "host_dispatch_us = 45",
+            r"field 'tuned\[0\].host_dispatch_us'",
+        ),
+        (r'^gpu = "H100-80GB-SXM"\n', "", r"field 'runs\[0\].gpu' is missing"),
+        (r"^\[\[runs\]\]", "[[run]]", "field 'run"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(changed, pattern, replacement, words):
+    file = changed(pattern, replacement)
+    with pytest.raises(ProfileError, match=words) as caught:
+        load_framework(file)
+    assert "own.toml" in str(caught.value)
+
+
+def test_an_unknown_name_lists_near_ones():
+    with pytest.raises(ProfileError, match="no framework profile 'nanotrom'") as caught:
+        load_framework("nanotrom")
+    assert caught.value.hint == "did you mean nanotron?"
