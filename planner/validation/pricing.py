@@ -232,12 +232,29 @@ def _fsdp_price(
     seconds = table.seconds(0, len(model.units), kinds)
     costs = step_costs(configuration, [seconds])
     held = HeldStage(first=0, end=len(model.units), kinds=kinds, in_flight=1)
-    memory = replace(table.memory.peak([held]), reserve_bytes=round(framework.reserve_bytes))
+    memory = _reserved(table.memory.peak([held]), framework)
     moved = framework.optimizer_moved_bytes / (OPTIMIZER_PASSES * _MASTER_BYTES)
     return CasePrice(
-        costs=replace(costs, optimizer_s=moved * costs.optimizer_s + framework.step_s),
+        costs=replace(
+            costs,
+            tp_comm_s=costs.tp_comm_s * (1 - framework.tp_overlap),
+            optimizer_s=moved * costs.optimizer_s + framework.step_s,
+        ),
         memory=memory,
         fits=memory.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes,
+    )
+
+
+def _reserved(memory: MemoryBreakdown, framework: FrameworkSpec) -> MemoryBreakdown:
+    """What the allocator takes: shards of gradients cannot reuse the memory of activations.
+
+    They are made on the stream that reduces, and the allocator keeps memory by stream.
+    """
+    grads_bytes = round(memory.params_bytes * framework.state.gradient / _MASTER_BYTES)
+    return replace(
+        memory,
+        grads_bytes=max(memory.grads_bytes, grads_bytes),
+        reserve_bytes=round(framework.reserve_bytes),
     )
 
 
