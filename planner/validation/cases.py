@@ -9,7 +9,7 @@ from planner.framework.profiles import list_frameworks, load_framework
 from planner.framework.spec import FrameworkSpec, RunMatch
 from planner.hardware.fields import near_names
 from planner.validation.models import ModelShape
-from planner.validation.types import Run, Unpriced
+from planner.validation.types import EVERY_OTHER_LAYER, Run, Unpriced
 
 _TIED_TOLERANCE = 0.5
 """Share of the embedding by which a stated size may miss a count and still tell it is meant."""
@@ -65,6 +65,8 @@ def case_of(run: Run) -> Case:
         raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
     if run.ep > 1:
         raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
+    if framework.state_form == "replicated" and run.recompute == EVERY_OTHER_LAYER:
+        raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
     if framework.state_form == "fsdp" and run.pp > 1:
         raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
     assumptions: list[str] = []

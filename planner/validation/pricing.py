@@ -21,7 +21,7 @@ from planner.units import DTYPE_BYTES
 from planner.validation.cases import Case
 from planner.validation.pipeline import pipeline_times
 from planner.validation.stages import leaves_ranks_empty, stage_bounds
-from planner.validation.types import Run
+from planner.validation.types import EVERY_OTHER_LAYER, Run
 from planner.validation.workbook import WorkBook, WorkKey
 
 _MASTER_BYTES = DTYPE_BYTES["float32"]
@@ -52,7 +52,7 @@ class CasePricer:
     """Prices cases; what one question has drawn or priced serves the next."""
 
     def __init__(self) -> None:
-        self._books: dict[str, WorkBook] = {}
+        self._book = WorkBook()
         self._values: Values = {}
         self._tuned: dict[tuple[str, str, int], Tuned] = {}
         self._units: dict[tuple[WorkKey, CommGroup, float], ModelUnits] = {}
@@ -100,11 +100,10 @@ class CasePricer:
         crosses = pipeline.outer is not None
         host_s = framework.collective_host_s + framework.network_host_s * run.tp * crosses
         if (key, group, host_s) not in self._units:
-            book = self._books.setdefault(case.cluster, WorkBook(case.cluster))
             pricing = Pricing(
                 device=cluster.device, dtype=case.dtype, tp_group=group, collective_host_s=host_s
             )
-            self._units[key, group, host_s] = book.work(key).priced(pricing)
+            self._units[key, group, host_s] = self._book.work(key).priced(pricing)
         return _with_layers(self._units[key, group, host_s], run.layers)
 
 
@@ -228,7 +227,7 @@ def _fsdp_price(
     )
     model = _whole_epilogue(model)
     table = StageTable(model, configuration, cluster, _gradients(framework))
-    kinds = ("none", *[case.recompute] * run.layers, "none")
+    kinds = ("none", *_block_kinds(case), "none")
     seconds = table.seconds(0, len(model.units), kinds)
     costs = step_costs(configuration, [seconds])
     held = HeldStage(first=0, end=len(model.units), kinds=kinds, in_flight=1)
@@ -243,6 +242,13 @@ def _fsdp_price(
         memory=memory,
         fits=memory.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes,
     )
+
+
+def _block_kinds(case: Case) -> list[str]:
+    """Recomputation of every block."""
+    if case.recompute != EVERY_OTHER_LAYER:
+        return [case.recompute] * case.run.layers
+    return ["none" if index % 2 else "full" for index in range(case.run.layers)]
 
 
 def _reserved(memory: MemoryBreakdown, framework: FrameworkSpec) -> MemoryBreakdown:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from planner.validation.types import RECOMPUTATIONS, SCHEDULES, DataParallel
+from planner.validation.types import EVERY_OTHER_LAYER, RECOMPUTATIONS, SCHEDULES, DataParallel
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -15,7 +15,11 @@ DTYPES = {
 }
 """Dtype by the spelling of a precision."""
 
-RECOMPUTE_WORDS = {**{name: name for name in RECOMPUTATIONS}, "selective(op)": "selective"}
+RECOMPUTE_WORDS = {
+    **{name: name for name in RECOMPUTATIONS},
+    "selective(op)": "selective",
+    "selective(every other layer)": EVERY_OTHER_LAYER,
+}
 """Recomputation by its spelling; selective(op) keeps the results of the costly operators."""
 
 SCHEDULE_WORDS = {

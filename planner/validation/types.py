@@ -11,7 +11,10 @@ Arch = Literal["gpt", "llama", "mpt"]
 DataParallel = Literal["ddp", "zero1", "zero2", "zero3"]
 """Replicated state; optimiser states sharded; gradients as well; parameters as well (FSDP)."""
 
-RECOMPUTATIONS = ("none", "selective", "full")
+EVERY_OTHER_LAYER = "every_other_layer"
+
+RECOMPUTATIONS = ("none", "selective", "full", EVERY_OTHER_LAYER)
+"""How blocks are recomputed; the last recomputes the first, third, fifth block in full."""
 
 SCHEDULES = ("none", "1F1B", "GPipe", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 """Schedules of measured runs; "none" without a pipeline, the last two of Qi et al. 2024."""

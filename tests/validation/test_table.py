@@ -175,7 +175,7 @@ def test_precisions(text, dtype):
     ("change", "reason"),
     [
         ({"precision": "fp8+bf16"}, "precision fp8+bf16 is not modelled"),
-        ({"recompute": "selective(every other layer)"}, "is not modelled"),
+        ({"recompute": "selective(every third layer)"}, "is not modelled"),
         ({"schedule": "ZB-V"}, "schedule ZB-V is not modelled"),
         ({"ep": 2}, "expert parallelism (ep above 1) is not modelled"),
         ({"layers": 1, "params_b": None, "mfu": None}, "pp is above layers: stages would be empty"),
