@@ -166,6 +166,7 @@ def _replicated_layout(
     case: Case, framework: FrameworkSpec, cluster: ClusterSpec
 ) -> ReplicatedLayout:
     run = case.run
+    shard_ranks = 1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp)
     tp_group = comm_group(cluster, degree=run.tp, stride=1)
     congested = max(cluster.num_nodes / framework.congested_nodes, tp_group.num_nodes / 4) >= 1
     return ReplicatedLayout(
@@ -174,7 +175,8 @@ def _replicated_layout(
         dtype=case.dtype,
         recompute=case.recompute,
         dp_group=comm_group(cluster, degree=run.dp, stride=run.tp),
-        shard_ranks=1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp),
+        shard_ranks=shard_ranks,
+        shard_group=comm_group(cluster, degree=shard_ranks, stride=run.tp),
         pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
         is_congested=run.pp > 1 and congested,
         num_microbatches=case.num_microbatches,

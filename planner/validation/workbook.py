@@ -9,6 +9,7 @@ from planner.cost.unit_work import UnitWork
 from planner.framework.spec import KernelForms
 from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.hardware.profiles import load_cluster
+from planner.hardware.spec import ClusterSpec
 from planner.search.model_pricing import ModelPricer, ShardingChoice, drawn_units
 from planner.units import DTYPE_BYTES
 from planner.validation.models import ModelShape, loaded
@@ -17,6 +18,9 @@ _TRACED_LAYERS = 3
 """Blocks of the traced model: the first, one that stands for all between, the last."""
 
 _SOLVER_LIMIT_S = 60.0
+
+_REFERENCE = "a100-80gb-sxm"
+"""Cluster profile of the node by whose prices layouts are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +72,14 @@ class ModelWork:
 
 
 class WorkBook:
-    """Draws the work of models; equal questions are answered once."""
+    """Draws the work of models; equal questions are answered once.
 
-    def __init__(self, cluster: str) -> None:
-        """Keep the cluster whose prices choose the layouts inside a unit.
+    Layouts inside a unit are chosen by the prices of one reference node whose collectives have no
+    latency. This gives the column-row pattern that the frameworks have wired in: they split small
+    models as well, where it does not pay. What it costs on their cluster is priced afterwards.
+    """
 
-        Layouts are chosen as if all tp ranks shared a node, which is the column-row pattern that
-        the frameworks have wired in; what it costs over slower links is priced afterwards.
-        """
-        self._cluster = cluster
+    def __init__(self) -> None:
         self._families: dict[tuple[ModelShape, str], GraphFamily] = {}
         self._works: dict[WorkKey, ModelWork] = {}
 
@@ -96,8 +99,9 @@ class WorkBook:
         if family is None:
             family = trace_family(loaded(key.shape), dtype=key.dtype)
             self._families[key.shape, key.dtype] = family
-        cluster = load_cluster(self._cluster, gpus=key.tp, gpus_per_node=key.tp)
-        pricer = ModelPricer(family, cluster, key.dtype, time_limit_s=_SOLVER_LIMIT_S)
+        pricer = ModelPricer(
+            family, _reference_node(key.tp), key.dtype, time_limit_s=_SOLVER_LIMIT_S
+        )
         choice = ShardingChoice(
             tp=key.tp,
             sequence_parallel=key.sequence_parallel,
@@ -120,6 +124,15 @@ class WorkBook:
             // key.tp,
             tied=priced.model.tied,
         )
+
+
+def _reference_node(gpus: int) -> ClusterSpec:
+    """A node whose devices are slow for its links, so that splitting pays."""
+    cluster = load_cluster(_REFERENCE, gpus=gpus, gpus_per_node=gpus)
+    links = [
+        replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in cluster.links
+    ]
+    return replace(cluster, links=tuple(links))
 
 
 def _sent_bytes(stream_bytes: int, key: WorkKey) -> int:
