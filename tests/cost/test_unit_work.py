@@ -1,0 +1,171 @@
+"""What a block computes and what that costs, against closed forms and plain sums."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.collective import all_reduce_s
+from planner.cost.node_pricing import Pricing, comm_s
+from planner.cost.op import op_s
+from planner.cost.unit_pricing import price_unit
+from planner.cost.unit_work import NO_WORK
+from planner.framework.spec import KernelForms
+from planner.hardware.profiles import load_cluster
+from planner.hardware.topology import comm_group
+from planner.validation.models import ModelShape
+from planner.validation.workbook import WorkBook, WorkKey
+
+HIDDEN, HEADS, VOCAB, SEQ, BATCH = 512, 8, 1024, 256, 3
+TOKENS = BATCH * SEQ
+
+SHAPE = ModelShape(
+    layers=4,
+    hidden=HIDDEN,
+    ffn=4 * HIDDEN,
+    heads=HEADS,
+    kv_heads=HEADS,
+    vocab_size=VOCAB,
+    seq_len=SEQ,
+    gated=False,
+    biases=True,
+    learned_positions=True,
+    tied=True,
+    dropout=0.0,
+    float32_loss=False,
+)
+
+MATMUL_FLOP = 24 * TOKENS * HIDDEN**2
+"""Forward products of a block: 12 h^2 weights, a multiplication and an addition each."""
+
+ATTENTION_FLOP = 4 * BATCH * SEQ**2 * HIDDEN
+"""Scores and weighted sum, all of them: what the mask spares is noted beside."""
+
+BOOK = WorkBook()
+
+
+def drawn(**change):
+    key = WorkKey(
+        shape=SHAPE,
+        dtype="bfloat16",
+        kernels=KernelForms(),
+        tp=1,
+        sequence_parallel=False,
+        microbatch_size=BATCH,
+    )
+    return BOOK.work(replace(key, **change))
+
+
+def flop(work, kind):
+    return sum(op.flop for op in work.ops if op.kind == kind)
+
+
+def pricing(*, tp=1, host_s=0.0, collective_host_s=0.0):
+    cluster = load_cluster("a100-80gb-sxm", gpus=8)
+    return Pricing(
+        device=replace(cluster.device, host_dispatch_s=host_s),
+        dtype="bfloat16",
+        tp_group=comm_group(cluster, degree=tp, stride=1),
+        collective_host_s=collective_host_s,
+    )
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_block_computes_the_closed_form(tp):
+    block = drawn(tp=tp).block
+    assert flop(block.forward, "matmul") == MATMUL_FLOP / tp
+    assert flop(block.forward, "attention") == ATTENTION_FLOP / tp
+    assert flop(block.input_backward, "matmul") == MATMUL_FLOP / tp
+    assert flop(block.weight_backward, "matmul") == MATMUL_FLOP / tp
+    # A fused kernel computes the scores again: five products instead of two.
+    assert flop(block.input_backward, "attention") == 2.5 * ATTENTION_FLOP / tp
+    assert flop(block.weight_backward, "attention") == 0
+
+
+def test_a_causal_mask_spares_all_but_half_of_the_diagonal():
+    (attention,) = (op for op in drawn().block.forward.ops if op.kind == "attention")
+    assert attention.masked_flop == ATTENTION_FLOP * (SEQ - 1) / (2 * SEQ)
+
+
+def test_the_head_computes_the_logits_once_forward_and_twice_backward():
+    head = drawn().head
+    logits = 2 * TOKENS * HIDDEN * VOCAB
+    assert flop(head.forward, "matmul") == logits
+    assert flop(head.input_backward, "matmul") + flop(head.weight_backward, "matmul") == 2 * logits
+
+
+def test_work_grows_with_the_microbatch():
+    one, three = (drawn(microbatch_size=size).block for size in (2, 6))
+    for part in ("forward", "input_backward", "weight_backward"):
+        assert flop(getattr(three, part), "matmul") == 3 * flop(getattr(one, part), "matmul")
+
+
+def test_full_recomputation_is_the_forward_pass_or_stops_with_the_last_needed_tensor():
+    whole = drawn(kernels=KernelForms(recompute_stops_early=False)).block
+    assert whole.recompute["full"].ops == whole.forward.ops
+    early = drawn().block
+    last_projection = 2 * TOKENS * HIDDEN * 4 * HIDDEN
+    assert flop(early.recompute["full"], "matmul") == MATMUL_FLOP - last_projection
+    assert early.recompute["none"] == NO_WORK
+
+
+def test_a_split_block_has_an_all_reduce_or_its_halves_for_attention_and_mlp():
+    stream_bytes = 2 * TOKENS * HIDDEN
+    plain, split = (drawn(tp=4, sequence_parallel=split).block for split in (False, True))
+    for part in (plain.forward, plain.input_backward):
+        assert [each.kind for each in part.comm] == ["all_reduce"] * 2
+        assert all(each.num_bytes == stream_bytes for each in part.comm)
+    for part in (split.forward, split.input_backward):
+        kinds = sorted(each.kind for each in part.comm)
+        assert kinds[:4] == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+        assert all(each.num_bytes == stream_bytes for each in part.comm)
+
+
+def test_a_price_is_the_sum_of_kernels_and_of_collectives():
+    block, prices = drawn(tp=4).block, pricing(tp=4)
+    unit = price_unit(block, prices)
+
+    def kernels_s(*parts):
+        return sum(op_s(op, prices.device, "bfloat16") for part in parts for op in part.ops)
+
+    assert unit.forward_s == pytest.approx(kernels_s(block.forward))
+    assert unit.backward_s == pytest.approx(
+        kernels_s(block.input_backward) + kernels_s(block.weight_backward)
+    )
+    assert unit.weight_backward_s == pytest.approx(kernels_s(block.weight_backward))
+    for kind, again in block.recompute.items():
+        assert unit.recompute[kind].compute_s == pytest.approx(kernels_s(again))
+        assert unit.recompute[kind].comm_s == sum(comm_s(each, prices) for each in again.comm)
+    one = all_reduce_s(2 * TOKENS * HIDDEN, prices.tp_group)
+    assert unit.forward_comm_s == pytest.approx(2 * one)
+    assert unit.parameter_bytes == 4 * block.parameter_elements
+    assert unit.gathered_bytes == 2 * block.parameter_elements
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_slow_host_sets_the_time_of_a_pass(tp):
+    block = drawn(tp=tp).block
+    unit = price_unit(block, pricing(tp=tp, host_s=1.0, collective_host_s=0.25))
+    backward = (block.input_backward, block.weight_backward)
+    # Without a group there is nothing to issue but kernels.
+    each_s = 1.25 if tp > 1 else 0.0
+    for seconds, parts in (
+        (unit.forward_s + unit.forward_comm_s, (block.forward,)),
+        (unit.backward_s + unit.backward_comm_s, backward),
+        (unit.weight_backward_s, (block.weight_backward,)),
+    ):
+        issued_s = sum(len(part.ops) + each_s * len(part.comm) for part in parts)
+        assert seconds == pytest.approx(issued_s)
+
+
+def test_a_fast_host_is_not_waited_for():
+    assert price_unit(drawn().block, pricing(host_s=1e-9)) == price_unit(drawn().block, pricing())
+
+
+def test_gathered_inputs_pile_up_while_the_device_is_behind():
+    kernels = KernelForms(keeps_gathered_inputs=False)
+    block = drawn(tp=4, sequence_parallel=True, kernels=kernels).block
+    # Inputs of the two column projections, gathered, less the shares that are kept.
+    assert 0 < block.piled_bytes <= 2 * 2 * TOKENS * HIDDEN
+    assert price_unit(block, pricing(tp=4)).piled_bytes == block.piled_bytes
+    assert price_unit(block, pricing(tp=4, host_s=1.0)).piled_bytes == 0
+    assert drawn(tp=4, sequence_parallel=True).block.piled_bytes == 0
