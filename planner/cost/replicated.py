@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.collective import all_gather_s, all_reduce_s, point_to_point_s
+from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, point_to_point_s
 from planner.cost.stage_memory import ModelUnits
 from planner.cost.unit_pricing import PricedUnit
 from planner.framework.spec import FrameworkSpec
@@ -44,6 +44,8 @@ class ReplicatedLayout:
     """Ranks that hold the same parameters."""
     shard_ranks: int
     """Ranks that share the optimiser's state: 1 for DDP."""
+    shard_group: CommGroup
+    """These ranks."""
     pp_group: CommGroup
     """Pipeline ranks."""
     is_congested: bool
@@ -186,17 +188,23 @@ class ReplicatedStages:
         layout, framework = self._layout, self._layout.framework
         parameters = sum(self.parameters(first, end) for first, end in held)
         wire_bytes = parameters * framework.gradient_wire_bytes
-        reduce_s = self._in_buckets_s(all_reduce_s, wire_bytes)
+        reduce_s = self._in_buckets_s(all_reduce_s, wire_bytes, layout.dp_group)
         exposed_s = max(0.0, reduce_s - framework.gradient_overlap * backward_s)
         if layout.shard_ranks > 1:
-            gathered_bytes = parameters * DTYPE_BYTES[layout.dtype]
-            exposed_s += self._in_buckets_s(all_gather_s, gathered_bytes)
+            exposed_s += self._gather_s(parameters * DTYPE_BYTES[layout.dtype])
         return exposed_s + self._tied_s(held)
 
-    def _in_buckets_s(self, collective: Collective, num_bytes: float) -> float:
-        """A collective over dp, a bucket at a time."""
+    def _gather_s(self, num_bytes: float) -> float:
+        """Every rank gets the parameters that the others updated, at once or from each in turn."""
+        ranks, group = self._layout.shard_ranks, self._layout.shard_group
+        if self._layout.framework.broadcasts_shards:
+            return ranks * broadcast_s(num_bytes / ranks, group)
+        return self._in_buckets_s(all_gather_s, num_bytes, group)
+
+    def _in_buckets_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
+        """A collective, a bucket at a time."""
         buckets = max(1, math.ceil(num_bytes / self._layout.framework.bucket_bytes))
-        return buckets * collective(num_bytes / buckets, self._layout.dp_group)
+        return buckets * collective(num_bytes / buckets, group)
 
     def _tied_s(self, held: Sequence[tuple[int, int]]) -> float:
         """Sum of the gradients of weights that this rank and another hold."""

@@ -17,6 +17,7 @@ _CHOICES = {
     "model_code": ("fused_kernels", "plain_torch"),
     "pointwise": ("as_written", "fused"),
     "loss_kernels": ("as_written", "fused"),
+    "zero_gather": ("all_gather", "broadcasts"),
     "gathered_inputs": ("kept", "gathered_again"),
     "stage_transfers": ("whole", "split_over_tp"),
     "backward_collectives": ("exposed", "beside_weight_gradients"),
@@ -32,6 +33,7 @@ _DEFAULTS = {
     "model_code": "fused_kernels",
     "pointwise": "as_written",
     "loss_kernels": "as_written",
+    "zero_gather": "all_gather",
 }
 """What holds where a profile does not say."""
 
@@ -74,6 +76,7 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
         ),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
         network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
+        broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
         default_heads=(

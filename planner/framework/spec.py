@@ -107,6 +107,8 @@ class FrameworkSpec:
     """What a rank holds per parameter besides itself where the form is "replicated"."""
     gradient_wire_bytes: float
     """Bytes per parameter of the gradient reduction."""
+    broadcasts_shards: bool
+    """With ZeRO-1, every rank sends the parameters that it updated to all others in turn."""
     bucket_bytes: float
     """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
     gradient_overlap: float

@@ -14,6 +14,10 @@ from planner.validation.types import EVERY_OTHER_LAYER, Run, Unpriced
 _TIED_TOLERANCE = 0.5
 """Share of the embedding by which a stated size may miss a count and still tell it is meant."""
 
+_FFN_STEP = 256
+"""A gated MLP is 8/3 as wide as the stream where nothing else is stated, rounded up to a multiple
+of this (Touvron et al. 2023, 2302.13971; InternLM)."""
+
 
 class RunError(PlannerError):
     """A run that cannot be priced; the message says why."""
@@ -67,6 +71,8 @@ def case_of(run: Run) -> Case:
         raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
     if framework.state_form == "replicated" and run.recompute == EVERY_OTHER_LAYER:
         raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
+    if framework.state_form == "replicated" and run.data_parallel == "zero3":
+        raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
     if framework.state_form == "fsdp" and run.pp > 1:
         raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
     assumptions: list[str] = []
@@ -167,9 +173,7 @@ def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelS
         assumptions.append(f"heads {heads} (not stated)")
     ffn = run.ffn
     if ffn is None:
-        if gated:
-            raise RunError("the width of the MLP (ffn) is not stated, and a gated MLP has no usual")
-        ffn = 4 * run.hidden
+        ffn = -(-8 * run.hidden // (3 * _FFN_STEP)) * _FFN_STEP if gated else 4 * run.hidden
         assumptions.append(f"ffn {ffn} (not stated)")
     vocab_size = run.vocab_size
     if vocab_size is None:
