@@ -26,7 +26,7 @@ SHAPE = ModelShape(
     float32_loss=True,
     plain_torch=True,
 )
-BOOK = WorkBook("h100-sxm")
+BOOK = WorkBook()
 
 
 @cache
