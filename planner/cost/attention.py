@@ -9,13 +9,15 @@ spares; unfused matmuls compute all of it, and are slow for heads whose rows are
 16 bytes.
 """
 
-from planner.cost.op import OpWork
+from planner.cost.op import ROW_ALIGNMENT, OpWork
 from planner.framework.spec import KernelForms
 
 _MASK_BYTES = 1
 
-_ROW_ALIGNMENT = 16
-"""Bytes that the loads of tensor-core kernels are multiples of."""
+_UNALIGNED_SHARE = 0.05
+"""Share of the rate of products whose heads are not multiples of 16 bytes, which finds no kernel
+for tensor cores: BigScience's 13,824 wide models took 1.3 to 1.4 times as long with heads of 108
+elements as with heads of 216 (chronicles-prequel.md, "NHEADs comparison")."""
 
 
 def attention_works(work: OpWork, kernels: KernelForms, itemsize: int) -> list[OpWork]:
@@ -70,7 +72,7 @@ def _product(work: OpWork, m: int, n: int, k: int, itemsize: int) -> OpWork:
         m=m,
         n=n,
         k=k,
-        aligned=work.k * itemsize % _ROW_ALIGNMENT == 0,
+        alignment_share=_UNALIGNED_SHARE if work.k * itemsize % ROW_ALIGNMENT else 1.0,
     )
 
 

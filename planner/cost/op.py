@@ -29,6 +29,9 @@ OpKind = Literal["matmul", "attention", "memory", "reduction", "embedding"]
 _OVERLAP_POWER = 4
 """Sharpness of the corner between a compute-bound and a memory-bound matmul."""
 
+ROW_ALIGNMENT = 16
+"""Bytes that the loads of tensor-core kernels are multiples of."""
+
 _ATTENTION_TILE = 128
 """Rows of queries that one SM works on in fused attention."""
 
@@ -36,11 +39,6 @@ _ATTENTION_FILL_KEYS = 235.0
 """Keys as long as whose work a tile of queries takes beyond its own: an H100 reaches 328.9, 389.7,
 433.7, 458.4, 470.7 and 476.8 TFLOP/s over 512 to 16,384 keys (Triton; FlashAttention-3 rises the
 same way), pytorch/benchmark #2391."""
-
-_UNALIGNED_RATE = 0.05
-"""Share of its rate that a batched matmul reaches whose rows do not start at 16-byte boundaries and
-that finds no tensor-core kernel: BigScience's 13,824 wide models lost a third of their throughput
-between heads of 216 and of 108 elements (chronicles-prequel.md, "NHEADs comparison")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +63,8 @@ class OpWork:
     """Matmul: length of the sums. Attention: head dim."""
     backward: bool = False
     """Attention: the backward kernel."""
-    aligned: bool = True
-    """Batched matmul: rows of its operands and result start at 16-byte boundaries."""
+    alignment_share: float = 1.0
+    """Matmul: share of its rate that the alignment of its rows leaves."""
     masked_flop: float = 0.0
     """Attention: the part of ``flop`` that a causal mask spares the kernel."""
 
@@ -126,9 +124,7 @@ def _peak(device: DeviceSpec, dtype: str) -> float:
 
 def _matmul_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     """Compute time of a matmul, by waves of tiles where its shape is known."""
-    peak = _peak(device, dtype)
-    if not work.aligned:
-        peak *= _UNALIGNED_RATE
+    peak = _peak(device, dtype) * work.alignment_share
     efficiency = device.efficiency
     sustained_s = work.flop / (peak * efficiency.sustained_fraction)
     exact_flop = 2 * work.batch * work.m * work.n * work.k
