@@ -62,6 +62,9 @@ def pipeline_times(
         transfer_s=[0.0] * (len(passes) - 1),
     )
     pace_s = max(sum(forward_s[rank::pp]) + sum(backward_s[rank::pp]) for rank in range(pp))
+    if schedule == "GPipe":
+        # All forwards come first: each half has a slowest rank of its own.
+        pace_s = max(forward_s) + max(backward_s)
     return PipelineTimes(
         step_s=step_s + (num_microbatches - simulated) * pace_s,
         in_flight=tuple(

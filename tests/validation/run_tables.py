@@ -4,6 +4,7 @@ import pandas as pd
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.units import GIB
+from planner.validation.table import read_table
 from planner.validation.types import Prediction
 
 ROW = {
@@ -85,3 +86,9 @@ def make_prediction(row, step_time_s, *, peak_gib=40, feasible=True, assumptions
         ),
         assumptions=assumptions,
     )
+
+
+def make_runs(*changes):
+    """The rows of ``make_table`` as runs; all must be sound. No rate contradicts a change."""
+    open_rates = {"tokens_per_s_per_gpu": None, "mfu": None}
+    return read_table(make_table(*({**open_rates, **change} for change in changes))).runs
