@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from planner.graph.loading.loaded_model import LoadedModel
+    from planner.hardware.spec import ClusterSpec
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
 
@@ -33,6 +34,7 @@ def plan(
     gpus: int,
     cluster: str = "h100-sxm",
     gpus_per_node: int | None = None,
+    calibration: str | None = None,
     global_batch_size: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
@@ -52,6 +54,8 @@ def plan(
         gpus: Devices in all.
         cluster: Name of a cluster profile or path of a TOML file.
         gpus_per_node: Devices per node, None for the profile's.
+        calibration: Path of a file that ``plan calibrate`` wrote, None for the constants that
+            ship.
         global_batch_size: Samples per optimiser step, None for 8 * gpus.
         seq_len: Tokens per sample, None for the model's own.
         dtype: Compute dtype "bfloat16", "float32" or "float64"; None for the best of the first
@@ -85,6 +89,7 @@ def plan(
         gpus=gpus,
         cluster=cluster,
         gpus_per_node=gpus_per_node,
+        calibration=calibration,
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         dtype=dtype,
@@ -103,6 +108,7 @@ def estimate(
     gpus: int,
     cluster: str = "h100-sxm",
     gpus_per_node: int | None = None,
+    calibration: str | None = None,
     global_batch_size: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
@@ -121,6 +127,8 @@ def estimate(
         gpus: Devices in all.
         cluster: Name of a cluster profile or path of a TOML file.
         gpus_per_node: Devices per node, None for the profile's.
+        calibration: Path of a file that ``plan calibrate`` wrote, None for the constants that
+            ship.
         global_batch_size: Samples per optimiser step, None for 8 * gpus.
         seq_len: Tokens per sample, None for the model's own.
         dtype: Compute dtype, as for ``plan``.
@@ -144,6 +152,7 @@ def estimate(
         gpus=gpus,
         cluster=cluster,
         gpus_per_node=gpus_per_node,
+        calibration=calibration,
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         dtype=dtype,
@@ -186,9 +195,7 @@ def _search_outcome(
     progress: ProgressCallback | None,
 ) -> PlanRecord:
     """Load, trace, search: the way from a checked request to the record of the run."""
-    from planner.hardware.profiles import load_cluster
-
-    cluster = load_cluster(request.cluster, gpus=request.gpus, gpus_per_node=request.gpus_per_node)
+    cluster = _cluster(request, request.gpus)
     dtype = resolve_dtype(request, cluster.device)
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
@@ -206,9 +213,7 @@ def _search_outcome(
             graphs,
             cluster,
             _search_request(request, loaded, dtype=dtype, fixed=fixed),
-            resize=lambda gpus: load_cluster(
-                request.cluster, gpus=gpus, gpus_per_node=request.gpus_per_node
-            ),
+            resize=lambda gpus: _cluster(request, gpus),
         )
         outcome = search.run()
         rows = search.op_rows(outcome.best)
@@ -226,6 +231,18 @@ def _search_outcome(
         outcome=outcome,
         op_rows=rows,
         warnings=graph.warnings,
+    )
+
+
+def _cluster(request: PlanRequest, gpus: int) -> "ClusterSpec":
+    """The request's cluster with a number of devices."""
+    from planner.framework.script import script_cluster
+
+    return script_cluster(
+        request.cluster,
+        gpus=gpus,
+        gpus_per_node=request.gpus_per_node,
+        calibration=request.calibration,
     )
 
 

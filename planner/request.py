@@ -15,6 +15,8 @@ class PlanRequest:
     """Name of a cluster profile or path of a TOML file."""
     gpus_per_node: int | None = None
     """Devices per node, None for the profile's."""
+    calibration: str | None = None
+    """Path of the constants that ``plan calibrate`` fitted, None for those that ship."""
     global_batch_size: int | None = None
     """Samples per optimiser step, None for 8 * gpus."""
     seq_len: int | None = None

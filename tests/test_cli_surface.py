@@ -26,6 +26,7 @@ REQUEST = {
     "--global-batch-size",
     "--gpus",
     "--gpus-per-node",
+    "--calibration",
     "--hint",
     "--hints",
     "--seq-len",

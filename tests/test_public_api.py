@@ -32,6 +32,7 @@ PLAN_PARAMETERS = [
     "gpus",
     "cluster",
     "gpus_per_node",
+    "calibration",
     "global_batch_size",
     "seq_len",
     "dtype",

@@ -72,6 +72,7 @@ class PlanOptions(TypedDict):
     gpus: int
     cluster: str
     gpus_per_node: int | None
+    calibration: Path | None
     global_batch_size: int | None
     seq_len: int | None
     dtype: str | None
@@ -126,6 +127,12 @@ def request_options(command: Command) -> Command:
         ),
         click.option(
             "--gpus-per-node", type=int, metavar="N", help="Devices per node.  [profile's]"
+        ),
+        click.option(
+            "--calibration",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Constants of your cluster, as `plan calibrate` wrote them.",
         ),
         click.option(
             "--global-batch-size",
@@ -247,6 +254,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             gpus=options["gpus"],
             cluster=options["cluster"],
             gpus_per_node=options["gpus_per_node"],
+            calibration=_text(options["calibration"]),
             global_batch_size=options["global_batch_size"],
             seq_len=options["seq_len"],
             dtype=options["dtype"],
@@ -256,6 +264,10 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             time_limit_s=options.get("time_limit", DEFAULT_TIME_LIMIT_S),
         )
     )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def given_hints(texts: tuple[str, ...], file: Path | None) -> tuple[tuple[str, HintValue], ...]:

@@ -66,7 +66,21 @@ def show_command(console: Console, name: str) -> None:
     sections = [_section(f"Cluster {cluster['name']}", cluster)]
     sections.extend(_section(f"Link {link['name']}", link) for link in links)
     sections.append(_section(f"Device {device['name']}", device))
+    sections.extend(_of_the_script(str(cluster["name"]), name))
     write_answer(console, sections)
+
+
+def _of_the_script(cluster: str, name: str) -> Iterator[Text]:
+    """What replaces numbers of a shipped cluster's devices in plans."""
+    from planner.framework.script import SCRIPT
+    from planner.hardware.profiles import PROFILES_FOLDER, list_clusters
+
+    if name in list_clusters():
+        tables = _read(PROFILES_FOLDER / "frameworks" / f"{SCRIPT}.toml")["tuned"]
+        assert isinstance(tables, list)
+        for table in tables:
+            if table["cluster"] == cluster:
+                yield _section("What training reaches of it, used in plans instead", table)
 
 
 def _section(title: str, content: Mapping[str, object]) -> Text:

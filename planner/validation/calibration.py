@@ -2,15 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from planner.framework.profiles import list_frameworks
-from planner.framework.tuning import SETTINGS
-from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.framework.calibration import FrameworkOnCluster
 from planner.validation.types import Unpriced
-
-FrameworkOnCluster = tuple[str, str]
-"""Names of a framework profile and of a cluster profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +48,7 @@ class Calibration:
         return found
 
     def to_toml(self) -> str:
-        """The file's content, which ``load_calibration`` reads."""
+        """The file's content, which ``planner.framework.calibration`` reads."""
         lines = ["format = 1"]
         for (framework, cluster), each in self.fitted.items():
             lines += ["", "[[tuned]]", f'framework = "{framework}"', f'cluster = "{cluster}"']
@@ -64,25 +58,3 @@ class Calibration:
                 for key, value in each.values.items()
             ]
         return "\n".join(lines) + "\n"
-
-
-def load_calibration(path: Path) -> dict[FrameworkOnCluster, dict[str, float]]:
-    """Read constants by framework and cluster.
-
-    Raises:
-        ProfileError: The file is not a calibration, or a name in it is unknown.
-    """
-    reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken.add("format")
-    found: dict[FrameworkOnCluster, dict[str, float]] = {}
-    for index, table in enumerate(reader.tables("tuned")):
-        each = FieldReader(path=path, table=table, prefix=f"tuned[{index}].")
-        framework = each.text("framework", choices=list_frameworks())
-        cluster = each.text("cluster")
-        keys = [key for key in table if key not in ("framework", "cluster")]
-        for key in keys:
-            if key not in SETTINGS:
-                raise each.error(key, "is unknown", hint=near_names(key, SETTINGS))
-        found[framework, cluster] = {key: each.number(key, least=-100) for key in keys}
-    reader.finish()
-    return found

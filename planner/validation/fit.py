@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from planner.cost.pattern_search import pattern_search
 from planner.errors import PlannerError
+from planner.framework.calibration import FrameworkOnCluster
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
-from planner.validation.calibration import Calibration, FittedConstants, FrameworkOnCluster
+from planner.validation.calibration import Calibration, FittedConstants
 from planner.validation.cases import Case, case_of, unpriced_because
 from planner.validation.pricing import CasePricer
 from planner.validation.table import RunTable, refuse_wrong_rows

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from planner.framework.calibration import FrameworkOnCluster
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
-from planner.validation.calibration import FrameworkOnCluster
 from planner.validation.cases import Case, case_of
 from planner.validation.fit import fit_constants, mean_error
 from planner.validation.pricing import CasePricer

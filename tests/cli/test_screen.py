@@ -67,8 +67,17 @@ def test_verbose_shows_the_pattern_of_blocks():
 
 def test_the_recommendation_and_its_rates():
     text = squeezed(screen(make_record()))
-    assert "Plan dp_shard 4, tp 2 step 412 ms 19.9 k tokens/s/GPU MFU 1.5%" in text
+    assert "Plan dp_shard 4, tp 2 step 412 ms +-9% 19.9 k tokens/s/GPU MFU 1.5%" in text
+    assert "Error of the step time: 9% on average over measured runs on such devices" in text
     assert "each of 4 data-parallel ranks takes 8 microbatches of 2 per step" in text
+
+
+def test_an_unknown_error_is_said_to_be_unknown():
+    record = make_record()
+    record = replace(record, cluster=replace(record.cluster, step_time_error=None))
+    text = squeezed(screen(record))
+    assert "step 412 ms 19.9 k" in text
+    assert "Error of the step time: not known, no runs on such devices were measured" in text
 
 
 def test_samples_are_not_called_tokens():
