@@ -54,6 +54,23 @@ class PointwiseFusion:
                 for storage in made.keys() - self._written(group, made.keys()):
                     self._inner[storage] = reads
 
+    def sources(self, storage: int) -> Set[int]:
+        """What backward keeps of a forward tensor: itself, or what it is computed again from."""
+        return self._inner.get(storage, {storage: 0.0}).keys()
+
+    def inner_storages(self, *passes: Sequence[Kernel]) -> set[int]:
+        """Tensors that stay inside the kernels of the unit.
+
+        Args:
+            passes: Ops of each pass that move bytes.
+        """
+        found: set[int] = set()
+        for group in (group for ops in passes for group in self._in_order(ops)):
+            if _is_fusable(group[0]):
+                made = self._operands(group)[1].keys()
+                found |= made - self._written(group, made)
+        return found
+
     def kernels(self, ops: Sequence[Kernel]) -> list[Kernel]:
         """Join the kernels of some ops of the unit.
 
@@ -62,8 +79,11 @@ class PointwiseFusion:
         """
         return [
             self._joined(group) if _is_fusable(group[0]) else group[0]
-            for group in self._groups(sorted(ops, key=lambda each: each.op.id))
+            for group in self._in_order(ops)
         ]
+
+    def _in_order(self, ops: Sequence[Kernel]) -> list[list[Kernel]]:
+        return self._groups(sorted(ops, key=lambda each: each.op.id))
 
     def _storages(self, values: Iterable[int]) -> set[int]:
         return {self._graph.values[value].storage for value in values}

@@ -30,6 +30,7 @@ def unit_peaks(
     forward_ops: Sequence[int],
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
+    inner: Set[int] = frozenset(),
 ) -> UnitPeaks:
     """Replay a unit.
 
@@ -38,13 +39,15 @@ def unit_peaks(
         forward_ops: Its forward ops in order.
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
+        inner: Storages that are never in memory: tensors inside a fused kernel.
     """
     moments = [*moments_of(graph, forward_ops), *moments_of(graph, backward_ops)]
     saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
     num_forward = len(forward_ops)
+    sizes = _storage_sizes(graph, (*forward_ops, *backward_ops), shares)
     found = live_bytes(
         moments,
-        _storage_sizes(graph, (*forward_ops, *backward_ops), shares),
+        {storage: 0 if storage in inner else size for storage, size in sizes.items()},
         _last_uses(moments, saved, num_forward),
     )
     return UnitPeaks(

@@ -8,6 +8,7 @@ from planner.cost.fusion import Kernel, PointwiseFusion
 from planner.cost.liveness import UnitPeaks, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
+from planner.cost.selective import kept_ops
 from planner.cost.unit_comm import (
     Comm,
     Conversions,
@@ -20,21 +21,17 @@ from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.retained import (
-    KEPT_BY_SELECTIVE,
     RECOMPUTATIONS,
     block_ops,
     recomputed_ops,
     saved_values,
 )
 from planner.graph.analysis.shared import passing_storages
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
-
-_PLAIN_PRODUCTS = frozenset({"mm", "addmm"})
-"""Matmuls of which torchtitan's selective recomputation keeps every second one."""
 
 Part = Callable[[OpNode], bool]
 """Tells which ops of a unit are meant."""
@@ -63,7 +60,8 @@ def unit_work(
         problem = _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
-    peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares)
+    inner = view.inner_storages()
+    peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares, inner)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     comm = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
@@ -121,15 +119,6 @@ def _temporaries(
     }
 
 
-def _kept_ops(kernels: KernelForms, graph: OperatorGraph, unit: Unit) -> frozenset[int]:
-    """Ops of a block whose outputs selective recomputation keeps."""
-    kept = [op for op in block_ops(unit) if graph.nodes[op].name in KEPT_BY_SELECTIVE]
-    if kernels.selective == "every_second_matmul":
-        products = [op for op in kept if graph.nodes[op].name in _PLAIN_PRODUCTS]
-        kept = sorted(set(kept) - set(products[1::2]))
-    return frozenset(kept)
-
-
 def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWork:
     """Forward work done again; collectives as well where selective recomputation keeps outputs."""
     if kind == "none":
@@ -180,7 +169,7 @@ class _UnitView:
         self._tp = problem.context.tp
         self._saved_before = saved_before
         self.own_ops = frozenset(problem.unit.forward_ops)
-        self.kept_ops = _kept_ops(kernels, self.graph, problem.unit)
+        self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
         self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
         self.shares: dict[int, Shares] = {
@@ -192,6 +181,13 @@ class _UnitView:
         if fuses.get(problem.unit.kind):
             drawn = self._forward_kernels(problem.unit.forward_ops)
             self._fusion = PointwiseFusion(self.graph, drawn)
+
+    def inner_storages(self) -> set[int]:
+        """Storages that are never in memory: tensors inside fused kernels."""
+        if self._fusion is None:
+            return set()
+        forward = self._forward_kernels(self.problem.unit.forward_ops)
+        return self._fusion.inner_storages(forward, self._backward_kernels())
 
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
@@ -215,8 +211,15 @@ class _UnitView:
                 part = 1 / self._tp if storage in self._gathered_again else share(value)
                 if storage in self._saved_before and part == self._boundary_share():
                     continue
-                found[storage, part] = int(self.graph.storages[storage].size_bytes * part)
+                for kept in self._kept(storage):
+                    found[kept, part] = int(self.graph.storages[kept].size_bytes * part)
         return found
+
+    def _kept(self, storage: int) -> list[int]:
+        """The storage, or those from which a fused kernel computes it again."""
+        sources = {storage} if self._fusion is None else self._fusion.sources(storage)
+        kind = StorageKind.ACTIVATION
+        return [each for each in sorted(sources) if self.graph.storages[each].kind is kind]
 
     def piled_bytes(self) -> int:
         """Gathered inputs beyond their shards that are not kept for backward."""

@@ -96,3 +96,13 @@ def test_every_second_matmul_keeps_less():
         for each in ("every_second_matmul", "matmul_outputs")
     )
     assert all_kept - kept == 2 * TOKENS * (2 * HIDDEN + FFN)
+
+
+def test_fused_loss_keeps_the_logits_alone():
+    """Otherwise float32 logarithms of the softmax are kept, with two of their size in backward."""
+    fused, written = model(fuses_loss=True).loss, model().loss
+    logits = 2 * TOKENS * VOCAB
+    assert fused.activation_bytes["none"] == pytest.approx(logits, rel=0.01)
+    assert fused.temporary_bytes["none"] <= logits
+    assert written.activation_bytes["none"] == pytest.approx(2 * logits, rel=0.01)
+    assert written.temporary_bytes["none"] >= 3.9 * logits
