@@ -40,6 +40,8 @@ class Pricing:
     """Ranks and links of the tp axis."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
+    network_host_s: float = 0.0
+    """The same where stages exchange activations between nodes, once the first have come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,17 +236,16 @@ class ReplicatedStages:
         framework = self._layout.framework
         parameters = sum(self.parameters(first, end) for first, end in held)
         itemsize = DTYPE_BYTES[self._layout.dtype]
-        kept = sum(
-            count * self._kept_bytes(first, end)
-            for (first, end), count in zip(held, in_flight, strict=True)
-        )
+        stages = [(*stage, count) for stage, count in zip(held, in_flight, strict=True)]
+        steady = sum(count * self._kept_bytes(first, end) for first, end, count in stages)
+        warm = sum((count - 1) * self._warm_bytes(first, end) for first, end, count in stages)
         return MemoryBreakdown(
             params_bytes=round(parameters * itemsize),
             grads_bytes=round(parameters * framework.state.gradient),
             optimizer_bytes=round(
                 parameters * framework.state.optimizer / self._layout.shard_ranks
             ),
-            activations_bytes=kept,
+            activations_bytes=max(steady, warm),
             buffers_bytes=0,
             temporary_bytes=max(self._temporary_bytes(first, end) for first, end in held),
             reserve_bytes=round(framework.reserve_bytes),
@@ -256,12 +255,25 @@ class ReplicatedStages:
         return self._layout.recompute if index in self._blocks else "none"
 
     def _kept_bytes(self, first: int, end: int) -> int:
-        piled = 0.0 if self._layout.is_congested else self._layout.framework.piled_share
+        """Activations of a microbatch, and the buffers that the device has not let go of."""
         return sum(
             self._units[index].activation_bytes[self._kind(index)]
-            + round(piled * self._units[index].piled_bytes)
+            + self._piled(self._units[index].piled_bytes)
             for index in range(first, end)
         )
+
+    def _warm_bytes(self, first: int, end: int) -> int:
+        """The same while the pipeline fills, when hosts run furthest ahead."""
+        return sum(
+            self._units[index].activation_bytes[self._kind(index)]
+            + self._piled(self._units[index].warm_piled_bytes)
+            for index in range(first, end)
+        )
+
+    def _piled(self, num_bytes: int) -> int:
+        """What is left of piled buffers; where the network stalls transfers, hosts wait too."""
+        layout = self._layout
+        return 0 if layout.is_congested else round(layout.framework.piled_share * num_bytes)
 
     def _temporary_bytes(self, first: int, end: int) -> int:
         """Highest transient; an earlier unit's comes when the later ones' tensors are gone."""

@@ -98,13 +98,17 @@ class CasePricer:
         group = comm_group(cluster, degree=run.tp, stride=1)
         pipeline = comm_group(cluster, degree=run.pp, stride=run.tp * run.dp)
         crosses = pipeline.outer is not None
-        host_s = framework.collective_host_s + framework.network_host_s * run.tp * crosses
-        if (key, group, host_s) not in self._units:
+        network_host_s = framework.network_host_s * run.tp * crosses
+        if (key, group, network_host_s) not in self._units:
             pricing = Pricing(
-                device=cluster.device, dtype=case.dtype, tp_group=group, collective_host_s=host_s
+                device=cluster.device,
+                dtype=case.dtype,
+                tp_group=group,
+                collective_host_s=framework.collective_host_s,
+                network_host_s=network_host_s,
             )
-            self._units[key, group, host_s] = self._book.work(key).priced(pricing)
-        return _with_layers(self._units[key, group, host_s], run.layers)
+            self._units[key, group, network_host_s] = self._book.work(key).priced(pricing)
+        return _with_layers(self._units[key, group, network_host_s], run.layers)
 
 
 def _with_layers(model: ModelUnits, layers: int) -> ModelUnits:
