@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 _SMALLEST_STEP = 0.01
 _LEAST_GAIN = 1e-4
@@ -20,20 +21,23 @@ def pattern_search(
 ) -> dict[str, float]:
     """Minimise by moving one or two parameters at a time by a factor that shrinks.
 
+    After each round of moves, what it changed is tried once more as a whole (Hooke and Jeeves
+    1961), which follows a valley in which parameters make up for each other.
+
     Args:
         loss: What to minimise.
         start: First values, above 0.
         fixed: Names that keep their values.
         most: Largest values, by name.
-        pairs: Move parameters in pairs as well, which finds its way along a valley in which one
-            makes up for another, and takes some ten times as many evaluations.
+        pairs: Move parameters in pairs as well, which finds its way along narrower valleys and
+            takes some ten times as many evaluations.
     """
     moves = _moves([name for name in start if name not in fixed], pairs=pairs)
     best = dict(start)
     best_loss = loss(best)
     step = 0.4
     while step > _SMALLEST_STEP:
-        before = best_loss
+        before, before_loss = best, best_loss
         back: Move = ()
         for move in moves:
             trial = _moved(best, move, step, most)
@@ -43,7 +47,10 @@ def pattern_search(
             if trial_loss < best_loss:
                 best, best_loss = trial, trial_loss
                 back = tuple((name, -sign) for name, sign in move)
-        if best_loss > before - _LEAST_GAIN:
+        trial = _moved_on(before, best, most)
+        if trial != best and (trial_loss := loss(trial)) < best_loss:
+            best, best_loss = trial, trial_loss
+        if best_loss > before_loss - _LEAST_GAIN:
             step /= 2
     return best
 
@@ -58,6 +65,16 @@ def _moves(names: Sequence[str], *, pairs: bool) -> list[Move]:
             for other in (1, -1)
         ]
     return moves
+
+
+def _moved_on(
+    before: Mapping[str, float], after: Mapping[str, float], most: Mapping[str, float]
+) -> dict[str, float]:
+    """The same change once more; parameters that stood still do."""
+    return {
+        name: value if value == before[name] else min(value**2 / before[name], most.get(name, inf))
+        for name, value in after.items()
+    }
 
 
 def _moved(

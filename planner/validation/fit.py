@@ -115,9 +115,14 @@ def fit_constants(
     """
     timed = [case for case in cases if case.run.step_time_s]
 
+    def errors(values: Mapping[str, float]) -> list[float]:
+        return [abs(math.log(ratio)) for ratio in _ratios(pricer, timed, values)]
+
+    # Where all rows are far off at first, a cap below them would show no way to go.
+    cap = max(_CAP, 2 * statistics.median(errors(start)))
+
     def loss(values: Mapping[str, float]) -> float:
-        errors = [abs(math.log(ratio)) for ratio in _ratios(pricer, timed, values)]
-        return statistics.fmean(min(error, _CAP) for error in errors)
+        return statistics.fmean(min(error, cap) for error in errors(values))
 
     held = [
         key for key, value in start.items() if value <= 0 or (free is not None and key not in free)
