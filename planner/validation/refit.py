@@ -9,10 +9,12 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from planner.errors import PlannerError
 from planner.framework.calibration import FrameworkOnCluster
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
@@ -63,6 +65,50 @@ PLANS = (
         cluster="h100-sxm",
         tables=("nanotron_ultrascale_h100",),
         free=("gradient_overlap", "outer_latency_factor", "congested_message_us"),
+    ),
+    FitPlan(
+        framework="composer-fsdp",
+        cluster="h100-sxm",
+        tables=("llm_foundry_mpt",),
+        free=(
+            "sustained_fraction_of_peak",
+            "attention_forward_fraction_of_peak",
+            "step_us",
+            "accumulated_bytes_per_parameter",
+        ),
+    ),
+    FitPlan(
+        framework="composer-fsdp",
+        cluster="a100-80gb-sxm",
+        tables=("llm_foundry_mpt",),
+        free=(
+            "attention_forward_fraction_of_peak",
+            "pointwise_fraction_of_bandwidth",
+            "accumulated_bytes_per_parameter",
+        ),
+    ),
+    FitPlan(
+        framework="composer-fsdp-pure",
+        cluster="a100-80gb-sxm",
+        tables=("llm_foundry_mpt",),
+        free=(
+            "sustained_fraction_of_peak",
+            "attention_forward_fraction_of_peak",
+            "step_us",
+            "accumulated_bytes_per_parameter",
+        ),
+    ),
+    FitPlan(
+        framework="composer-fsdp-pure",
+        cluster="a100-40gb-sxm",
+        tables=("llm_foundry_mpt",),
+        free=("sustained_fraction_of_peak", "attention_forward_fraction_of_peak", "step_us"),
+    ),
+    FitPlan(
+        framework="internevo",
+        cluster="a100-80gb-sxm-roce-4x100",
+        tables=("internevo",),
+        free=("sustained_fraction_of_peak", "gradient_overlap", "step_us"),
     ),
 )
 """In order: a later one of the same framework and cluster keeps what an earlier one has fitted.
@@ -139,7 +185,11 @@ def _cases(plan: FitPlan) -> list[Case]:
 @cache
 def _cases_of(table: str) -> tuple[Case, ...]:
     runs = read_table(RUNS_FOLDER / f"{table}.csv", keep_going=True).runs
-    return tuple(case_of(run) for run in runs)
+    found = []
+    for run in runs:
+        with suppress(PlannerError):  # what is not modelled cannot be fitted to
+            found.append(case_of(run))
+    return tuple(found)
 
 
 def _rounded(value: float) -> float:
