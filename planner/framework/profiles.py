@@ -55,8 +55,16 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
     path = _find(name_or_path)
     reader = FieldReader(path=path, table=read_toml(path))
     reader.taken |= {"format", "description"}
+    spec = _spec(reader)
+    reader.finish()
+    return spec
+
+
+def _spec(reader: FieldReader) -> FrameworkSpec:
+    """Take all fields."""
     dropout = reader.number("dropout", most=0.99)
-    spec = FrameworkSpec(
+    heads, ring = "heads_where_not_stated", "partial_ring_share"
+    return FrameworkSpec(
         name=reader.text("name"),
         kernels=_kernels(reader, drops=dropout > 0),
         model_code=_choice(reader, "model_code"),  # type: ignore[arg-type]  # one of its choices
@@ -68,7 +76,9 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
             optimizer=reader.number("optimizer_bytes_per_parameter"),
         ),
         gradient_wire_bytes=reader.number("gradient_wire_bytes_per_parameter"),
+        broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
         bucket_bytes=reader.positive("bucket_mib") * MIB,
+        partial_ring_share=reader.number(ring, most=1.0) if reader.has(ring) else 1.0,
         gradient_overlap=reader.number("gradient_overlap", most=1.0),
         tp_overlap=reader.number("tp_overlap", most=1.0),
         hides_backward_collectives=(
@@ -76,12 +86,9 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
         ),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
         network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
-        broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
-        default_heads=(
-            reader.count("heads_where_not_stated") if reader.has("heads_where_not_stated") else 0
-        ),
+        default_heads=reader.count(heads) if reader.has(heads) else 0,
         message_s=us_to_s(reader.number("message_us")),
         congested_nodes=reader.positive("congested_nodes"),
         congested_message_s=us_to_s(reader.number("congested_message_us")),
@@ -96,8 +103,6 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
         tuned=_tuned(reader),
         numbers=reader.numbers,
     )
-    reader.finish()
-    return spec
 
 
 def _find(name_or_path: str) -> Path:
@@ -128,11 +133,11 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         and _choice(reader, "stage_transfers") == "split_over_tp",
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
         fuses_pointwise=_choice(reader, "pointwise") == "fused",
+        fuses_loss=_choice(reader, "loss_kernels") == "fused",
     )
 
 
 def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
-        fuses_loss=_choice(reader, "loss_kernels") == "fused",
     found = []
     for index, table in enumerate(reader.tables("runs")):
         each = FieldReader(path=reader.path, table=table, prefix=f"runs[{index}].")

@@ -111,6 +111,9 @@ class FrameworkSpec:
     """With ZeRO-1, every rank sends the parameters that it updated to all others in turn."""
     bucket_bytes: float
     """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
+    partial_ring_share: float
+    """Share of the network's bandwidth that the reduction reaches where several of a node's ranks,
+    but not all, are in one group: the rings of the node's groups meet on the same ports."""
     gradient_overlap: float
     """Share of the last microbatch's backward behind which the reduction hides."""
     tp_overlap: float

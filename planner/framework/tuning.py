@@ -80,6 +80,7 @@ SETTINGS: Mapping[str, Setting] = {
     "network_host_us_per_rank": _framework("network_host_s", 1e-6),
     "bucket_mib": _framework("bucket_bytes", MIB),
     "gradient_overlap": _framework("gradient_overlap"),
+    "partial_ring_share": _framework("partial_ring_share"),
     "tp_overlap": _framework("tp_overlap"),
     "message_us": _framework("message_s", 1e-6),
     "congested_message_us": _framework("congested_message_s", 1e-6),

@@ -123,6 +123,15 @@ def _with_layers(model: ModelUnits, layers: int) -> ModelUnits:
     )
 
 
+def _ring_group(group: CommGroup, framework: FrameworkSpec, cluster: ClusterSpec) -> CommGroup:
+    """The group with what its rings reach of the network."""
+    outer = group.outer
+    if outer is None or group.ranks_per_node in (1, cluster.gpus_per_node):
+        return group
+    reached = outer.bandwidth_bytes_per_s * framework.partial_ring_share
+    return replace(group, outer=replace(outer, bandwidth_bytes_per_s=reached))
+
+
 def _replicated_price(
     case: Case, model: ModelUnits, framework: FrameworkSpec, cluster: ClusterSpec
 ) -> CasePrice:
@@ -178,7 +187,7 @@ def _replicated_layout(
         framework=framework,
         dtype=case.dtype,
         recompute=case.recompute,
-        dp_group=comm_group(cluster, degree=run.dp, stride=run.tp),
+        dp_group=_ring_group(comm_group(cluster, degree=run.dp, stride=run.tp), framework, cluster),
         shard_ranks=shard_ranks,
         shard_group=comm_group(cluster, degree=shard_ranks, stride=run.tp),
         pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),

@@ -142,3 +142,13 @@ def test_collectives_of_the_backward_pass_hide_behind_weight_gradients():
     costs = [CasePricer().price(each).costs for each in (case, exposed)]
     assert costs[0].tp_comm_s < 0.6 * costs[1].tp_comm_s
     assert costs[0].compute_s == costs[1].compute_s
+
+
+def test_rings_of_several_ranks_per_node_share_the_ports():
+    table = runs("vtrain_multi_node")
+    by_tp = {run.tp: run for run in table.values() if run.layers == 30 and run.pp == 1}
+    for tp, is_slower in ((1, False), (2, True), (4, True), (8, False)):
+        case = case_of(by_tp[tp])
+        free = {**case.framework.tuned[case.cluster], "partial_ring_share": 1.0}
+        shared_s = CasePricer().price(case).costs.dp_comm_s
+        assert (shared_s > 2 * CasePricer().price(case, free).costs.dp_comm_s) == is_slower
