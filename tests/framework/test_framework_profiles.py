@@ -21,22 +21,21 @@ class TestShipped:
 
     def test_its_clusters_are_there(self, name):
         framework = load_framework(name)
-        assert framework.matches
-        for cluster in {match.cluster for match in framework.matches}:
+        for cluster in {*framework.tuned, *(match.cluster for match in framework.matches)}:
             assert load_cluster(cluster, gpus=8).num_gpus == 8
-        assert set(framework.tuned) <= {match.cluster for match in framework.matches}
 
     def test_every_number_says_where_it_is_from(self, name):
         for source in load_framework(name).numbers.values():
             assert source.source
 
-    def test_few_constants_are_fitted_and_said_to_be(self, name):
+    def test_few_constants_are_fitted_and_none_is_said_to_be_known(self, name):
         framework = load_framework(name)
         for cluster, values in framework.tuned.items():
             assert set(values) <= set(SETTINGS)
             assert len(values) <= MOST_TUNED
             for key in values:
-                assert framework.numbers[f"{cluster}.{key}"].provenance is Provenance.FITTED
+                provenance = framework.numbers[f"{cluster}.{key}"].provenance
+                assert provenance in (Provenance.FITTED, Provenance.ASSUMED)
 
     def test_its_constants_can_be_put_in_place(self, name):
         framework = load_framework(name)

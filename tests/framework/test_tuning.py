@@ -27,6 +27,7 @@ PUT = {
     "bucket_mib": ("framework.bucket_bytes", MIB),
     "gradient_overlap": ("framework.gradient_overlap", 1),
     "tp_overlap": ("framework.tp_overlap", 1),
+    "partial_ring_share": ("framework.partial_ring_share", 1),
     "message_us": ("framework.message_s", US),
     "congested_message_us": ("framework.congested_message_s", US),
     "step_us": ("framework.step_s", US),
