@@ -151,4 +151,4 @@ def test_rings_of_several_ranks_per_node_share_the_ports():
         case = case_of(by_tp[tp])
         free = {**case.framework.tuned[case.cluster], "partial_ring_share": 1.0}
         shared_s = CasePricer().price(case).costs.dp_comm_s
-        assert (shared_s > 2 * CasePricer().price(case, free).costs.dp_comm_s) == is_slower
+        assert (shared_s > 1.5 * CasePricer().price(case, free).costs.dp_comm_s) == is_slower
