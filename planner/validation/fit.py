@@ -87,7 +87,7 @@ def _calibrated(cases: Sequence[Case], pricer: CasePricer) -> FittedConstants:
     before = cases[0].framework.tuned.get(cases[0].cluster, {})
     start = {key: value for key, value in (before or START).items() if key != RESERVE}
     values = fit_constants(cases, start, pricer=pricer)
-    values |= _reserve(pricer, cases, values)
+    values |= centred_reserve(pricer, cases, values)
     return FittedConstants(
         values=values,
         num_rows=len(cases),
@@ -101,22 +101,25 @@ def fit_constants(
     cases: Sequence[Case],
     start: Mapping[str, float],
     *,
-    free: Sequence[str] | None = None,
+    own: Mapping[str, Mapping[str, float]] = {},
     pricer: CasePricer,
 ) -> dict[str, float]:
-    """Fit constants of one framework on one cluster.
+    """Fit constants that some runs on one cluster share.
 
     Args:
-        cases: Measured runs of both.
+        cases: Measured runs.
         start: Constants by their keys in ``planner.framework.tuning.SETTINGS``; one that is 0
             keeps that value.
-        free: Keys of those that are fitted, None for all.
+        own: Constants that are not fitted, by the name of the framework that has them.
         pricer: Prices the cases.
     """
     timed = [case for case in cases if case.run.step_time_s]
 
     def errors(values: Mapping[str, float]) -> list[float]:
-        return [abs(math.log(ratio)) for ratio in _ratios(pricer, timed, values)]
+        return [
+            abs(math.log(_ratio(pricer, case, {**own.get(case.framework.name, {}), **values})))
+            for case in timed
+        ]
 
     # Where all rows are far off at first, a cap below them would show no way to go.
     cap = max(_CAP, 2 * statistics.median(errors(start)))
@@ -124,27 +127,24 @@ def fit_constants(
     def loss(values: Mapping[str, float]) -> float:
         return statistics.fmean(min(error, cap) for error in errors(values))
 
-    held = [
-        key for key, value in start.items() if value <= 0 or (free is not None and key not in free)
-    ]
+    held = [key for key, value in start.items() if value <= 0]
     return pattern_search(loss, start, fixed=held, most=MOST, pairs=False)
 
 
 def mean_error(cases: Sequence[Case], values: Mapping[str, float], *, pricer: CasePricer) -> float:
     """Mean absolute error of the step times of some cases."""
-    return statistics.fmean(abs(ratio - 1) for ratio in _ratios(pricer, cases, values))
+    return statistics.fmean(
+        abs(_ratio(pricer, case, values) - 1) for case in cases if case.run.step_time_s
+    )
 
 
-def _ratios(pricer: CasePricer, cases: Sequence[Case], values: Mapping[str, float]) -> list[float]:
-    """Predicted over measured step times."""
-    return [
-        pricer.price(case, values).costs.step_time_s / case.run.step_time_s
-        for case in cases
-        if case.run.step_time_s
-    ]
+def _ratio(pricer: CasePricer, case: Case, values: Mapping[str, float]) -> float:
+    """Predicted over measured step time."""
+    assert case.run.step_time_s
+    return pricer.price(case, values).costs.step_time_s / case.run.step_time_s
 
 
-def _reserve(
+def centred_reserve(
     pricer: CasePricer, cases: Sequence[Case], values: Mapping[str, float]
 ) -> dict[str, float]:
     """The constant that centres the memory; nothing where no row states memory."""

@@ -19,7 +19,7 @@ from planner.framework.calibration import FrameworkOnCluster
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
 from planner.validation.cases import Case, case_of
-from planner.validation.fit import fit_constants, mean_error
+from planner.validation.fit import RESERVE, centred_reserve, fit_constants, mean_error
 from planner.validation.pricing import CasePricer
 from planner.validation.table import read_table
 
@@ -36,14 +36,22 @@ class FitPlan:
 
     framework: str
     """Name of the framework profile."""
+    also: tuple[str, ...] = ()
+    """Profiles of the same machine and kernels, whose runs are fitted together."""
     cluster: str
     """Name of the cluster profile."""
     tables: tuple[str, ...]
     """Tables of published runs; those of the framework on the cluster count."""
     free: tuple[str, ...]
-    """Keys of the constants that are fitted; the others of the profile keep their values."""
+    """Keys of the constants that are fitted, the memory's reserve for each profile by itself; the
+    others keep their values."""
     most_gpus: int | None = None
     """Runs on more are left out, None for all."""
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """All its profiles."""
+        return (self.framework, *self.also)
 
 
 PLANS = (
@@ -110,6 +118,60 @@ PLANS = (
         tables=("internevo",),
         free=("sustained_fraction_of_peak", "gradient_overlap", "step_us"),
     ),
+    FitPlan(
+        framework="megatron-deepspeed-vtrain",
+        cluster="a100-80gb-sxm-ib-4x200",
+        tables=("vtrain_single_node", "vtrain_multi_node"),
+        free=(
+            "host_dispatch_us",
+            "sustained_fraction_of_peak",
+            "pointwise_fraction_of_bandwidth",
+            "inner_bandwidth_share",
+            "outer_bandwidth_share",
+            "matmul_k_overhead_elements",
+            "partial_ring_share",
+        ),
+    ),
+    FitPlan(
+        framework="megatron",
+        also=("megatron-sc21",),
+        cluster="a100-80gb-sxm",
+        tables=("korthikanti2022_table5", "megatron_sc21_table1"),
+        free=("sustained_fraction_of_peak", "pointwise_fraction_of_bandwidth"),
+    ),
+    FitPlan(
+        framework="megatron-zero-bubble",
+        cluster="a100-80gb-sxm-roce",
+        tables=("zero_bubble_table4",),
+        free=(
+            "sustained_fraction_of_peak",
+            "pointwise_fraction_of_bandwidth",
+            "message_us",
+            "outer_bandwidth_share",
+            "reserve_gib",
+        ),
+    ),
+    FitPlan(
+        framework="megatron-deepspeed-bigscience",
+        also=("megatron-deepspeed-bigscience-bf16",),
+        cluster="a100-80gb-sxm-opa-4x100",
+        tables=("bigscience_a100_176b",),
+        free=(
+            "sustained_fraction_of_peak",
+            "kernel_launch_us",
+            "outer_bandwidth_share",
+            "inner_bandwidth_share",
+            "pointwise_fraction_of_bandwidth",
+            "reserve_gib",
+        ),
+    ),
+    FitPlan(
+        framework="torchtitan",
+        also=("torchtitan-compile",),
+        cluster="h100-96gb-sxm",
+        tables=("torchtitan",),
+        free=("sustained_fraction_of_peak",),
+    ),
 )
 """In order: a later one of the same framework and cluster keeps what an earlier one has fitted.
 
@@ -120,12 +182,14 @@ network between nodes would hide it.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refit:
-    """What one plan finds."""
+    """What one plan finds for one of its profiles."""
 
     plan: FitPlan
     """The plan."""
+    framework: str
+    """Name of the profile."""
     num_rows: int
-    """Runs that it was fitted to."""
+    """Runs of the profile that it was fitted to."""
     old: Mapping[str, float]
     """Constants before."""
     new: Mapping[str, float]
@@ -138,7 +202,7 @@ class Refit:
     def lines(self) -> list[str]:
         """What changes, for people."""
         plan = self.plan
-        where = f"{plan.framework} on {plan.cluster}, {self.num_rows} rows"
+        where = f"{self.framework} on {plan.cluster}, {self.num_rows} rows"
         if plan.most_gpus is not None:
             where += f" on at most {plan.most_gpus} devices"
         head = f"{where}: mean error {self.old_error:.1%} -> {self.new_error:.1%}"
@@ -152,31 +216,41 @@ def refit(plans: Sequence[FitPlan]) -> Iterator[Refit]:
         plans: Each starts from what the profile holds and the earlier ones have found.
     """
     pricer = CasePricer()
-    current: dict[FrameworkOnCluster, dict[str, float]] = {}
+    current: dict[FrameworkOnCluster, Mapping[str, float]] = {}
     for plan in plans:
-        pair = (plan.framework, plan.cluster)
-        old = current.get(pair) or dict(load_framework(plan.framework).tuned[plan.cluster])
-        cases = _cases(plan)
-        fitted = fit_constants(cases, old, free=plan.free, pricer=pricer)
-        new = {key: _rounded(value) if key in plan.free else value for key, value in fitted.items()}
-        current[pair] = new
-        yield Refit(
-            plan=plan,
-            num_rows=len(cases),
-            old=old,
-            new=new,
-            old_error=mean_error(cases, old, pricer=pricer),
-            new_error=mean_error(cases, new, pricer=pricer),
+        old = {
+            name: current.get((name, plan.cluster)) or load_framework(name).tuned[plan.cluster]
+            for name in plan.frameworks
+        }
+        cases = {name: _cases(plan, name) for name in plan.frameworks}
+        start = {key: old[plan.framework][key] for key in plan.free if key != RESERVE}
+        fitted = fit_constants(
+            [case for some in cases.values() for case in some], start, own=old, pricer=pricer
         )
+        for name, some in cases.items():
+            new = {**old[name], **fitted}
+            if RESERVE in plan.free:
+                new |= centred_reserve(pricer, some, new)
+            new |= {key: _rounded(new[key]) for key in plan.free}
+            current[name, plan.cluster] = new
+            yield Refit(
+                plan=plan,
+                framework=name,
+                num_rows=len(some),
+                old=old[name],
+                new=new,
+                old_error=mean_error(some, old[name], pricer=pricer),
+                new_error=mean_error(some, new, pricer=pricer),
+            )
 
 
-def _cases(plan: FitPlan) -> list[Case]:
-    """Timed runs of the plan's framework on its cluster."""
+def _cases(plan: FitPlan, framework: str) -> list[Case]:
+    """Timed runs of one of the plan's profiles on its cluster."""
     return [
         case
         for table in plan.tables
         for case in _cases_of(table)
-        if (case.framework.name, case.cluster) == (plan.framework, plan.cluster)
+        if (case.framework.name, case.cluster) == (framework, plan.cluster)
         and (plan.most_gpus is None or case.run.num_gpus <= plan.most_gpus)
         and case.run.step_time_s
     ]
@@ -238,7 +312,7 @@ def main(arguments: Sequence[str]) -> int:
     for fitted in refit([each for each in PLANS if each.framework in (options.names or names)]):
         print("\n".join(fitted.lines()), flush=True)
         if options.write:
-            file = profile_file(fitted.plan.framework)
+            file = profile_file(fitted.framework)
             new = {key: fitted.new[key] for key in fitted.plan.free}
             text = written(file.read_text(encoding="utf-8"), fitted.plan.cluster, new)
             file.write_text(text, encoding="utf-8")

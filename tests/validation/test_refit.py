@@ -50,15 +50,17 @@ def test_a_constant_that_is_not_there_is_not_written():
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.framework} {plan.cluster}")
 def test_a_plan_names_what_is_there(plan):
-    tuned = load_framework(plan.framework).tuned[plan.cluster]
-    assert set(plan.free) <= set(tuned)
+    for name in plan.frameworks:
+        assert set(plan.free) <= set(load_framework(name).tuned[plan.cluster])
     assert set(plan.free) <= set(SETTINGS)
     for table in plan.tables:
         assert (RUNS_FOLDER / f"{table}.csv").is_file()
 
 
 def test_every_constant_that_is_said_to_be_refitted_is_in_a_plan():
-    planned = {(plan.framework, plan.cluster, key) for plan in PLANS for key in plan.free}
+    planned = {
+        (name, plan.cluster, key) for plan in PLANS for name in plan.frameworks for key in plan.free
+    }
     for name in list_frameworks():
         framework = load_framework(name)
         for cluster, values in framework.tuned.items():
@@ -93,9 +95,14 @@ def test_later_plans_keep_what_earlier_ones_found(few_rows):
 def test_lines_say_what_changes():
     plan = FitPlan(framework="f", cluster="c", tables=("t",), free=("step_us",), most_gpus=16)
     found = Refit(
-        plan=plan, num_rows=7, old={"step_us": 10.0}, new={"step_us": 12.5}, old_error=0.2,
+        plan=plan,
+        framework="f",
+        num_rows=7,
+        old={"step_us": 10.0},
+        new={"step_us": 12.5},
+        old_error=0.2,
         new_error=0.1,
-    )  # fmt: skip
+    )
     head, line = found.lines()
     assert head == "f on c, 7 rows on at most 16 devices: mean error 20.0% -> 10.0%"
     assert line.split() == ["step_us", "10", "->", "12.5"]
@@ -107,7 +114,13 @@ def test_the_command_writes_what_it_finds(monkeypatch, tmp_path, capsys):
     (plan,) = (each for each in PLANS[:1] if each.framework == "nanotron")
     old = dict(load_framework("nanotron").tuned["h100-sxm"])
     found = Refit(
-        plan=plan, num_rows=1, old=old, new={**old, "step_us": 321.0}, old_error=0.2, new_error=0.1
+        plan=plan,
+        framework="nanotron",
+        num_rows=1,
+        old=old,
+        new={**old, "step_us": 321.0},
+        old_error=0.2,
+        new_error=0.1,
     )
     monkeypatch.setattr(refits, "refit", lambda plans: iter([found]))
     monkeypatch.setattr(refits, "profile_file", lambda name: file)
