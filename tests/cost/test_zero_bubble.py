@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.cost.zero_bubble import SplitPipeline, zero_bubble_s
 
@@ -56,3 +58,28 @@ def test_the_slowest_rank_sets_the_pace() -> None:
         limit=6,
     )
     assert found.step_s == pytest.approx(30 * 6, rel=0.02)
+
+
+times = st.floats(0.5, 2.0)
+
+
+@given(
+    parts=st.lists(st.tuples(times, times, times), min_size=1, max_size=6),
+    num_microbatches=st.integers(1, 20),
+    windows=st.integers(1, 2),
+)
+def test_no_step_is_shorter_than_the_work_of_the_busiest_rank(
+    parts: list[tuple[float, float, float]], num_microbatches: int, windows: int
+) -> None:
+    found = zero_bubble_s(
+        forward_s=[forward_s for forward_s, _, _ in parts],
+        input_backward_s=[input_s for _, input_s, _ in parts],
+        weight_backward_s=[weight_s for _, _, weight_s in parts],
+        num_microbatches=num_microbatches,
+        limit=windows * len(parts),
+    )
+    busiest_s = num_microbatches * max(sum(rank) for rank in parts)
+    assert found.step_s >= busiest_s * (1 - 1e-9)
+    # One microbatch after the other is the slowest order.
+    assert found.step_s <= num_microbatches * sum(sum(rank) for rank in parts) * (1 + 1e-9)
+    assert all(1 <= held <= windows * len(parts) for held in found.in_flight)
