@@ -262,8 +262,10 @@ class _UnitView:
         return found
 
     def unread_cache_bytes(self) -> int:
-        """Cached outputs that backward itself never needs."""
-        return sum(size for value, size in self._cached().items() if value not in self.saved_values)
+        """Cached outputs that recomputation does not fetch, so that they stay to its end."""
+        again = recomputed_ops(self.graph, self.problem.unit, "full")
+        fetched = {value for op in again for value in self.graph.nodes[op].outputs}
+        return sum(size for value, size in self._cached().items() if value not in fetched)
 
     def _forward_ops(self) -> list[OpNode]:
         return [self.graph.nodes[op] for op in self.problem.unit.forward_ops]
