@@ -310,7 +310,8 @@ def main(arguments: Sequence[str]) -> int:
     if unknown:
         parser.error(f"no fit of {', '.join(unknown)}; there are {', '.join(names)}")
     for fitted in refit([each for each in PLANS if each.framework in (options.names or names)]):
-        print("\n".join(fitted.lines()), flush=True)
+        sys.stdout.write("\n".join(fitted.lines()) + "\n")
+        sys.stdout.flush()
         if options.write:
             file = profile_file(fitted.framework)
             new = {key: fitted.new[key] for key in fitted.plan.free}

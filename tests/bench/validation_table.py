@@ -56,7 +56,7 @@ class Reached:
         """The cells of its line."""
         sign = ">=" if self.at_least else "<="
         missed = "" if self.reached is None else f" by {abs(self.reached - self.to_reach):.1%}"
-        verdict = "✓" if self.met else f"missed{missed}"
+        verdict = "yes" if self.met else f"missed{missed}"
         target = f"{sign} {self.to_reach * 100:g}%"
         return (self.table, self.measure, self.best, target, percent(self.reached), verdict)
 
