@@ -56,6 +56,7 @@ def unit(parameters, scale=1.0, **change):
         },
         activation_bytes={"none": 1000, "full": 100},
         piled_bytes=60,
+        warm_piled_bytes=80,
         temporary_bytes={"none": 500, "full": 900},
         parameter_bytes=4 * parameters,
         gathered_bytes=2 * parameters,
@@ -208,6 +209,11 @@ class TestReduction:
         assert found.reduction_s([(0, 2), (7, 9)], 1.0) == 0
 
 
+def kept_bytes(memory):
+    """Activations, and the buffers of which devices have not let go."""
+    return memory.activations_bytes + memory.buffers_bytes
+
+
 class TestState:
     PARAMETERS = BLOCKS * BLOCK + TABLE
 
@@ -226,14 +232,15 @@ class TestState:
 
     def test_activations_are_those_of_all_microbatches_in_flight(self):
         found = stages().peak([(0, 2), (4, 7)], [3, 2])
-        assert found.activations_bytes == 3 * 2 * (1000 + 30) + 2 * 3 * (1000 + 30)
+        assert kept_bytes(found) == (3 * 2 + 2 * 3) * (1000 + 60 / 2)
 
     def test_recomputed_blocks_keep_their_inputs(self):
         found = stages(recompute="full").peak([WHOLE], [1])
-        assert found.activations_bytes == BLOCKS * (100 + 30) + 3 * (1000 + 30)
+        assert kept_bytes(found) == BLOCKS * 100 + 3 * 1000 + (BLOCKS + 3) * 60 / 2
 
-    def test_nothing_piles_up_where_devices_wait_for_the_network(self):
-        assert stages(is_congested=True).peak([(1, 3)], [1]).activations_bytes == 2 * 1000
+    def test_buffers_pile_up_unless_devices_wait_for_the_network(self):
+        assert kept_bytes(stages().peak([(1, 3)], [1])) == 2 * (1000 + 60 / 2)
+        assert kept_bytes(stages(is_congested=True).peak([(1, 3)], [1])) == 2 * 1000
 
     def test_the_transient_of_an_earlier_unit_comes_when_later_tensors_are_gone(self):
         assert stages().peak([(1, 4)], [1]).temporary_bytes == 500
