@@ -13,7 +13,7 @@ and every microbatch adds its gradients to the accumulated ones, which moves byt
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, point_to_point_s
@@ -237,43 +237,47 @@ class ReplicatedStages:
         parameters = sum(self.parameters(first, end) for first, end in held)
         itemsize = DTYPE_BYTES[self._layout.dtype]
         stages = [(*stage, count) for stage, count in zip(held, in_flight, strict=True)]
-        steady = sum(count * self._kept_bytes(first, end) for first, end, count in stages)
-        warm = sum((count - 1) * self._warm_bytes(first, end) for first, end, count in stages)
-        return MemoryBreakdown(
+        memory = MemoryBreakdown(
             params_bytes=round(parameters * itemsize),
             grads_bytes=round(parameters * framework.state.gradient),
             optimizer_bytes=round(
                 parameters * framework.state.optimizer / self._layout.shard_ranks
             ),
-            activations_bytes=max(steady, warm),
+            activations_bytes=sum(n * self._kept_bytes(first, end) for first, end, n in stages),
             buffers_bytes=0,
             temporary_bytes=max(self._temporary_bytes(first, end) for first, end in held),
             reserve_bytes=round(framework.reserve_bytes),
         )
+        return replace(memory, buffers_bytes=self._piled_bytes(stages, memory))
+
+    def _piled_bytes(self, stages: Sequence[tuple[int, int, int]], memory: MemoryBreakdown) -> int:
+        """Buffers that devices have not let go of, at their most.
+
+        Either of all microbatches in flight, or of all but one while the pipeline fills, when
+        hosts run furthest ahead. Where the network stalls transfers hosts wait as well.
+        """
+        layout = self._layout
+        if layout.is_congested:
+            return 0
+        steady = sum(n * self._units_sum("piled_bytes", first, end) for first, end, n in stages)
+        filling = sum(
+            (n - 1) * (self._units_sum("warm_piled_bytes", first, end))
+            - self._kept_bytes(first, end)
+            for first, end, n in stages
+        )
+        return round(layout.framework.piled_share * max(steady, filling, 0))
+
+    def _units_sum(self, name: str, first: int, end: int) -> int:
+        return sum(int(getattr(unit, name)) for unit in self._units[first:end])
 
     def _kind(self, index: int) -> str:
         return self._layout.recompute if index in self._blocks else "none"
 
     def _kept_bytes(self, first: int, end: int) -> int:
-        """Activations of a microbatch, and the buffers that the device has not let go of."""
+        """Activations of a microbatch."""
         return sum(
-            self._units[index].activation_bytes[self._kind(index)]
-            + self._piled(self._units[index].piled_bytes)
-            for index in range(first, end)
+            self._units[index].activation_bytes[self._kind(index)] for index in range(first, end)
         )
-
-    def _warm_bytes(self, first: int, end: int) -> int:
-        """The same while the pipeline fills, when hosts run furthest ahead."""
-        return sum(
-            self._units[index].activation_bytes[self._kind(index)]
-            + self._piled(self._units[index].warm_piled_bytes)
-            for index in range(first, end)
-        )
-
-    def _piled(self, num_bytes: int) -> int:
-        """What is left of piled buffers; where the network stalls transfers, hosts wait too."""
-        layout = self._layout
-        return 0 if layout.is_congested else round(layout.framework.piled_share * num_bytes)
 
     def _temporary_bytes(self, first: int, end: int) -> int:
         """Highest transient; an earlier unit's comes when the later ones' tensors are gone."""

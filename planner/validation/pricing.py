@@ -167,10 +167,11 @@ def _replicated_price(
         stages.peak(mine, counts) for mine, counts in zip(held, pipeline.in_flight, strict=True)
     ]
     fullest = max(memories, key=lambda each: each.total_bytes)
+    usable_bytes = cluster.device.memory_bytes - framework.unusable_bytes
     return CasePrice(
         costs=costs,
         memory=memories[0] if framework.measures_first_rank else fullest,
-        fits=fullest.total_bytes + framework.unusable_bytes <= cluster.device.memory_bytes
+        fits=fullest.total_bytes <= usable_bytes
         and not leaves_ranks_empty(case.shape, run.pp * run.virtual_stages, framework.stage_cuts),
     )
 
