@@ -222,7 +222,7 @@ def refit(plans: Sequence[FitPlan]) -> Iterator[Refit]:
             name: current.get((name, plan.cluster)) or load_framework(name).tuned[plan.cluster]
             for name in plan.frameworks
         }
-        cases = {name: _cases(plan, name) for name in plan.frameworks}
+        cases = {name: plan_cases(plan, name) for name in plan.frameworks}
         start = {key: old[plan.framework][key] for key in plan.free if key != RESERVE}
         fitted = fit_constants(
             [case for some in cases.values() for case in some], start, own=old, pricer=pricer
@@ -244,7 +244,7 @@ def refit(plans: Sequence[FitPlan]) -> Iterator[Refit]:
             )
 
 
-def _cases(plan: FitPlan, framework: str) -> list[Case]:
+def plan_cases(plan: FitPlan, framework: str) -> list[Case]:
     """Timed runs of one of the plan's profiles on its cluster."""
     return [
         case
