@@ -38,7 +38,7 @@ ONLY_IN = {
     },
     "torch": {
         *("graph", "codegen/runtime", "api.py", "model_argument.py", "trace_api.py"),
-        "validation/models.py",
+        "validation/pricing/models.py",
     },
     "matplotlib": {"validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

@@ -115,6 +115,8 @@ def test_the_validation_offers_these():
         "by_group",
         "failed_predictions",
         "plot",
+        "plot_bytes",
+        "plotted_points",
         "predictions",
         "tables",
         "to_json",

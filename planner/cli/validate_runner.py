@@ -9,8 +9,8 @@ from planner.cli.validate_screen import print_calibration, print_validation
 from planner.errors import RequestError
 from planner.report.folder import check_file, check_files, write_file
 from planner.report.tables import csv_text
-from planner.validation.plot import check_plot, plot_bytes
-from planner.validation.table import read_table
+from planner.validation.plot import check_plot
+from planner.validation.reading.table import read_table
 from planner.validation.validate import ValidationResult, validate
 
 
@@ -58,7 +58,7 @@ def run_calibration(options: CalibrateOptions) -> None:
     table = read_table(options["runs"], keep_going=options["keep_going"])
     if not table.runs:
         raise _nothing_to_fit(table.name, options["runs"])
-    from planner.validation.fit import calibrate_runs
+    from planner.validation.fitting.fit import calibrate_runs
 
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
@@ -105,7 +105,7 @@ def _write_outputs(result: ValidationResult, options: ValidateOptions) -> list[P
     """Write what was asked for; a picture without a point leaves no table behind."""
     contents: list[tuple[str, Path, str | bytes]] = []
     if options["plot"] is not None:
-        contents.append(("--plot", options["plot"], plot_bytes(result, options["plot"])))
+        contents.append(("--plot", options["plot"], result.plot_bytes(options["plot"])))
     if options["out"] is not None:
         contents.append(("--out", options["out"], csv_text(result.predictions)))
     if options["failed_out"] is not None and result.failed_predictions is not None:

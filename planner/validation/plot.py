@@ -11,8 +11,6 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from planner.validation.validate import ValidationResult
-
 FORMATS = ("png", "svg", "pdf")
 """Endings of the file, and how it is written."""
 
@@ -45,49 +43,36 @@ def check_plot(file: Path) -> None:
         ) from error
 
 
-def plot_bytes(result: "ValidationResult", file: Path) -> bytes:
+def plot_bytes(points: pd.DataFrame, title: str, file: Path) -> bytes:
     """Draw predicted against measured step times.
 
     Both axes are logarithmic, a line shows where they are equal, and each number of GPUs has its
     colour.
 
     Args:
-        result: What to draw.
+        points: Rows with both step times: columns measured_s, predicted_s, num_gpus.
+        title: What stands above.
         file: Its ending says how.
 
     Returns:
         Content of the file.
 
     Raises:
-        RequestError: As ``check_plot``, or no row has both times.
+        RequestError: As ``check_plot``, or there is no row.
     """
     check_plot(file)
     from matplotlib.figure import Figure
 
-    points = plotted_points(result)
     if points.empty:
         raise RequestError(
             f"--plot {file}: no row has a measured and a predicted step time",
             hint="Run without --plot to see why rows are not priced.",
         )
     figure = Figure(figsize=_SIZE_INCH, layout="constrained")
-    _draw(figure.add_subplot(), points, _title(result, len(points)))
+    _draw(figure.add_subplot(), points, title)
     content = BytesIO()
     figure.savefig(content, format=file.suffix[1:].lower(), dpi=_DOTS_PER_INCH)
     return content.getvalue()
-
-
-def plotted_points(result: "ValidationResult") -> pd.DataFrame:
-    """Rows with both step times: columns measured_s, predicted_s, num_gpus."""
-    frame = result.runs.measured
-    points = pd.DataFrame(
-        {
-            "measured_s": pd.to_numeric(frame["step_time_s"], errors="coerce"),
-            "predicted_s": result.predictions.set_index("row")["step_time_s"],
-            "num_gpus": pd.to_numeric(frame["num_gpus"], errors="coerce"),
-        }
-    ).dropna()
-    return points.astype({"num_gpus": int})
 
 
 def _draw(axes: "Axes", points: pd.DataFrame, title: str) -> None:
@@ -123,9 +108,3 @@ def _draw(axes: "Axes", points: pd.DataFrame, title: str) -> None:
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(fontsize="small", frameon=False)
-
-
-def _title(result: "ValidationResult", num_points: int) -> str:
-    mape = result.metrics.time.mape
-    assert mape is not None, "there are points"
-    return f"{result.runs.table.name}: MAPE {mape:.1%} over {num_points:,} runs"

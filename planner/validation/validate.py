@@ -12,9 +12,10 @@ from planner.errors import RequestError
 from planner.plan.serialize import JsonValue, dump_json, encode, encode_fields
 from planner.progress import ProgressCallback
 from planner.units import GIB
-from planner.validation.ranking import GroupScores
-from planner.validation.scores import MIN_GROUP, Scores, score_runs
-from planner.validation.table import RunTable, read_table, refuse_wrong_rows
+from planner.validation.plot import plot_bytes
+from planner.validation.reading.table import RunTable, read_table, refuse_wrong_rows
+from planner.validation.scoring.ranking import GroupScores
+from planner.validation.scoring.scores import MIN_GROUP, Scores, score_runs
 from planner.validation.types import Prediction, Unpriced
 
 VALIDATION_SCHEMA_VERSION = 1
@@ -134,9 +135,30 @@ class ValidationResult:
         Raises:
             RequestError: There is no such format, nothing to draw, or matplotlib is missing.
         """
-        from planner.validation.plot import plot_bytes
+        Path(file).write_bytes(self.plot_bytes(Path(file)))
 
-        Path(file).write_bytes(plot_bytes(self, Path(file)))
+    def plot_bytes(self, file: Path) -> bytes:
+        """The picture of ``plot``; the file's ending says how it is written.
+
+        Raises:
+            RequestError: As ``plot``.
+        """
+        mape, points = self.metrics.time.mape, self.plotted_points
+        errors = "" if mape is None else f": MAPE {mape:.1%} over {len(points):,} runs"
+        return plot_bytes(points, f"{self.runs.table.name}{errors}", file)
+
+    @property
+    def plotted_points(self) -> pd.DataFrame:
+        """Rows with both step times: columns measured_s, predicted_s, num_gpus."""
+        frame = self.runs.measured
+        points = pd.DataFrame(
+            {
+                "measured_s": pd.to_numeric(frame["step_time_s"], errors="coerce"),
+                "predicted_s": self.predictions.set_index("row")["step_time_s"],
+                "num_gpus": pd.to_numeric(frame["num_gpus"], errors="coerce"),
+            }
+        ).dropna()
+        return points.astype({"num_gpus": int})
 
     def __repr__(self) -> str:
         time, rows = self.metrics.time, self.metrics.rows
@@ -219,7 +241,7 @@ def _price(
     progress: ProgressCallback | None,
 ) -> list[PricedTable]:
     """Price the rows of all tables in one go: they share models."""
-    from planner.validation.predict import predict_runs
+    from planner.validation.pricing.predict import predict_runs
 
     runs = [run for table in tables for run in table.runs]
     answers = iter(predict_runs(runs, calibration=calibration, progress=progress))

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from planner.validation.metrics import MemoryErrors, OomScores, TimeErrors
-from planner.validation.ranking import GroupScores, RankingScores, Summary
-from planner.validation.table import row_words
+from planner.validation.reading.table import row_words
+from planner.validation.scoring.metrics import MemoryErrors, OomScores, TimeErrors
+from planner.validation.scoring.ranking import GroupScores, RankingScores, Summary
 from planner.validation.types import Unpriced
 from planner.validation.validate import PricedTable, ValidationResult
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from planner import validate
-from planner.validation.refit import RUNS_FOLDER
-from planner.validation.scores import Scores, score_runs
+from planner.validation.fitting.refit import RUNS_FOLDER
+from planner.validation.scoring.scores import Scores, score_runs
 from planner.validation.validate import PricedTable, ValidationResult
 from planner.validation.view import percent, reason_rows, table_words
 

@@ -54,7 +54,7 @@ def priced(monkeypatch, make_prediction):
                 for run in runs
             ]
 
-    module = ModuleType("planner.validation.predict")
+    module = ModuleType("planner.validation.pricing.predict")
     module.predict_runs = predict_runs
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
@@ -100,7 +100,7 @@ def fitted(monkeypatch):
         calls.append(table)
         return Calibration(table)
 
-    module = ModuleType("planner.validation.fit")
+    module = ModuleType("planner.validation.fitting.fit")
     module.calibrate_runs = calibrate_runs
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls

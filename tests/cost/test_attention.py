@@ -9,8 +9,8 @@ from planner.cost.op import OpWork, op_s
 from planner.cost.unit_work import UnitWork
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.hardware.profiles import load_device
-from planner.validation.models import ModelShape
-from planner.validation.workbook import WorkBook, WorkKey
+from planner.validation.pricing.models import ModelShape
+from planner.validation.pricing.workbook import WorkBook, WorkKey
 
 A100 = load_device("a100-80gb-sxm")
 UNFUSED = KernelForms(attention="unfused", attention_dropout=True)

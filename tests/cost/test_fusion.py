@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from planner.framework.spec import KernelForms
-from planner.validation.models import ModelShape
-from planner.validation.workbook import WorkBook, WorkKey
+from planner.validation.pricing.models import ModelShape
+from planner.validation.pricing.workbook import WorkBook, WorkKey
 
 BATCH, SEQ, HIDDEN, FFN, HEADS, VOCAB = 2, 512, 1024, 4096, 8, 5120
 TOKENS = BATCH * SEQ

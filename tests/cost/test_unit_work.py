@@ -12,8 +12,8 @@ from planner.cost.unit_work import NO_WORK
 from planner.framework.spec import KernelForms
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.validation.models import ModelShape
-from planner.validation.workbook import WorkBook, WorkKey
+from planner.validation.pricing.models import ModelShape
+from planner.validation.pricing.workbook import WorkBook, WorkKey
 
 HIDDEN, HEADS, VOCAB, SEQ, BATCH = 512, 8, 1024, 256, 3
 TOKENS = BATCH * SEQ

@@ -4,7 +4,7 @@ import pandas as pd
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.units import GIB
-from planner.validation.table import read_table
+from planner.validation.reading.table import read_table
 from planner.validation.types import Prediction
 
 ROW = {

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from planner.validation.carry_over import left_out
-from planner.validation.pricing import CasePricer
-from planner.validation.refit import PLANS
+from planner.validation.fitting.carry_over import left_out
+from planner.validation.fitting.refit import PLANS
+from planner.validation.pricing.pricing import CasePricer
 
 (MEGATRON,) = (plan for plan in PLANS if plan.framework == "megatron")
 

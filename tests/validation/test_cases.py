@@ -6,7 +6,7 @@ import pytest
 from run_tables import make_runs
 
 from planner.errors import ModelError
-from planner.validation.cases import RunError, case_of, unpriced_because
+from planner.validation.pricing.cases import RunError, case_of, unpriced_because
 
 GPT = {
     **{"arch": "gpt", "framework": "megatron", "gpu": "A100-80GB-SXM", "hidden": 2048},

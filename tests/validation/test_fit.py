@@ -7,10 +7,10 @@ from run_tables import make_runs
 
 from planner.cost.pattern_search import pattern_search
 from planner.errors import RequestError
-from planner.validation.cases import case_of
-from planner.validation.fit import START, calibrate_runs, fit_constants, mean_error
-from planner.validation.pricing import CasePricer
-from planner.validation.table import RunTable
+from planner.validation.fitting.fit import START, calibrate_runs, fit_constants, mean_error
+from planner.validation.pricing.cases import case_of
+from planner.validation.pricing.pricing import CasePricer
+from planner.validation.reading.table import RunTable
 
 MODELS = (
     {"layers": 8, "hidden": 512, "ffn": 2048, "heads": 8, "kv_heads": 8},

@@ -7,9 +7,9 @@ import pytest
 
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
-from planner.validation.cases import RunError, case_of
-from planner.validation.pricing import CasePricer
-from planner.validation.table import read_table
+from planner.validation.pricing.cases import RunError, case_of
+from planner.validation.pricing.pricing import CasePricer
+from planner.validation.reading.table import read_table
 
 RUNS = PROFILES_FOLDER / "published" / "runs"
 EAGER, COMPILED, VANILLA_TP, ASYNC_TP, EVERY_OTHER = 0, 1, 10, 11, 18

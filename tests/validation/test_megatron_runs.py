@@ -6,10 +6,10 @@ from statistics import fmean
 import pytest
 
 from planner.hardware.profiles import PROFILES_FOLDER
-from planner.validation.cases import RunError, case_of
-from planner.validation.pricing import CasePricer
-from planner.validation.table import read_table
-from planner.validation.workbook import WorkBook, WorkKey
+from planner.validation.pricing.cases import RunError, case_of
+from planner.validation.pricing.pricing import CasePricer
+from planner.validation.pricing.workbook import WorkBook, WorkKey
+from planner.validation.reading.table import read_table
 
 RUNS = PROFILES_FOLDER / "published" / "runs"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from planner.validation.metrics import (
+from planner.validation.scoring.metrics import (
     area_under_curve,
     best_scale,
     make_sample,
@@ -18,14 +18,14 @@ from planner.validation.metrics import (
     rank_correlation,
     time_errors,
 )
-from planner.validation.ranking import (
+from planner.validation.scoring.ranking import (
     chance_all_failed,
     expected_best,
     expected_tries,
     group_keys,
     group_scores,
 )
-from planner.validation.scores import score_runs
+from planner.validation.scoring.scores import score_runs
 
 TIMES = st.lists(st.floats(0.01, 1000.0), min_size=3, max_size=8, unique=True)
 FEW = st.lists(st.integers(1, 3), min_size=1, max_size=5)

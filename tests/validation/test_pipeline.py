@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planner.cost.replicated import StagePasses
 from planner.cost.simulate import simulate_s
 from planner.strategy.schedules import actions_by_rank
-from planner.validation.pipeline import pipeline_times
+from planner.validation.pricing.pipeline import pipeline_times
 
 
 def passes(forward_s, backward_s=None, weight_s=None):

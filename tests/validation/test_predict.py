@@ -8,7 +8,7 @@ from run_tables import make_runs, make_table
 import planner
 from planner.errors import ProfileError, RequestError
 from planner.framework.profiles import list_frameworks, load_framework
-from planner.validation.predict import predict_runs
+from planner.validation.pricing.predict import predict_runs
 from planner.validation.types import Prediction
 
 SMALL = {

@@ -6,8 +6,8 @@ import pytest
 
 from planner.framework.profiles import list_frameworks, load_framework
 from planner.framework.tuning import SETTINGS
-from planner.validation import refit as refits
-from planner.validation.refit import (
+from planner.validation.fitting import refit as refits
+from planner.validation.fitting.refit import (
     PLANS,
     RUNS_FOLDER,
     FitPlan,
@@ -65,7 +65,10 @@ def test_every_constant_that_is_said_to_be_refitted_is_in_a_plan():
         framework = load_framework(name)
         for cluster, values in framework.tuned.items():
             for key in values:
-                if framework.numbers[f"{cluster}.{key}"].source == "planner.validation.refit":
+                if (
+                    framework.numbers[f"{cluster}.{key}"].source
+                    == "planner.validation.fitting.refit"
+                ):
                     assert (name, cluster, key) in planned
 
 

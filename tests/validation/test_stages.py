@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.validation.models import ModelShape
-from planner.validation.stages import leaves_ranks_empty, stage_bounds
+from planner.validation.pricing.models import ModelShape
+from planner.validation.pricing.stages import leaves_ranks_empty, stage_bounds
 
 CUTS = ("even_blocks", "even_with_ends", "by_flop")
 

@@ -9,7 +9,7 @@ from run_tables import ROW, make_table
 
 from planner.errors import RequestError
 from planner.units import GIB
-from planner.validation.table import (
+from planner.validation.reading.table import (
     OPTIONAL_COLUMNS,
     REQUIRED_COLUMNS,
     read_runs,

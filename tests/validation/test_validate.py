@@ -10,7 +10,6 @@ from run_tables import make_prediction, make_table
 
 import planner
 from planner.errors import RequestError
-from planner.validation import plot
 from planner.validation.types import Unpriced
 
 TIMES = [{"step_time_s": 4.0 + number, "model": "m"} for number in range(5)]
@@ -38,7 +37,7 @@ def priced(monkeypatch):
             assumptions=("vocab 50304 (not stated)", "dropout 0 (not stated)"),
         )
 
-    module = ModuleType("planner.validation.predict")
+    module = ModuleType("planner.validation.pricing.predict")
     module.predict_runs = predict_runs
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
@@ -125,7 +124,7 @@ def test_nothing_is_compared_with_a_wrong_row(priced):
     assert result.metrics.rows.measured == 6
     assert result.metrics.rows.with_step_time == 5
     assert result.metrics.ranking.top1_regret.mean == pytest.approx(0)
-    assert plot.plotted_points(result)["measured_s"].min() == 4.0
+    assert result.plotted_points["measured_s"].min() == 4.0
 
 
 def test_errors_name_the_table(priced, tmp_path):
@@ -182,7 +181,7 @@ def test_the_picture_is_written(priced, tmp_path, ending, start):
 
 def test_the_picture_shows_rows_with_both_times(priced):
     table = make_table({}, {"step_time_s": None}, {"ffn": None}, {"step_time_s": 5.0})
-    points = plot.plotted_points(planner.validate(table))
+    points = planner.validate(table).plotted_points
     expected = {"measured_s": [4.0, 5.0], "predicted_s": [4.4, 5.5], "num_gpus": [8, 8]}
     pd.testing.assert_frame_equal(points.reset_index(drop=True), pd.DataFrame(expected))
 

@@ -8,8 +8,8 @@ import torch
 from planner.framework.spec import KernelForms
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
-from planner.validation.models import ModelShape, build, loaded
-from planner.validation.workbook import WorkBook, WorkKey
+from planner.validation.pricing.models import ModelShape, build, loaded
+from planner.validation.pricing.workbook import WorkBook, WorkKey
 
 LAYERS, BATCH = 5, 2
 

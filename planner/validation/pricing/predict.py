@@ -6,8 +6,8 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.framework.calibration import FrameworkOnCluster, load_calibration
 from planner.progress import ProgressCallback, timed_phase
-from planner.validation.cases import case_of, unpriced_because
-from planner.validation.pricing import CasePricer
+from planner.validation.pricing.cases import case_of, unpriced_because
+from planner.validation.pricing.pricing import CasePricer
 from planner.validation.types import Prediction, Run, Unpriced
 
 Constants = Mapping[FrameworkOnCluster, Mapping[str, float]]

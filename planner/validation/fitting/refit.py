@@ -1,8 +1,8 @@
 """Fits the constants of the shipped framework profiles again: their ``[[tuned]]`` tables.
 
-``python -m planner.validation.refit [NAME ...]`` prints, for each profile named (all of them
-without a name), the constants that a new fit to the published runs finds, and the error before and
-after; ``--write`` puts them into the profiles.
+``python -m planner.validation.fitting.refit [NAME ...]`` prints, for each profile named (all of
+them without a name), the constants that a new fit to the published runs finds, and the error
+before and after; ``--write`` puts them into the profiles.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from planner.errors import PlannerError
 from planner.framework.calibration import FrameworkOnCluster
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
-from planner.validation.cases import Case, case_of
-from planner.validation.fit import RESERVE, centred_reserve, fit_constants, mean_error
-from planner.validation.pricing import CasePricer
-from planner.validation.table import read_table
+from planner.validation.fitting.fit import RESERVE, centred_reserve, fit_constants, mean_error
+from planner.validation.pricing.cases import Case, case_of
+from planner.validation.pricing.pricing import CasePricer
+from planner.validation.reading.table import read_table
 
 RUNS_FOLDER = PROFILES_FOLDER / "published" / "runs"
 """Tables of published runs."""
@@ -302,7 +302,7 @@ def profile_file(framework: str) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Fit, print, and with ``--write`` put the constants into the profiles."""
     names = sorted({plan.framework for plan in PLANS})
-    parser = argparse.ArgumentParser(prog="python -m planner.validation.refit")
+    parser = argparse.ArgumentParser(prog="python -m planner.validation.fitting.refit")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--write", action="store_true", help="put the constants into the profiles")
     options = parser.parse_args(arguments)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from planner.validation.metrics import (
+from planner.validation.scoring.metrics import (
     MemoryErrors,
     OomScores,
     RowCounts,
@@ -15,7 +15,7 @@ from planner.validation.metrics import (
     row_counts,
     time_errors,
 )
-from planner.validation.ranking import (
+from planner.validation.scoring.ranking import (
     GroupScores,
     RankingScores,
     group_keys,

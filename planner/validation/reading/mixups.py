@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.units import GIB, MIB, TERA, format_s
-from planner.validation.cells import BadCellError, Cells
+from planner.validation.reading.cells import BadCellError, Cells
 
 DISAGREEMENT = 0.2
 """Relative difference from which two statements of the same speed contradict each other."""

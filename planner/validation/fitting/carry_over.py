@@ -1,8 +1,8 @@
 """How well fitted constants carry over to models that they were not fitted to.
 
-``python -m planner.validation.carry_over [NAME ...]`` leaves out one hidden size after the other
-of the runs that a plan of ``planner.validation.refit`` is fitted to, fits the plan's constants to
-the rest, and prints how far off the step times of the runs left out are.
+``python -m planner.validation.fitting.carry_over [NAME ...]`` leaves out one hidden size after
+the other of the runs that a plan of ``planner.validation.fitting.refit`` is fitted to, fits the
+plan's constants to the rest, and prints how far off the step times of the runs left out are.
 """
 
 import statistics
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.framework.profiles import load_framework
-from planner.validation.cases import Case
-from planner.validation.fit import RESERVE, fit_constants
-from planner.validation.pricing import CasePricer
-from planner.validation.refit import PLANS, FitPlan, plan_cases
+from planner.validation.fitting.fit import RESERVE, fit_constants
+from planner.validation.fitting.refit import PLANS, FitPlan, plan_cases
+from planner.validation.pricing.cases import Case
+from planner.validation.pricing.pricing import CasePricer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

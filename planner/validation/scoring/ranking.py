@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from planner.validation.metrics import (
+from planner.validation.scoring.metrics import (
     Flags,
     Floats,
     Sample,

@@ -8,7 +8,7 @@ from planner.errors import PlannerError
 from planner.framework.profiles import list_frameworks, load_framework
 from planner.framework.spec import FrameworkSpec, RunMatch
 from planner.hardware.fields import near_names
-from planner.validation.models import ModelShape
+from planner.validation.pricing.models import ModelShape
 from planner.validation.types import EVERY_OTHER_LAYER, Run, Unpriced
 
 _TIED_TOLERANCE = 0.5

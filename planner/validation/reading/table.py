@@ -9,9 +9,9 @@ import pandas as pd
 
 from planner.errors import RequestError
 from planner.units import GIB
-from planner.validation.cells import BadCellError, Cells
-from planner.validation.mixups import Work, approximate_flop_per_token, check_units
-from planner.validation.spellings import (
+from planner.validation.reading.cells import BadCellError, Cells
+from planner.validation.reading.mixups import Work, approximate_flop_per_token, check_units
+from planner.validation.reading.spellings import (
     NotModelledError,
     read_data_parallel,
     read_dtype,

@@ -18,11 +18,11 @@ from planner.search.decode import step_costs
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import DTYPE_BYTES
-from planner.validation.cases import Case
-from planner.validation.pipeline import pipeline_times
-from planner.validation.stages import leaves_ranks_empty, stage_bounds
+from planner.validation.pricing.cases import Case
+from planner.validation.pricing.pipeline import pipeline_times
+from planner.validation.pricing.stages import leaves_ranks_empty, stage_bounds
+from planner.validation.pricing.workbook import WorkBook, WorkKey
 from planner.validation.types import EVERY_OTHER_LAYER, Run
-from planner.validation.workbook import WorkBook, WorkKey
 
 _MASTER_BYTES = DTYPE_BYTES["float32"]
 

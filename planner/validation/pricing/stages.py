@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from planner.framework.spec import StageCuts
-from planner.validation.models import ModelShape
+from planner.validation.pricing.models import ModelShape
 
 
 def stage_bounds(shape: ModelShape, stages: int, cuts: StageCuts) -> tuple[tuple[int, int], ...]:

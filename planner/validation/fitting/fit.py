@@ -15,10 +15,10 @@ from planner.errors import PlannerError
 from planner.framework.calibration import FrameworkOnCluster
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
-from planner.validation.calibration import Calibration, FittedConstants
-from planner.validation.cases import Case, case_of, unpriced_because
-from planner.validation.pricing import CasePricer
-from planner.validation.table import RunTable, refuse_wrong_rows
+from planner.validation.fitting.calibration import Calibration, FittedConstants
+from planner.validation.pricing.cases import Case, case_of, unpriced_because
+from planner.validation.pricing.pricing import CasePricer
+from planner.validation.reading.table import RunTable, refuse_wrong_rows
 from planner.validation.types import Run, Unpriced
 
 MOST = {

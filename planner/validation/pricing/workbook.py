@@ -12,7 +12,7 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.search.model_pricing import ModelPricer, ShardingChoice, drawn_units
 from planner.units import DTYPE_BYTES
-from planner.validation.models import ModelShape, loaded
+from planner.validation.pricing.models import ModelShape, loaded
 
 _TRACED_LAYERS = 3
 """Blocks of the traced model: the first, one that stands for all between, the last."""

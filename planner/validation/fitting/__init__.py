@@ -1,0 +1,1 @@
+"""The few constants of a framework on a cluster, fitted to runs."""

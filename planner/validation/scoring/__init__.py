@@ -1,0 +1,1 @@
+"""Predictions held to measurements: errors, regret, memory, verdicts."""
