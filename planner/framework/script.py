@@ -24,8 +24,8 @@ def script_cluster(
     """Read a cluster with what the emitted script reaches of its rates.
 
     A shipped cluster gets the constants of the script's profile, a user's own file is taken as it
-    is. What a calibration holds for the script on the cluster comes on top of either, and then
-    nothing is known of the error.
+    is. What a calibration holds for the script on the cluster comes on top of either, the memory
+    that it found in reserve too, and then nothing is known of the error.
 
     Args:
         name_or_path: Name of a shipped cluster, or path of a TOML file.
@@ -50,4 +50,8 @@ def script_cluster(
             f"{cluster.name!r}",
             hint="fit them to runs of the script: rows whose framework is 'planner'",
         )
-    return replace(tune(script, cluster, own)[1], step_time_error=None)
+    script, cluster = tune(script, cluster, own)
+    if "reserve_gib" in own:
+        reserve_bytes = max(0, round(script.reserve_bytes))
+        cluster = replace(cluster, device=replace(cluster.device, reserve_bytes=reserve_bytes))
+    return replace(cluster, step_time_error=None)

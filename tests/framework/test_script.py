@@ -3,6 +3,7 @@ import pytest
 from planner.errors import ProfileError
 from planner.framework.script import script_cluster
 from planner.hardware.profiles import PROFILES_FOLDER, load_cluster
+from planner.units import GIB
 
 CALIBRATION = """format = 1
 
@@ -10,6 +11,7 @@ CALIBRATION = """format = 1
 framework = "planner"
 cluster = "h100-sxm"
 host_dispatch_us = { value = 17, provenance = "fitted", source = "own runs" }
+reserve_gib = { value = 5.5, provenance = "fitted", source = "own runs" }
 """
 
 
@@ -42,6 +44,7 @@ def test_numbers_of_an_own_file_are_never_changed(tmp_path):
 def test_a_calibration_comes_on_top_and_leaves_the_error_unknown(calibration):
     cluster = script_cluster("h100-sxm", gpus=8, calibration=calibration)
     assert cluster.device.host_dispatch_s == pytest.approx(17e-6)
+    assert cluster.device.reserve_bytes == 5.5 * GIB
     assert cluster.device.efficiency.sustained_fraction == 0.62
     assert cluster.step_time_error is None
 

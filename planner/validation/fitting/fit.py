@@ -23,6 +23,7 @@ from planner.validation.types import Run, Unpriced
 
 MOST = {
     "sustained_fraction_of_peak": 1.0,
+    "attention_forward_fraction_of_peak": 1.0,
     "pointwise_fraction_of_bandwidth": 1.0,
     "gradient_overlap": 1.0,
     "tp_overlap": 0.99,
