@@ -110,3 +110,13 @@ def test_unknown_names_are_errors_or_listed(column, value, words):
     result = planner.validate(table, keep_going=True)
     assert result.unpriced["column"].tolist() == [column]
     assert len(result.runs.priced) == 1
+
+
+def test_devices_with_equal_constants_have_prices_of_their_own():
+    big = {"framework": "planner", "zero_stage_or_fsdp": "FSDP FULL_SHARD", "arch": "llama"}
+    large, small = ({**big, "gpu": f"A100-{size}GB-SXM"} for size in (80, 40))
+    together = predictions(large, small)
+    assert [each.step_time_s for each in together] == [
+        each.step_time_s for change in (large, small) for each in predictions(change)
+    ]
+    assert together[0].step_time_s < together[1].step_time_s  # memory is faster

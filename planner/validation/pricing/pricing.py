@@ -55,7 +55,7 @@ class CasePricer:
         self._book = WorkBook()
         self._values: Values = {}
         self._tuned: dict[tuple[str, str, int], Tuned] = {}
-        self._units: dict[tuple[WorkKey, CommGroup, float], ModelUnits] = {}
+        self._units: dict[tuple[str, str, WorkKey, CommGroup, float], ModelUnits] = {}
 
     def price(self, case: Case, values: Values | None = None) -> CasePrice:
         """Price one case.
@@ -99,7 +99,8 @@ class CasePricer:
         pipeline = comm_group(cluster, degree=run.pp, stride=run.tp * run.dp)
         crosses = pipeline.outer is not None
         network_host_s = framework.network_host_s * run.tp * crosses
-        if (key, group, network_host_s) not in self._units:
+        place = (framework.name, case.cluster, key, group, network_host_s)
+        if place not in self._units:
             pricing = Pricing(
                 device=cluster.device,
                 dtype=case.dtype,
@@ -107,8 +108,8 @@ class CasePricer:
                 collective_host_s=framework.collective_host_s,
                 network_host_s=network_host_s,
             )
-            self._units[key, group, network_host_s] = self._book.work(key).priced(pricing)
-        return _with_layers(self._units[key, group, network_host_s], run.layers)
+            self._units[place] = self._book.work(key).priced(pricing)
+        return _with_layers(self._units[place], run.layers)
 
 
 def _with_layers(model: ModelUnits, layers: int) -> ModelUnits:
