@@ -25,6 +25,9 @@ MOST_REASONS = 8
 MOST_EXAMPLES = 3
 """Rows that stand for a reason."""
 
+UNIT_FACTOR = 200.0
+"""Factor between predicted and measured step times that units explain better than anything."""
+
 
 def table_words(priced: PricedTable) -> str:
     """Say how much of a table is priced: "1,013 rows, 1,000 priced, 13 not"."""
@@ -52,10 +55,22 @@ def error_notes(result: ValidationResult) -> list[str]:
     time = result.metrics.time
     if time.best_scale is None or time.spread is None:
         return ["no row has a measured and a predicted step time"]
-    return [
+    notes = [
         f"x {time.best_scale:.3g}: after the one factor that fits best; "
         f"spread {percent(time.spread)}: typical error in shape"
     ]
+    points = result.plotted_points
+    ratio = points["predicted_s"] / points["measured_s"]
+    far = points[(ratio > UNIT_FACTOR) | (ratio < 1 / UNIT_FACTOR)]
+    if len(far):
+        row = int(far.index[0])
+        measured_s, predicted_s = far.loc[row, ["measured_s", "predicted_s"]]
+        rows = "1 row is" if len(far) == 1 else f"{len(far):,} rows are"
+        notes.append(
+            f"units? {rows} off by more than {UNIT_FACTOR:g} times, first {row_words(row)}: "
+            f"step_time_s {measured_s:g}, predicted {predicted_s:.3g} s"
+        )
+    return notes
 
 
 def regret_rows(ranking: RankingScores) -> list[tuple[str, ...]]:

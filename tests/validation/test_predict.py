@@ -10,6 +10,7 @@ from planner.errors import ProfileError, RequestError
 from planner.framework.profiles import list_frameworks, load_framework
 from planner.validation.pricing.predict import predict_runs
 from planner.validation.types import Prediction
+from planner.validation.view import error_notes
 
 SMALL = {
     **{"layers": 4, "hidden": 512, "ffn": 2048, "heads": 8, "kv_heads": 8, "vocab": 1024},
@@ -120,3 +121,12 @@ def test_devices_with_equal_constants_have_prices_of_their_own():
         each.step_time_s for change in (large, small) for each in predictions(change)
     ]
     assert together[0].step_time_s < together[1].step_time_s  # memory is faster
+
+
+def test_times_that_only_units_explain_are_pointed_out():
+    seconds = {**SMALL, "mfu": None, "step_time_s": 0.1}
+    result = planner.validate(make_table(seconds, {**seconds, "step_time_s": 100.0}))
+    (_, note) = error_notes(result)
+    assert note.startswith("units? 1 row is off by more than 200 times, first row 1 (line 3)")
+    assert "step_time_s 100, predicted 0." in note
+    assert len(error_notes(planner.validate(make_table(seconds)))) == 1
