@@ -50,8 +50,6 @@ class ReplicatedLayout:
     """Pipeline ranks."""
     is_congested: bool
     """Transfers between stages are stalled by the network, so that devices wait for it."""
-    num_microbatches: int
-    """Microbatches per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +126,9 @@ class ReplicatedStages:
             end: One past the last unit.
             links: To the stage before and to the stage behind.
         """
-        layout, framework = self._layout, self._layout.framework
+        framework = self._layout.framework
         exposed = 1 - framework.tp_overlap
-        accumulate_s = 0.0
-        if layout.num_microbatches > 1 or layout.framework.accumulated_bytes:
-            accumulate_s = framework.accumulated_bytes * self.parameters(first, end)
-            accumulate_s /= self._bandwidth
+        accumulate_s = framework.accumulated_bytes * self.parameters(first, end) / self._bandwidth
         forward_s = backward_s = weight_s = recompute_s = forward_comm_s = backward_comm_s = 0.0
         for index in range(first, end):
             unit = self._units[index]

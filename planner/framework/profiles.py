@@ -91,6 +91,7 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         default_heads=reader.count(heads) if reader.has(heads) else 0,
         message_s=us_to_s(reader.number("message_us")),
         congested_nodes=reader.positive("congested_nodes"),
+        congested_tp_nodes=reader.positive("congested_tp_nodes"),
         congested_message_s=us_to_s(reader.number("congested_message_us")),
         step_s=us_to_s(reader.number("step_us")),
         optimizer_moved_bytes=reader.number("optimizer_moved_bytes_per_parameter"),

@@ -136,6 +136,8 @@ class FrameworkSpec:
     congested_nodes: float
     """Nodes from which on exchanges between stages are stalled by the network; infinite where
     they never are."""
+    congested_tp_nodes: float
+    """The same where a tensor-parallel group spans so many nodes."""
     congested_message_s: float
     """Time of a transfer between stages in such jobs, whatever its size."""
     step_s: float

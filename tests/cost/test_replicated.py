@@ -86,7 +86,6 @@ def stages(*, dp=8, shards=1, pp=1, tied=True, units=None, **change):
         shard_group=comm_group(CLUSTER, degree=shards, stride=1),
         pp_group=comm_group(CLUSTER, degree=pp, stride=dp),
         is_congested=False,
-        num_microbatches=4,
     )
     return ReplicatedStages(model, replace(layout, **change))
 

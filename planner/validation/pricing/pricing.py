@@ -183,7 +183,10 @@ def _replicated_layout(
     run = case.run
     shard_ranks = 1 if run.data_parallel == "ddp" else (run.shard_ranks or run.dp)
     tp_group = comm_group(cluster, degree=run.tp, stride=1)
-    congested = max(cluster.num_nodes / framework.congested_nodes, tp_group.num_nodes / 4) >= 1
+    congested = (
+        cluster.num_nodes >= framework.congested_nodes
+        or tp_group.num_nodes >= framework.congested_tp_nodes
+    )
     return ReplicatedLayout(
         cluster=cluster,
         framework=framework,
@@ -194,7 +197,6 @@ def _replicated_layout(
         shard_group=comm_group(cluster, degree=shard_ranks, stride=run.tp),
         pp_group=comm_group(cluster, degree=run.pp, stride=run.tp * run.dp),
         is_congested=run.pp > 1 and congested,
-        num_microbatches=case.num_microbatches,
     )
 
 
