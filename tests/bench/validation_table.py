@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from planner import validate
 from planner.validation.fitting.refit import RUNS_FOLDER
-from planner.validation.scoring.scores import Scores, score_runs
+from planner.validation.scoring.ranking import GROUP_COLUMNS, TIE
+from planner.validation.scoring.scores import MIN_GROUP, Scores, score_runs
 from planner.validation.validate import PricedTable, ValidationResult
 from planner.validation.view import percent, reason_rows, table_words
 
@@ -215,6 +218,60 @@ def unpriced_lines(results: Results) -> list[str]:
     ]
 
 
+LAYOUT = ["model", "tp", "pp", "zero_stage_or_fsdp", "micro_batch"]
+"""Columns that say what a rank does, on however many devices."""
+
+SLOWED = 2.0
+"""Measured over predicted step time from which a run is called slowed down."""
+
+
+def missed_lines(result: ValidationResult) -> list[str]:
+    """What the failed layouts that are not foretold, and slowed runs, have in common."""
+    assert result.failed is not None
+    assert result.failed_predictions is not None
+    ran, failed = result.runs.measured, result.failed.table.frame
+    answers = result.failed_predictions
+    priced = failed[answers["step_time_s"].notna().to_numpy()]
+    missed = priced[answers.loc[priced.index, "feasible"].astype(bool).to_numpy()]
+    exact = [*LAYOUT, "num_gpus", "dp", "global_batch"]
+    alike = len(missed.merge(ran[LAYOUT].drop_duplicates(), on=LAYOUT))
+    same = len(missed.merge(ran[exact].drop_duplicates(), on=exact))
+    many = ran["num_gpus"] > FEW_GPUS
+    slowed = ran["step_time_s"] > SLOWED * result.predictions["step_time_s"]
+    return [
+        f"- {len(missed)} of {len(priced)} failed layouts are predicted to run; {alike} of them "
+        f"ran on some number of GPUs, {same} in the very same form",
+        *first_pick_lines(ran, result.predictions, priced, answers.loc[priced.index]),
+        f"- {(slowed & many).sum()} of {many.sum()} runs on more than {FEW_GPUS} GPUs took more "
+        f"than {SLOWED:g} times the predicted step",
+    ]
+
+
+def first_pick_lines(
+    ran: pd.DataFrame, answers: pd.DataFrame, failed: pd.DataFrame, failed_answers: pd.DataFrame
+) -> list[str]:
+    """Whether the layout that is predicted fastest ran, in how many groups."""
+    whole = [
+        table.assign(
+            predicted_s=prediction["step_time_s"].to_numpy(),
+            fits=prediction["feasible"].astype(bool).to_numpy(),
+            ran=did_run,
+        )
+        for table, prediction, did_run in ((ran, answers, True), (failed, failed_answers, False))
+    ]
+    layouts = pd.concat(whole)
+    picked = []
+    for _, group in layouts.groupby(list(GROUP_COLUMNS)):
+        if group["ran"].sum() >= MIN_GROUP:
+            running = group[group["fits"]]
+            least_s = running["predicted_s"].min() * (1 + TIE)
+            picked.append(running.loc[running["predicted_s"] <= least_s, "ran"])
+    return [
+        f"- the layout picked first ran in {sum(each.any() for each in picked)} of {len(picked)} "
+        f"groups, and failed as well in {sum(each.any() and not each.all() for each in picked)}"
+    ]
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in columns, as a README and a terminal show it."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
@@ -250,6 +307,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"\n{sum(goal.met for goal in goals)} of {len(goals)} met\n")
     print(markdown(FILE_HEAD, file_rows(results)))
     print("\nNot priced:\n" + "\n".join(unpriced_lines(results)))
+    print("\nnanotron:\n" + "\n".join(missed_lines(results[_NANOTRON])))
     return 0
 
 

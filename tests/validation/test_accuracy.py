@@ -3,6 +3,8 @@
 The bounds stand somewhat above what is reached; ``make validate`` prints the figures.
 """
 
+from pathlib import Path
+
 import pytest
 import validation_table
 from validation_table import (
@@ -108,3 +110,12 @@ def test_the_table_shows_what_is_met_and_what_is_missed(results, capsys, monkeyp
     assert len(written) == 11
     assert validation_table.main(["--json"]) == 0
     assert capsys.readouterr().out.count('"to_reach"') == len(GOALS)
+
+
+def test_the_readme_shows_what_is_reached(results, reached):
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    for goal in reached.values():
+        assert f"| {' | '.join(goal.row)} |" in readme
+    nanotron = results["nanotron_ultrascale_h100"]
+    for line in validation_table.missed_lines(nanotron):
+        assert line in readme
