@@ -1,5 +1,5 @@
 # make demo      plan a small GPT for 8 processes on this CPU, run the script, compare its losses
-# make test      run the tests
+# make test      run the tests, in WORKERS processes of about 2 GiB each
 # make check     format, lint, types
 # make bench     print timings
 # make validate  price the published runs, say how far off the cost model is
@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
 DEMO := plans/demo
+WORKERS ?= 2
 
 .PHONY: demo test check bench validate dist
 .DELETE_ON_ERROR:
@@ -20,7 +21,7 @@ demo: $(READY)
 	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 8 --steps 3
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from planner.errors import ProfileError as ProfileError
     from planner.errors import RequestError as RequestError
     from planner.errors import SolverError as SolverError
+    from planner.errors import VerificationError as VerificationError
     from planner.graph.operator_graph import OperatorGraph as OperatorGraph
     from planner.plan.serialize import load_plan as load_plan
     from planner.plan.types import Plan as Plan
     from planner.result import PlanResult as PlanResult
     from planner.trace_api import trace as trace
     from planner.trace_api import trace_lengths as trace_lengths
+    from planner.trace_result import TraceResult as TraceResult
     from planner.validation.validate import ValidationResult as ValidationResult
     from planner.validation.validate import validate as validate
 
@@ -45,7 +47,9 @@ _MODULES = {
     "ProfileError": "planner.errors",
     "RequestError": "planner.errors",
     "SolverError": "planner.errors",
+    "TraceResult": "planner.trace_result",
     "ValidationResult": "planner.validation.validate",
+    "VerificationError": "planner.errors",
     "estimate": "planner.api",
     "load_plan": "planner.plan.serialize",
     "plan": "planner.api",
@@ -66,7 +70,9 @@ __all__ = [
     "ProfileError",
     "RequestError",
     "SolverError",
+    "TraceResult",
     "ValidationResult",
+    "VerificationError",
     "estimate",
     "load_plan",
     "plan",

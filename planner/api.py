@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from planner.graph.analysis.patterns import block_pattern
+from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints
 from planner.model_argument import ModelObject, load_argument, model_argument, model_words
 from planner.plan.record import ModelSummary, PlanRecord
@@ -22,8 +24,12 @@ from planner.result import PlanResult
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from planner.framework.spec import FrameworkSpec
     from planner.graph.loading.loaded_model import LoadedModel
+    from planner.graph.sizes.family import GraphFamily
     from planner.hardware.spec import ClusterSpec
+    from planner.plan.record import OpRow
+    from planner.plan.types import SearchOutcome
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
 
@@ -40,7 +46,7 @@ def plan(
     dtype: str | None = None,
     fix: Mapping[str, object] | None = None,
     top: int = 5,
-    time_limit_s: float = 60.0,
+    time_limit_s: float | None = None,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
     hints: Mapping[str, bool | int | float] | None = None,
@@ -64,7 +70,8 @@ def plan(
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
             sequence_parallel.
         top: Layouts to show.
-        time_limit_s: Limit for the solver, seconds.
+        time_limit_s: Seconds after which the search proves no more and shows the gap; None for a
+            limit of work, which is the same on every machine.
         example_batch: For a module or a factory: ``example_batch(microbatch_size)`` returns
             (inputs, targets), as in a model file.
         loss_fn: For a module or a factory: ``loss_fn(output, targets)`` returns a scalar; None
@@ -83,6 +90,7 @@ def plan(
         ModelError: The model cannot be loaded or traced.
         InfeasiblePlanError: Nothing fits into the memory.
         SolverError: The solver found nothing within the limit.
+        VerificationError: What was found breaks a rule: a bug of the planner.
     """
     request = PlanRequest(
         model=model_words(model),
@@ -112,6 +120,7 @@ def estimate(
     global_batch_size: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    framework: str | None = None,
     fix: Mapping[str, object] | None = None,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
@@ -120,7 +129,10 @@ def estimate(
 ) -> PlanResult:
     """Price one layout, without a search.
 
-    Degrees that are not fixed are 1, and dp_shard takes the devices that are left over.
+    Degrees that are not fixed are 1, and dp_shard takes the devices that are left over. Another
+    framework than the emitted script cuts stages by its own rule; where its ranks hold their
+    parameters whole, dp_shard divides the optimiser's states alone (ZeRO-1), and dp_replicate
+    nothing (DDP).
 
     Args:
         model: As for ``plan``.
@@ -132,6 +144,7 @@ def estimate(
         global_batch_size: Samples per optimiser step, None for 8 * gpus.
         seq_len: Tokens per sample, None for the model's own.
         dtype: Compute dtype, as for ``plan``.
+        framework: Name of a framework profile, "nanotron"; None for the emitted script.
         fix: The layout, as for ``plan``.
         example_batch: As for ``plan``.
         loss_fn: As for ``plan``.
@@ -146,6 +159,7 @@ def estimate(
         ProfileError: There is no such cluster, or its profile is wrong.
         ModelError: The model cannot be loaded or traced.
         InfeasiblePlanError: The layout does not fit into the memory.
+        VerificationError: The price breaks a rule: a bug of the planner.
     """
     request = PlanRequest(
         model=model_words(model),
@@ -156,6 +170,7 @@ def estimate(
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         dtype=dtype,
+        framework=framework,
         fixed=_fixed_settings(fix),
         hints=tuple((hints or {}).items()),
     )
@@ -184,6 +199,8 @@ def run_request(
     request = check_request(request)
     record = _search_outcome(request, model_object, estimate_only=estimate_only, progress=progress)
     warnings = (*record.warnings, *fix_warnings(request, record.outcome.best))
+    if request.framework is not None:
+        warnings += (f"priced as {request.framework} runs it; no script is written for it",)
     return PlanResult(replace(record, warnings=warnings))
 
 
@@ -195,7 +212,7 @@ def _search_outcome(
     progress: ProgressCallback | None,
 ) -> PlanRecord:
     """Load, trace, search: the way from a checked request to the record of the run."""
-    cluster = _cluster(request, request.gpus)
+    framework, cluster = _machine(request, request.gpus)
     dtype = resolve_dtype(request, cluster.device)
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
     with timed_phase(progress, "load"):
@@ -207,22 +224,14 @@ def _search_outcome(
         graphs = trace_family(loaded, dtype=dtype)
         graph = graphs.at(1)
     with timed_phase(progress, "search"):
-        from planner.search.run import Search
-
-        search = Search(
-            graphs,
-            cluster,
-            _search_request(request, loaded, dtype=dtype, fixed=fixed),
-            resize=lambda gpus: _cluster(request, gpus),
-        )
-        outcome = search.run()
-        rows = search.op_rows(outcome.best)
+        asked = _search_request(request, loaded, framework, dtype=dtype, fixed=fixed)
+        outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
     tokens = graph.tokens_per_sample
     model = ModelSummary(
         name=loaded.description,
         num_parameters=graph.num_parameters,
         seq_len=tokens if tokens > 1 else None,
-        block_pattern=str(graph.block_pattern),
+        block_pattern=str(block_pattern(graph)),
     )
     return PlanRecord(
         request=request,
@@ -230,15 +239,43 @@ def _search_outcome(
         cluster=cluster,
         outcome=outcome,
         op_rows=rows,
-        warnings=graph.warnings,
+        warnings=trace_warnings(graph),
     )
 
 
-def _cluster(request: PlanRequest, gpus: int) -> "ClusterSpec":
-    """The request's cluster with a number of devices."""
-    from planner.framework.script import script_cluster
+def _searched(
+    request: PlanRequest,
+    graphs: "GraphFamily",
+    cluster: "ClusterSpec",
+    asked: "SearchRequest",
+    *,
+    is_open: bool,
+) -> "tuple[SearchOutcome, tuple[OpRow, ...]]":
+    """Search, verify what was found, and price the ops of the best plan."""
+    from planner.plan.verify import verify_outcome
+    from planner.search.framework_estimate import FrameworkEstimate
+    from planner.search.reprice import verify_price
+    from planner.search.run import Search
 
-    return script_cluster(
+    search = (
+        FrameworkEstimate(graphs, cluster, asked)
+        if request.framework is not None
+        else Search(graphs, cluster, asked, resize=lambda gpus: _machine(request, gpus)[1])
+    )
+    outcome = search.run()
+    if request.framework is None:
+        # Another framework's cuts and schedules are its own, and no plan of ours.
+        verify_outcome(outcome, cluster, graphs=graphs, is_open=is_open)
+        verify_price(outcome.best, graphs, cluster, asked.framework)
+    return outcome, search.op_rows(outcome.best)
+
+
+def _machine(request: PlanRequest, gpus: int) -> tuple["FrameworkSpec", "ClusterSpec"]:
+    """What runs the plan, and the request's cluster with a number of devices."""
+    from planner.framework.script import SCRIPT, framework_on_cluster
+
+    return framework_on_cluster(
+        request.framework or SCRIPT,
         request.cluster,
         gpus=gpus,
         gpus_per_node=request.gpus_per_node,
@@ -247,7 +284,12 @@ def _cluster(request: PlanRequest, gpus: int) -> "ClusterSpec":
 
 
 def _search_request(
-    request: PlanRequest, loaded: "LoadedModel", *, dtype: str, fixed: Mapping[str, str]
+    request: PlanRequest,
+    loaded: "LoadedModel",
+    framework: "FrameworkSpec",
+    *,
+    dtype: str,
+    fixed: Mapping[str, str],
 ) -> "SearchRequest":
     """Resolve what the request leaves open."""
     from planner.search.space import SearchRequest
@@ -264,6 +306,7 @@ def _search_request(
         fixed=_fixed_values(fixed),
         top=request.top,
         time_limit_s=request.time_limit_s,
+        framework=framework,
     )
 
 

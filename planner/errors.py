@@ -6,7 +6,8 @@ PlannerError
 |-- SolverError          4  limit reached with no incumbent, or no solver
 |-- ModelError           5  the model cannot be loaded or traced
 |-- ProfileError         6  device or cluster profile missing or wrong
-`-- CodegenError         7  the plan cannot be expressed in the target
+|-- CodegenError         7  the plan cannot be expressed in the target
+`-- VerificationError    8  a plan breaks a rule that every plan keeps: our bug, or an edited file
 
 Each message has three parts: what was asked, which rule it breaks with the numbers, and
 (``hint``) what would work.
@@ -71,3 +72,14 @@ class CodegenError(PlannerError):
     """The plan cannot be expressed in the target."""
 
     exit_code = 7
+
+
+class VerificationError(PlannerError):
+    """A plan breaks a rule that every plan keeps: a bug of the planner, or an edited file."""
+
+    exit_code = 8
+
+    def __init__(self, message: str, *, rule: str, hint: str = "") -> None:
+        """Keep the name of the broken rule."""
+        super().__init__(message, hint=hint)
+        self.rule = rule

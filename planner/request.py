@@ -19,6 +19,8 @@ class PlanRequest:
     """Path of the constants that ``plan calibrate`` fitted, None for those that ship."""
     global_batch_size: int | None = None
     """Samples per optimiser step, None for 8 * gpus."""
+    framework: str | None = None
+    """Framework profile that an estimate is for, None for the emitted script."""
     seq_len: int | None = None
     """Sequence length, None for the model file's own."""
     dtype: str | None = None
@@ -31,5 +33,5 @@ class PlanRequest:
     that has data in training only."""
     top: int = 5
     """Layouts to show."""
-    time_limit_s: float = 60.0
+    time_limit_s: float | None = None
     """Limit for the solver."""

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
+from planner.cost.pipeline import SPLIT_SCHEDULES
 from planner.errors import RequestError
 from planner.graph.loading.hints import make_hints
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest
+from planner.strategy.configuration import EVERY_OTHER_LAYER
 
 PLANNED_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
 """Mesh axes whose degrees are decided; the others are 1."""
@@ -29,6 +31,10 @@ CHECKPOINTING = ("none", "selective", "full")
 
 COMPUTE_DTYPES = ("bfloat16", "float32", "float64")
 """Dtypes that the script can compute in; float16 would need loss scaling, which it has not."""
+
+
+SCALED_DTYPES = ("float16",)
+"""Dtypes that frameworks which scale their loss compute in besides."""
 
 
 def parse_fix(settings: Iterable[str]) -> dict[str, str]:
@@ -71,14 +77,16 @@ def check_request(request: PlanRequest) -> PlanRequest:
     ):
         if value is not None:
             _check_positive(option, value)
-    if not (math.isfinite(request.time_limit_s) and request.time_limit_s > 0):
+    limit_s = request.time_limit_s
+    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
         raise RequestError(
-            f"{_flag('time_limit')} {request.time_limit_s:g}: the solver needs some time",
-            hint="Give a number of seconds above 0; 60 is the default.",
+            f"{_flag('time_limit')} {limit_s:g}: the solver needs some time",
+            hint="Give a number of seconds above 0, or leave it out for a limit of work.",
         )
     _check_nodes(request)
     if request.dtype is not None:
-        _check_choice(f"--dtype {request.dtype}", request.dtype, COMPUTE_DTYPES)
+        scaled = () if request.framework is None else SCALED_DTYPES
+        _check_choice(f"--dtype {request.dtype}", request.dtype, (*COMPUTE_DTYPES, *scaled))
     make_hints(request.hints)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
@@ -207,15 +215,16 @@ def _check_choice(setting: str, value: str, choices: Iterable[str]) -> str:
 
 def _check_fixed(request: PlanRequest) -> dict[str, str]:
     fixed: dict[str, str] = {}
+    rules = _FIX_RULES if request.framework is None else _FRAMEWORK_RULES
     for name, value in request.fixed:
-        if name not in _FIX_RULES:
+        if name not in rules:
             near = get_close_matches(name, _FIX_RULES, n=1, cutoff=0.4)
             meant = f"Did you mean {near[0]}? " if near else ""
             raise RequestError(
                 f"--fix {name}={value}: nothing is named {name}",
                 hint=f"{meant}Names: {', '.join(_FIX_RULES)}.",
             )
-        fixed[name] = _FIX_RULES[name](name, value)
+        fixed[name] = rules[name](name, value)
     _check_product(request, fixed)
     _check_pipeline(fixed)
     return fixed
@@ -251,7 +260,7 @@ def _check_pipeline(fixed: Mapping[str, str]) -> None:
             f"--fix schedule={schedule} --fix pp=1: without pipeline stages there is no schedule",
             hint="Leave out one of them.",
         )
-    if virtual_stages > 1 and schedule in ("1F1B", "GPipe"):
+    if virtual_stages > 1 and schedule not in (None, "Interleaved1F1B"):
         raise RequestError(
             f"--fix schedule={schedule} --fix virtual_stages={virtual_stages}: {schedule} runs "
             "one stage per rank",
@@ -303,6 +312,13 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "sequence_parallel": _boolean,
 }
 """What can be fixed, and how each value is checked and spelled."""
+
+_FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
+    **_FIX_RULES,
+    "schedule": _one_of((*SCHEDULES, *SPLIT_SCHEDULES)),
+    "activation_checkpointing": _one_of((*CHECKPOINTING, EVERY_OTHER_LAYER)),
+}
+"""The same for an estimate of another framework, which may do what the script does not."""
 
 FIX_NAMES = tuple(_FIX_RULES)
 """Names that ``--fix`` takes."""

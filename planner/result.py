@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.errors import RequestError
 from planner.plan.record import PlanRecord
 from planner.plan.types import Plan, SearchOutcome
 from planner.report.document import plan_json
 from planner.report.figures import plan_figures
-from planner.report.files import report_files
 from planner.report.folder import write_folder
 from planner.report.words import detail_words, layout_words
 from planner.units import format_bytes, format_s
@@ -61,7 +61,11 @@ class PlanResult:
         return rejected_frame(self._record)
 
     def to_json(self) -> str:
-        """Give the content of plan.json."""
+        """Give the content of plan.json.
+
+        Raises:
+            VerificationError: A plan breaks a rule.
+        """
         return plan_json(self._record)
 
     def save(
@@ -79,17 +83,26 @@ class PlanResult:
             Paths of the files.
 
         Raises:
-            RequestError: The folder is not empty and ``force`` is false, or cannot be written.
+            RequestError: The folder is not empty and ``force`` is false, or cannot be written, or
+                the script was asked for of another framework.
             CodegenError: The plan cannot be expressed as a script.
+            VerificationError: A plan breaks a rule.
         """
+        request = self._record.request
+        if script and request.framework is not None:
+            raise RequestError(
+                f"the script is not what {request.framework} runs: an estimate of it has none",
+                hint="Save the tables alone: save(folder, script=False).",
+            )
+        from planner.report.tables import table_files
+
         target = Path(folder)
-        data = report_files(self._record)
-        files = {"plan.json": data.pop("plan.json")}
+        files = {"plan.json": self.to_json()}
         if script:
             from planner.codegen.files import script_files
 
             files.update(script_files(self.best, folder=target))
-        return write_folder(target, {**files, **data}, force=force)
+        return write_folder(target, {**files, **table_files(self._record)}, force=force)
 
     def _repr_html_(self) -> str:
         from planner.report.html import summary_html

@@ -7,12 +7,10 @@ from planner.graph.loading.hints import make_hints
 from planner.model_argument import load_argument, model_argument, model_words
 from planner.progress import ProgressCallback, timed_phase
 from planner.request_rules import check_trace
+from planner.trace_result import TracedLengths, TraceResult
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from planner.graph.operator_graph import OperatorGraph
-    from planner.graph.sizes.lengths import LengthFamily
 
 
 def trace(
@@ -25,7 +23,7 @@ def trace(
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
     hints: Mapping[str, bool | int | float] | None = None,
     progress: ProgressCallback | None = None,
-) -> "OperatorGraph":
+) -> TraceResult:
     """Trace one training step of a model, forward and backward, without its weights.
 
     Args:
@@ -39,8 +37,9 @@ def trace(
         progress: Called when a phase begins, is under way and ends, None for silence.
 
     Returns:
-        The operator graph: counts of parameters, FLOPs and bytes, ``ops`` as a DataFrame, ``nx``
-        as a networkx.DiGraph, the pattern of its blocks and where it can be cut into stages.
+        Counts of parameters, FLOPs and bytes, ``ops`` as a DataFrame, ``nx`` as a
+        networkx.DiGraph, the pattern of the blocks, where the model can be cut into stages, and
+        ``graph``, the operator graph as data.
 
     Raises:
         RequestError: A size is below 1, or there is no such dtype.
@@ -56,7 +55,8 @@ def trace(
     from planner.graph.trace import trace_model
 
     with timed_phase(progress, TRACE_PHASE):
-        return trace_model(loaded, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
+        graph = trace_model(loaded, microbatch_size=microbatch_size, dtype=dtype, progress=progress)
+        return TraceResult(graph)
 
 
 def trace_lengths(
@@ -67,7 +67,7 @@ def trace_lengths(
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
     hints: Mapping[str, bool | int | float] | None = None,
-) -> "LengthFamily":
+) -> TracedLengths:
     """Trace a model for every microbatch size and every sequence length up to a longest one.
 
     Args:
@@ -79,7 +79,7 @@ def trace_lengths(
         hints: As for ``plan``.
 
     Returns:
-        Operator graphs by ``.at(microbatch_size, seq_len)``, evaluated exactly from a few traces
+        Traced steps by ``.at(microbatch_size, seq_len)``, evaluated exactly from a few traces
         where the model follows a polynomial in both, else traced.
 
     Raises:
@@ -94,4 +94,4 @@ def trace_lengths(
     )
     from planner.graph.sizes.lengths import LengthFamily
 
-    return LengthFamily(loaded, longest=longest, dtype=dtype)
+    return TracedLengths(LengthFamily(loaded, longest=longest, dtype=dtype))

@@ -5,3 +5,8 @@ from hypothesis import settings
 # Machines that run tests are shared: a slow example is no failure.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest, so that no worker is left with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("run") is None)

@@ -51,25 +51,29 @@ def make_costs(**overrides):
     return CostBreakdown(**{**parts, **overrides})
 
 
-def make_stages(num_stages, pp, policy="none"):
-    """Stages of nearly equal length over prologue, blocks and epilogue."""
-    num_units = NUM_BLOCKS + 2
+def make_stages(degrees, virtual_stages, policy, microbatch_s):
+    """Stages of nearly equal length over prologue, blocks and epilogue.
+
+    Each rank computes for ``microbatch_s`` per microbatch.
+    """
+    num_units, num_stages = NUM_BLOCKS + 2, degrees.pp * virtual_stages
     edges = [round(i * num_units / num_stages) for i in range(num_stages + 1)]
     stages = []
     for index in range(num_stages):
         first, end = edges[index], edges[index + 1]
+        alone = make_memory(activations_gib=34.2 - index % degrees.pp)
         stages.append(
             StagePlan(
                 index=index,
-                pp_rank=index % pp,
+                pp_rank=index % degrees.pp,
                 first_unit=first,
                 end_unit=end,
                 activation_checkpointing=tuple(
                     policy if 0 < unit < num_units - 1 else "none" for unit in range(first, end)
                 ),
-                forward_s=0.012 / num_stages,
-                backward_s=0.025 / num_stages,
-                memory=make_memory(),
+                forward_s=microbatch_s / virtual_stages / 3,
+                backward_s=microbatch_s / virtual_stages * 2 / 3,
+                memory=replace(alone, params_bytes=alone.params_bytes // virtual_stages),
             )
         )
     return tuple(stages)
@@ -80,15 +84,18 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
     degrees = degrees or ParallelDegrees(dp_shard=4, tp=2)
     schedule = "none" if degrees.pp == 1 else "1F1B"
     microbatch_size = overrides.pop("microbatch_size", 2)
-    costs = overrides.pop("costs", make_costs())
+    num_microbatches = GLOBAL_BATCH_SIZE // degrees.dp // microbatch_size
+    costs = make_costs() if degrees.tp > 1 else make_costs(compute_s=0.371, tp_comm_s=0.0)
+    costs = overrides.pop("costs", costs)
+    busy_s = costs.compute_s + costs.recompute_s + costs.tp_comm_s + costs.pp_comm_s
     plan = Plan(
         model=ModelRef(file="examples/gpt.py", module=None, factory="build_model", seq_len=None),
         degrees=degrees,
-        mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
+        mesh_order=("pp", "dp_replicate", "dp_shard", "tp"),
         schedule="Interleaved1F1B" if virtual_stages > 1 else schedule,
         virtual_stages=virtual_stages,
         microbatch_size=microbatch_size,
-        num_microbatches=GLOBAL_BATCH_SIZE // degrees.dp // microbatch_size,
+        num_microbatches=num_microbatches,
         global_batch_size=GLOBAL_BATCH_SIZE,
         dtype="bfloat16",
         reshard_after_forward=True,
@@ -97,12 +104,11 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
         units=("prologue", *(f"layers.{i}" for i in range(NUM_BLOCKS)), "epilogue"),
         tied_parameters=(("wte.weight", "lm_head.weight"),),
         shardings=make_shardings() if degrees.tp > 1 else (),
-        stages=make_stages(degrees.pp * virtual_stages, degrees.pp, policy),
+        stages=make_stages(degrees, virtual_stages, policy, busy_s / num_microbatches),
         memory_by_rank=tuple(
             make_memory(activations_gib=34.2 - rank) for rank in range(degrees.pp)
         ),
         costs=costs,
-        simulated_step_time_s=costs.step_time_s * 1.01,
         tokens_per_step=GLOBAL_BATCH_SIZE * SEQ_LEN,
         flop_per_step=6 * 124_000_000 * GLOBAL_BATCH_SIZE * SEQ_LEN,
     )
@@ -161,14 +167,18 @@ def make_outcome(best=None, **overrides):
     """A best plan, a runner-up, a third and a rule of thumb."""
     best = best or make_plan()
     second = make_plan(
-        ParallelDegrees(dp_shard=8), costs=make_costs(tp_comm_s=0.0, dp_comm_s=0.090)
+        ParallelDegrees(dp_shard=8),
+        model=best.model,
+        costs=make_costs(tp_comm_s=0.0, dp_comm_s=0.090),
     )
     third = make_plan(
         ParallelDegrees(dp_shard=4, pp=2),
+        model=best.model,
         costs=make_costs(tp_comm_s=0.0, bubble_s=0.060, pp_comm_s=0.010),
     )
     thumb = make_plan(
         ParallelDegrees(dp_shard=8),
+        model=best.model,
         policy="full",
         microbatch_size=8,
         costs=make_costs(tp_comm_s=0.0, recompute_s=0.095),

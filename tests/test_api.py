@@ -117,15 +117,20 @@ def test_warnings_name_settings_without_effect(searched):
     assert result.warnings == ("--fix schedule=1F1B has no effect: the plan has pp=1",)
 
 
-def test_a_trace_gives_the_operator_graph():
-    graph = planner.trace(str(EXAMPLES / "gpt.py"), microbatch_size=2, seq_len=32, dtype="float32")
+def test_a_trace_gives_the_operator_graph_and_what_follows_from_it():
+    result = planner.trace(str(EXAMPLES / "gpt.py"), microbatch_size=2, seq_len=32, dtype="float32")
+    graph = result.graph
     assert isinstance(graph, planner.OperatorGraph)
     assert (graph.microbatch_size, graph.tokens_per_sample, graph.dtype) == (2, 32, "float32")
-    assert isinstance(graph.nx, nx.DiGraph)
-    assert isinstance(graph.ops, pd.DataFrame)
-    assert len(graph.nx) == len(graph.ops) == len(graph.nodes)
-    assert str(graph.block_pattern) == "8 A"
-    assert graph.warnings == ()
+    assert isinstance(result.nx, nx.DiGraph)
+    assert isinstance(result.ops, pd.DataFrame)
+    assert len(result.nx) == len(result.ops) == len(graph.nodes)
+    assert str(result.block_pattern) == "8 A"
+    assert [cut.after_unit for cut in result.cuts] == list(range(9))
+    assert result.saved_bytes == graph.saved_bytes
+    assert result.warnings == ()
+    assert repr(result).startswith(f"TraceResult('{graph.model}', microbatch 2 x 32 tokens")
+    assert "<td>transformer.h.0</td>" in result._repr_html_()
 
 
 def test_a_module_can_be_traced():

@@ -6,8 +6,8 @@ import sys
 import click
 import pytest
 
+from planner.cli.commands import plan_command
 from planner.cli.main import VERBS
-from planner.cli.plan import plan_command
 from planner.errors import (
     CodegenError,
     InfeasiblePlanError,
@@ -16,6 +16,7 @@ from planner.errors import (
     ProfileError,
     RequestError,
     SolverError,
+    VerificationError,
 )
 from planner.request_rules import FIX_NAMES
 
@@ -50,16 +51,16 @@ def test_the_main_job_takes_these_options():
 
 def test_the_verbs_are_these():
     assert set(VERBS) == {"calibrate", "estimate", "profiles", "trace", "validate"}
-    assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT
+    assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
     assert set(VERBS["profiles"].commands) == {"list", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
         *("--dot", "--dtype", "--hint", "--hints", "--microbatch-size", "--ops", "--seq-len"),
     }
     assert options_of(VERBS["validate"]) == OUTPUT | {
-        *("--calibration", "--capacity-gib", "--failed", "--failed-out", "--keep-going"),
-        *("--min-group", "--plot"),
+        *("--assume", "--calibration", "--capacity-gib", "--failed", "--failed-out"),
+        *("--keep-going", "--min-group", "--plot"),
     }
-    assert options_of(VERBS["calibrate"]) == (OUTPUT - {"--json"}) | {"--keep-going"}
+    assert options_of(VERBS["calibrate"]) == (OUTPUT - {"--json"}) | {"--assume", "--keep-going"}
 
 
 def test_what_can_be_fixed():
@@ -88,6 +89,7 @@ def test_exit_codes():
         ModelError: 5,
         ProfileError: 6,
         CodegenError: 7,
+        VerificationError: 8,
     }
     assert {error: error.exit_code for error in codes} == codes
 

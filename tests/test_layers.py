@@ -1,9 +1,14 @@
-"""The direction of imports, and the budget of lines, read from the source."""
+"""The direction of imports, and the budget of lines, read from the source.
+
+An import counts wherever it stands: at the top, inside a function, for types alone.
+"""
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
@@ -19,11 +24,78 @@ LAYERS = (
     ("plan",),
     ("search",),
     ("codegen", "export", "report", "validation"),
-    ("request_rules", "result", "model_argument"),
+    ("request_rules", "result", "trace_result", "model_argument"),
     ("api", "trace_api"),
     ("cli",),
 )
 """A module imports from its own line and the lines above; those of one line are strangers."""
+
+ORDERS = {
+    "graph": (
+        ("operator_graph", "torch_private"),
+        ("analysis", "loading"),
+        ("recording",),
+        ("division",),
+        ("trace",),
+        ("sizes",),
+    ),
+    "graph/analysis": (
+        ("causal", "patterns", "retained", "trace_warnings"),
+        ("lifetimes", "shared", "summary"),
+        ("ops",),
+    ),
+    "graph/division": (
+        ("blocks", "cuts", "structure"),
+        ("units",),
+    ),
+    "graph/loading": (
+        ("batch", "fixed_seed", "hf_model", "hints", "packed_sequences", "source", "user_module"),
+        ("devices", "user_code"),
+        ("build",),
+        ("loaded_model",),
+        ("hf_load",),
+        ("load",),
+    ),
+    "graph/recording": (
+        ("recording", "autocast", "flex_attention", "kernels", "meta_results", "work"),
+        ("assumed", "refusals", "value_table"),
+        ("known_values", "gradients", "raw_op"),
+        ("data_reads", "real_tensors"),
+        ("recorder",),
+        ("trace_progress",),
+    ),
+    "graph/sizes": (
+        ("affine",),
+        ("family",),
+        ("lengths",),
+    ),
+    "strategy": (
+        ("layout", "mesh", "schedules", "sharding"),
+        ("configuration", "conversion", "nodes", "op_rules"),
+        ("propagation",),
+        ("module_strategies",),
+        ("region_strategies",),
+        ("problem",),
+        ("facts",),
+        ("rules",),
+    ),
+    "report": (
+        ("figures", "folder"),
+        ("dot", "trace_document", "trace_view"),
+        ("document", "tables", "words"),
+        ("view",),
+        ("html",),
+    ),
+    "cli": (
+        ("options", "pieces", "progress_bar"),
+        ("terminal",),
+        ("plan_screen", "profiles", "trace_screen", "validate_screen"),
+        ("plan_runner", "trace_runner", "validate_runner"),
+        ("commands",),
+        ("main",),
+    ),
+}
+"""The same inside folders: their files and folders, line by line."""
 
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -32,7 +104,7 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "pandas": {
-        *("graph/operator_graph.py", "graph/analysis/tables.py", "report", "result.py"),
+        *("graph/analysis/ops.py", "report", "result.py", "trace_result.py"),
         "cost/calibrate.py",
         "validation",
     },
@@ -47,6 +119,8 @@ ONLY_IN = {
 
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
+USUAL_FUNCTION_LINES = 25
+"""What nine functions of ten stay within."""
 
 LONG_FILES = {"codegen/runtime/parallel.py": "copied beside every script as one file"}
 LONG_FUNCTIONS = {
@@ -56,9 +130,19 @@ LONG_FUNCTIONS = {
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+FOLDERS = sorted({file.parent for file in FILES})
 
-def name_of(file: Path) -> str:
-    return file.relative_to(PACKAGE).as_posix()
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def module_of(file: Path) -> str:
+    parts = ("planner", *file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
 
 
 def layer_of(file: Path) -> str:
@@ -72,10 +156,37 @@ def imported_modules(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(file)} has a relative import"
             module = node.module or ""
-            if module == "planner":
-                yield from (f"planner.{alias.name}" for alias in node.names)
-            else:
-                yield module
+            for name in [f"{module}.{alias.name}" for alias in node.names]:
+                yield name if name in MODULES or module == "planner" else module
+
+
+@cache
+def import_graph() -> "nx.DiGraph[str]":
+    """All modules of the package, with an edge from each to those that it imports."""
+    graph = nx.DiGraph()
+    for module, file in MODULES.items():
+        graph.add_node(module)
+        graph.add_edges_from((module, each) for each in imported_modules(file) if each in MODULES)
+    return graph
+
+
+def parts_of(folder: Path) -> "nx.DiGraph[str]":
+    """The files and folders of a folder, with an edge from each to those that it imports from."""
+    graph, prefix = nx.DiGraph(), f"{module_of(folder / '__init__.py')}."
+
+    def part(module: str) -> str:
+        return module.removeprefix(prefix).partition(".")[0]
+
+    inside = [module for module in MODULES if module.startswith(prefix)]
+    graph.add_nodes_from(map(part, inside))
+    for module, imported in import_graph().subgraph(inside).edges:
+        if part(module) != part(imported):
+            graph.add_edge(part(module), part(imported))
+    return graph
+
+
+def circles(graph: "nx.DiGraph[str]") -> list[list[str]]:
+    return [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1]
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
@@ -89,6 +200,41 @@ def test_imports_go_up_only(file):
         if parts[0] != "planner" or len(parts) == 1 or parts[1] == layer:
             continue
         assert LEVELS[parts[1]] < LEVELS[layer], f"{name_of(file)} imports {module}"
+
+
+def test_no_circle_of_imports_is_left():
+    assert len(import_graph()) == len(FILES)
+    assert import_graph().number_of_edges() > len(FILES)
+    assert circles(import_graph()) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_parts_of_a_folder_stand_in_no_circle(folder):
+    assert circles(parts_of(folder)) == []
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_parts_of_a_folder_keep_their_order(name):
+    parts = parts_of(PACKAGE / name)
+    level = {part: level for level, line in enumerate(ORDERS[name]) for part in line}
+    assert set(level) == set(parts), f"{name}: ORDERS and the folder hold different parts"
+    for part, imported in parts.edges:
+        assert level[imported] < level[part], f"{name}: {part} imports {imported}"
+
+
+def test_an_import_counts_wherever_it_stands(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from planner.graph import trace\n"
+        "if TYPE_CHECKING:\n"
+        "    from planner.units import GIB\n"
+        "def f():\n"
+        "    import planner.errors\n"
+    )
+    assert set(imported_modules(file)) == {
+        *("typing", "planner.graph.trace", "planner.units", "planner.errors")
+    }
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
@@ -116,6 +262,17 @@ def test_files_and_functions_stay_short(file):
             continue
         length = (node.end_lineno or node.lineno) - node.lineno + 1
         assert length <= MOST_FUNCTION_LINES, f"{name}: {node.name} has {length} lines"
+
+
+def test_most_functions_are_shorter():
+    lengths = [
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    short = sum(length <= USUAL_FUNCTION_LINES for length in lengths)
+    assert short >= 0.9 * len(lengths)
 
 
 def test_the_exceptions_are_still_needed():

@@ -2,6 +2,7 @@ import inspect
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
@@ -18,7 +19,9 @@ PUBLIC = [
     "ProfileError",
     "RequestError",
     "SolverError",
+    "TraceResult",
     "ValidationResult",
+    "VerificationError",
     "estimate",
     "load_plan",
     "plan",
@@ -45,6 +48,16 @@ PLAN_PARAMETERS = [
     "progress",
 ]
 
+ESTIMATE_PARAMETERS = [
+    *PLAN_PARAMETERS[: PLAN_PARAMETERS.index("fix")],
+    "framework",
+    *(
+        each
+        for each in PLAN_PARAMETERS[PLAN_PARAMETERS.index("fix") :]
+        if each not in ("top", "time_limit_s")
+    ),
+]
+
 TRACE_PARAMETERS = [
     "model",
     "microbatch_size",
@@ -60,6 +73,7 @@ VALIDATE_PARAMETERS = [
     "runs",
     "failed",
     "calibration",
+    "assume",
     "keep_going",
     "capacity_gib",
     "min_group",
@@ -83,7 +97,7 @@ def test_an_unknown_name_is_an_attribute_error():
     ("function", "names"),
     [
         ("plan", PLAN_PARAMETERS),
-        ("estimate", [each for each in PLAN_PARAMETERS if each not in ("top", "time_limit_s")]),
+        ("estimate", ESTIMATE_PARAMETERS),
         ("trace", TRACE_PARAMETERS),
         ("validate", VALIDATE_PARAMETERS),
     ],
@@ -124,20 +138,24 @@ def test_the_validation_offers_these():
     }
 
 
-def test_the_graph_offers_these():
-    public = {name for name in vars(planner.OperatorGraph) if not name.startswith("_")}
-    assert public >= {
+def test_the_trace_offers_these():
+    public = {name for name in vars(planner.TraceResult) if not name.startswith("_")}
+    assert public == {
         "backward_flop",
         "block_kinds",
         "block_pattern",
+        "cuts",
         "forward_flop",
+        "model",
         "num_parameters",
         "num_trainable_parameters",
         "nx",
         "ops",
         "saved_bytes",
+        "units",
         "warnings",
     }
+    assert [each.name for each in fields(planner.TraceResult)] == ["graph"]
 
 
 def test_plan_is_the_function_and_not_the_package_of_that_name():

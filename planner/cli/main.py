@@ -12,12 +12,14 @@ from collections.abc import Sequence
 
 import click
 
-from planner.cli.calibrate import calibrate_command
-from planner.cli.estimate import estimate_command
-from planner.cli.plan import plan_command
+from planner.cli.commands import (
+    calibrate_command,
+    estimate_command,
+    plan_command,
+    trace_command,
+    validate_command,
+)
 from planner.cli.profiles import profiles_command
-from planner.cli.trace import trace_command
-from planner.cli.validate import validate_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {

@@ -11,7 +11,6 @@ from planner.request import PlanRequest
 from planner.request_rules import check_request, parse_fix
 
 DEFAULT_TOP = 5
-DEFAULT_TIME_LIMIT_S = 60.0
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -40,6 +39,7 @@ class ValidateOptions(TypedDict):
     runs: Path
     failed: Path | None
     calibration: Path | None
+    assume: tuple[tuple[str, str], ...]
     keep_going: bool
     capacity_gib: float | None
     min_group: int
@@ -58,6 +58,7 @@ class CalibrateOptions(TypedDict):
 
     runs: Path
     out: Path
+    assume: tuple[tuple[str, str], ...]
     keep_going: bool
     force: bool
     verbose: int
@@ -79,8 +80,9 @@ class PlanOptions(TypedDict):
     fix: tuple[str, ...]
     hint: tuple[str, ...]
     hints: Path | None
+    framework: NotRequired[str | None]
     top: NotRequired[int]
-    time_limit: NotRequired[float]
+    time_limit: NotRequired[float | None]
     out: Path | None
     force: bool
     as_json: bool
@@ -183,6 +185,12 @@ def hint_options(command: Command) -> Command:
     )
 
 
+def framework_option(command: Command) -> Command:
+    """Add the option that says what runs the layout."""
+    words = "Framework profile that runs the layout, as `nanotron`.  [the emitted script]"
+    return click.option("--framework", metavar="NAME", help=words)(command)
+
+
 def search_options(command: Command) -> Command:
     """Add the options that steer the search."""
     return _apply(
@@ -198,10 +206,8 @@ def search_options(command: Command) -> Command:
         click.option(
             "--time-limit",
             type=float,
-            default=DEFAULT_TIME_LIMIT_S,
-            show_default=True,
             metavar="SECONDS",
-            help="Limit for the solver.",
+            help="Time for the solver.  [a limit of work, the same on every machine]",
         ),
     )
 
@@ -226,6 +232,27 @@ def keep_going_option(command: Command) -> Command:
     """Add the option for tables with wrong rows."""
     words = "List rows that are wrong (bad cells, mixed-up units) and price the others."
     return click.option("--keep-going", is_flag=True, help=words)(command)
+
+
+def _assumptions(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Divide each text at its first equals sign."""
+    found = []
+    for text in texts:
+        column, sign, cell = text.partition("=")
+        if not sign:
+            raise click.BadParameter(f"{text} is not of the form COLUMN=VALUE")
+        found.append((column.strip(), cell.strip()))
+    return tuple(found)
+
+
+def assume_option(command: Command) -> Command:
+    """Add the option for cells that a table leaves open."""
+    words = "What to take for the empty cells of a column, and for frameworks without a profile."
+    return click.option(
+        "--assume", multiple=True, callback=_assumptions, metavar="COLUMN=VALUE", help=words
+    )(command)
 
 
 def verbosity_options(verbose: str) -> Callable[[Command], Command]:
@@ -258,10 +285,11 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             global_batch_size=options["global_batch_size"],
             seq_len=options["seq_len"],
             dtype=options["dtype"],
+            framework=options.get("framework"),
             fixed=tuple(parse_fix(options["fix"]).items()),
             hints=given_hints(options["hint"], options["hints"]),
             top=options.get("top", DEFAULT_TOP),
-            time_limit_s=options.get("time_limit", DEFAULT_TIME_LIMIT_S),
+            time_limit_s=options.get("time_limit"),
         )
     )
 

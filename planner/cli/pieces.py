@@ -13,6 +13,9 @@ from rich.text import Text
 
 from planner.units import format_s
 
+WIDE_COLUMNS = 100
+"""Width from which there is room."""
+
 
 def grid() -> Table:
     """Make a table of a bold name and what belongs to it."""

@@ -66,21 +66,17 @@ def show_command(console: Console, name: str) -> None:
     sections = [_section(f"Cluster {cluster['name']}", cluster)]
     sections.extend(_section(f"Link {link['name']}", link) for link in links)
     sections.append(_section(f"Device {device['name']}", device))
-    sections.extend(_of_the_script(str(cluster["name"]), name))
+    sections.append(_of_the_script())
     write_answer(console, sections)
 
 
-def _of_the_script(cluster: str, name: str) -> Iterator[Text]:
-    """What replaces numbers of a shipped cluster's devices in plans."""
+def _of_the_script() -> Text:
+    """What the code of the emitted script adds to a cluster's numbers in plans."""
     from planner.framework.script import SCRIPT
-    from planner.hardware.profiles import PROFILES_FOLDER, list_clusters
+    from planner.hardware.profiles import PROFILES_FOLDER
 
-    if name in list_clusters():
-        tables = _read(PROFILES_FOLDER / "frameworks" / f"{SCRIPT}.toml")["tuned"]
-        assert isinstance(tables, list)
-        for table in tables:
-            if table["cluster"] == cluster:
-                yield _section("What training reaches of it, used in plans instead", table)
+    script = _read(PROFILES_FOLDER / "frameworks" / f"{SCRIPT}.toml")
+    return _section("The emitted script, on any cluster", script)
 
 
 def _section(title: str, content: Mapping[str, object]) -> Text:

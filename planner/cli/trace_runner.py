@@ -5,10 +5,10 @@ from pathlib import Path
 
 from planner.cli.options import TraceOptions, given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
-from planner.graph.operator_graph import OperatorGraph
 from planner.report.folder import check_files, write_file
 from planner.request_rules import check_trace
 from planner.trace_api import trace
+from planner.trace_result import TraceResult
 
 
 def run_trace(options: TraceOptions) -> None:
@@ -28,7 +28,7 @@ def run_trace(options: TraceOptions) -> None:
     messages = message_console(no_color=options["no_color"])
     verbose, quiet = options["verbose"] > 0, options["quiet"]
     with ProgressLine(messages, verbose=verbose, quiet=quiet) as progress:
-        graph = trace(
+        result = trace(
             options["model"],
             microbatch_size=options["microbatch_size"],
             seq_len=options["seq_len"],
@@ -37,34 +37,34 @@ def run_trace(options: TraceOptions) -> None:
             progress=progress,
         )
     if not quiet:
-        for warning in graph.warnings:
+        for warning in result.warnings:
             messages.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    written = _write_files(graph, options)
+    written = _write_files(result, options)
     if options["as_json"]:
         from planner.report.trace_document import trace_json
 
-        sys.stdout.write(trace_json(graph))
+        sys.stdout.write(trace_json(result.graph))
         if written and not quiet:
             sys.stderr.write(f"wrote {', '.join(map(str, written))}\n")
         return
     from planner.cli.trace_screen import print_trace
 
     console = answer_console(no_color=options["no_color"])
-    print_trace(console, graph, files=written, phases_s=progress.phases_s, verbose=verbose)
+    print_trace(console, result.graph, files=written, phases_s=progress.phases_s, verbose=verbose)
 
 
-def _write_files(graph: OperatorGraph, options: TraceOptions) -> list[Path]:
+def _write_files(result: TraceResult, options: TraceOptions) -> list[Path]:
     """Write what was asked for."""
     written: list[Path] = []
     if options["ops"] is not None:
         from planner.report.tables import csv_text
 
-        text = csv_text(graph.ops.reset_index())
+        text = csv_text(result.ops.reset_index())
         write_file(options["ops"], text, option="--ops", force=options["force"])
         written.append(options["ops"])
     if options["dot"] is not None:
         from planner.report.dot import dot_text
 
-        write_file(options["dot"], dot_text(graph), option="--dot", force=options["force"])
+        write_file(options["dot"], dot_text(result.graph), option="--dot", force=options["force"])
         written.append(options["dot"])
     return written

@@ -7,13 +7,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.cli.pieces import closing, figures, grid, stack
-from planner.cli.screen import WIDE_COLUMNS
+from planner.cli.pieces import WIDE_COLUMNS, closing, figures, grid, stack
 from planner.cli.terminal import write_answer
+from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.summary import batch_words, parameter_words
 from planner.graph.operator_graph import OperatorGraph
 from planner.report.trace_view import (
     KIND_HEAD,
+    MASKED_HEAD,
     MASKED_NOTE,
     MOST_CUTS,
     UNIT_HEAD,
@@ -71,7 +72,7 @@ def _header(graph: OperatorGraph) -> RenderableType:
 def _work(graph: OperatorGraph) -> RenderableType:
     head, *rows = work_table(graph)
     table = _table("Work of one microbatch", head, rows, gap=2)
-    return stack(table, Text(MASKED_NOTE, "dim")) if graph.forward_masked_flop else table
+    return stack(table, Text(MASKED_NOTE, "dim")) if MASKED_HEAD in head else table
 
 
 def _kept(graph: OperatorGraph) -> RenderableType:
@@ -80,9 +81,10 @@ def _kept(graph: OperatorGraph) -> RenderableType:
 
 
 def _blocks(console: Console, graph: OperatorGraph) -> RenderableType:
-    pattern = str(graph.block_pattern) or "none, the model is one piece"
-    table = _table(f"Blocks: {pattern}", KIND_HEAD, kind_rows(graph), gap=_gap(console))
-    if not graph.block_kinds:
+    pattern = str(block_pattern(graph))
+    title = f"Blocks: {pattern or 'none, the model is one piece'}"
+    table = _table(title, KIND_HEAD, kind_rows(graph), gap=_gap(console))
+    if not pattern:
         return table
     return stack(table, Text("sizes of one block; blocks of a kind compute the same", "dim"))
 

@@ -28,6 +28,7 @@ def run_validation(options: ValidateOptions) -> None:
             options["runs"],
             failed=options["failed"],
             calibration=options["calibration"],
+            assume=dict(options["assume"]),
             keep_going=options["keep_going"],
             capacity_gib=options["capacity_gib"],
             min_group=options["min_group"],
@@ -55,7 +56,9 @@ def run_calibration(options: CalibrateOptions) -> None:
         PlannerError: As the layers below; also where no row can be priced.
     """
     check_file(options["out"], option="--out", force=options["force"])
-    table = read_table(options["runs"], keep_going=options["keep_going"])
+    table = read_table(
+        options["runs"], keep_going=options["keep_going"], assume=dict(options["assume"])
+    )
     if not table.runs:
         raise _nothing_to_fit(table.name, options["runs"])
     from planner.validation.fitting.fit import calibrate_runs

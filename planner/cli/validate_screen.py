@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from planner.cli.pieces import closing, figures, grid, stack
-from planner.cli.screen import WIDE_COLUMNS
+from planner.cli.pieces import WIDE_COLUMNS, closing, figures, grid, stack
 from planner.cli.terminal import write_answer
 from planner.validation.types import Unpriced
 from planner.validation.validate import PricedTable, ValidationResult

@@ -361,7 +361,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Dtype", plan.dtype),
         (
             "Predicted",
-            f"{format_s(plan.simulated_step_time_s)} a step, "
+            f"{format_s(plan.costs.step_time_s)} a step, "
             f"{format_bytes(plan.peak_memory_bytes)} on the fullest rank",
         ),
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from planner.codegen.emit import MODEL_NAME, emit_script
 from planner.errors import CodegenError
 from planner.plan.types import Plan
+from planner.plan.verify import verify_layout
 
 RUNTIME_FILE = Path(__file__).parent / "runtime" / "parallel.py"
 """The runtime, copied as it is."""
@@ -25,7 +26,9 @@ def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
 
     Raises:
         CodegenError: The plan cannot be expressed as a script, or its config is gone.
+        VerificationError: Its layout breaks a rule.
     """
+    verify_layout(plan)
     files = {
         "train.py": emit_script(plan, folder=folder),
         "parallel.py": RUNTIME_FILE.read_text(encoding="utf-8"),

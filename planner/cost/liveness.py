@@ -5,14 +5,16 @@ whole step: a storage lives from the op that makes it to the last that reads it,
 its last reader in the backward pass.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from math import prod
+from types import MappingProxyType
 
-from planner.cost.work import Shares
+from planner.cost.work import Shares, backward_shares
 from planner.graph.analysis.lifetimes import Moment, live_bytes, moments_of
 from planner.graph.analysis.retained import saved_values
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+
+_NO_WORKSPACES: Mapping[int | None, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ def unit_peaks(
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
     inner: Set[int] = frozenset(),
+    workspaces: Mapping[int | None, int] = _NO_WORKSPACES,
 ) -> UnitPeaks:
     """Replay a unit.
 
@@ -40,25 +43,37 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
         inner: Storages that are never in memory: tensors inside a fused kernel.
+        workspaces: Bytes that the backward of a forward op needs beside what it reads and makes.
     """
     moments = [*moments_of(graph, forward_ops), *moments_of(graph, backward_ops)]
     saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
     num_forward = len(forward_ops)
     sizes = _storage_sizes(graph, (*forward_ops, *backward_ops), shares)
-    found = live_bytes(
+    live = live_bytes(
         moments,
         {storage: 0 if storage in inner else size for storage, size in sizes.items()},
         _last_uses(moments, saved, num_forward),
     )
+    found = [
+        now_bytes + workspaces.get(moment.ops[0].forward_op, 0)
+        for now_bytes, moment in zip(live, moments, strict=True)
+    ]
     return UnitPeaks(
         forward_bytes=max(found[:num_forward], default=0),
         backward_bytes=max(found[num_forward:], default=0),
     )
 
 
-def _forward_of(graph: OperatorGraph, op: OpNode) -> OpNode:
-    """The forward op that a backward op differentiates (itself where unknown)."""
-    return op if op.forward_op is None else graph.nodes[op.forward_op]
+def workspace_bytes(graph: OperatorGraph, op_id: int, share: Shares) -> int:
+    """What backward of an op of a loss over a split vocabulary makes beyond that of a whole one.
+
+    torch's loss_parallel adds the exponentials of the log-probabilities to its gradient in a
+    tensor of its own.
+    """
+    op = graph.nodes[op_id]
+    if op.name != "_log_softmax":
+        return 0
+    return sum(int(graph.values[value].size_bytes * share(value)) for value in op.outputs)
 
 
 def _storage_sizes(
@@ -66,48 +81,27 @@ def _storage_sizes(
 ) -> dict[int, int]:
     """Bytes on one rank of each activation storage of the unit; parameter gradients left out."""
     sizes: dict[int, int] = {}
-    gradients: set[int] = set()
     for op in (graph.nodes[op_id] for op_id in op_ids):
-        forward = _forward_of(graph, op)
-        share = shares.get(forward.id)
-        counts = _parameter_counts(graph, forward) if op is not forward else set()
-        known = {*forward.inputs, *forward.outputs}
-        for value in (*op.inputs, *op.outputs):
-            tensor = graph.values[value]
-            storage = graph.storages[tensor.storage]
-            if storage.id in sizes or storage.id in gradients:
-                continue
-            if storage.kind is not StorageKind.ACTIVATION:
-                continue
-            if value not in known and value in op.outputs and prod(tensor.shape) in counts:
-                gradients.add(storage.id)
-                continue
-            part = 1.0
-            if share is not None:
-                part = (
-                    share(value)
-                    if value in known
-                    else _gradient_share(graph, value, forward, share)
-                )
-            sizes[storage.id] = int(storage.size_bytes * part)
+        forward = op if op.forward_op is None else graph.nodes[op.forward_op]
+        share = shares.get(forward.id, _whole)
+        for value, part in _parts(graph, op, forward, share):
+            storage = graph.storages[graph.values[value].storage]
+            is_own = storage.kind is StorageKind.ACTIVATION
+            if is_own and storage.id not in graph.parameter_gradients:
+                sizes.setdefault(storage.id, int(storage.size_bytes * part))
     return sizes
 
 
-def _parameter_counts(graph: OperatorGraph, forward: OpNode) -> set[int]:
-    """Numbers of elements of the parameters that a forward op reads."""
-    return {
-        prod(graph.values[value].shape)
-        for value in forward.inputs
-        if graph.storages[graph.values[value].storage].kind is StorageKind.PARAMETER
-    }
+def _parts(
+    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
+) -> Iterator[tuple[int, float]]:
+    """Each value that an op reads or makes, and the share of it that the rank holds."""
+    reads, writes = backward_shares(graph, op, forward, share)
+    yield from zip(op.inputs, reads, strict=True)
+    yield from zip(op.outputs, writes, strict=True)
 
 
-def _gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
-    """Share of a gradient: that of the forward value with as many elements."""
-    count = prod(graph.values[value].shape)
-    for known in (*forward.outputs, *forward.inputs):
-        if prod(graph.values[known].shape) == count:
-            return share(known)
+def _whole(_: int) -> float:
     return 1.0
 
 

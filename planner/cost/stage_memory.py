@@ -1,9 +1,9 @@
 """Memory of any run of neighbouring units under one configuration.
 
-Rajbhandari et al. 2020 (1910.02054) for the sharded state, Korthikanti et al. 2022 (2205.05198)
-for activations. A rank is at its fullest at one of two moments of a step:
+Rajbhandari et al. 2020 (1910.02054) for the state, Korthikanti et al. 2022 (2205.05198) for
+activations. A rank is at its fullest at one of two moments of a step:
 
-* *backward*, when the last microbatch starts its backward: parameters and AdamW's two moments,
+* *backward*, when the last microbatch starts its backward: parameters and the optimiser's states,
   gradients of the microbatches before, gathered parameters, activations of every microbatch in
   flight, and the highest transient;
 * *reduction*, when the backward is over: the state with all sharded gradients, and the
@@ -11,7 +11,8 @@ for activations. A rank is at its fullest at one of two moments of a step:
   input of their reduction. A weight that embedding and head share has two gradients and their
   sum there.
 
-torch's pipeline stages keep a receive buffer for every microbatch of the step.
+Ranks that hold their parameters whole (DDP, ZeRO-1) have the first moment alone. torch's pipeline
+stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,41 +20,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.unit_pricing import PricedUnit
-from planner.graph.analysis.shared import SharedActivation
+from planner.cost.model_units import ModelUnits
+from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
+from planner.units import DTYPE_BYTES
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUnits:
-    """The priced units of a model in order, for one tp, stream layout and microbatch size."""
-
-    units: tuple[PricedUnit, ...]
-    """Prologue, blocks, epilogue."""
-    entering_bytes: tuple[int, ...]
-    """Bytes of one microbatch on a rank that a stage receives which begins with each unit; 0
-    where no stage can."""
-    tied: tuple["TiedWeight", ...]
-    """Weights that several units read, counted in each of them."""
-    shared: tuple[SharedActivation, ...]
-    """Activations that units share, counted in none of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiedWeight:
-    """A weight that several units read: once on each stage that holds some of them."""
-
-    units: tuple[int, ...]
-    """Its readers, in order."""
-    parameter_bytes: int
-    """Bytes on a tp rank in the optimiser's dtype."""
-    gathered_bytes: int
-    """The same in the compute dtype."""
-
-    def copies(self, units: Collection[int]) -> int:
-        """How often it is counted too much in a set of units."""
-        return max(0, sum(unit in units for unit in self.units) - 1)
+PARAMETER_BYTES = DTYPE_BYTES["float32"]
+"""Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +44,51 @@ class HeldStage:
     """Microbatches whose activations it holds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What a stage holds at one moment whatever its activations, bytes."""
+
+    params: float
+    grads: float
+    optimizer: float
+    buffers: float
+    transient: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.params + self.grads + self.optimizer + self.buffers + self.transient
+
+
 class StageMemory:
     """Sizes the stages of one configuration."""
 
-    def __init__(self, model: ModelUnits, configuration: Configuration, device: DeviceSpec) -> None:
+    def __init__(
+        self,
+        model: ModelUnits,
+        configuration: Configuration,
+        device: DeviceSpec,
+        framework: FrameworkSpec,
+    ) -> None:
         """Build the prefix sums.
 
         Args:
             model: Units priced for the configuration's tp, stream and microbatch size.
-            configuration: Degrees and schedule.
+            configuration: Degrees, schedule and form of the state.
             device: Device of each rank.
+            framework: What it holds per parameter, and in reserve.
         """
         self._model = model
         self._units = model.units
-        self._last = len(model.units) - 1
         self._configuration = configuration
-        self._device = device
+        self._framework = framework
+        self.reserve_bytes = (
+            device.reserve_bytes
+            if framework.reserve_bytes is None
+            else round(framework.reserve_bytes)
+        )
+        """Memory beyond what is counted."""
         self._shards = configuration.degrees.dp_shard
+        self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
         self._parameters = list(accumulate((u.parameter_bytes for u in self._units), initial=0))
         self._gathered = list(accumulate((u.gathered_bytes for u in self._units), initial=0))
@@ -104,16 +106,20 @@ class StageMemory:
         return whole - self._copies_bytes(range(first, end))
 
     def sharded_parameter_bytes(self, first: int, end: int) -> float:
-        """Parameters of a stage on one rank."""
+        """The share of them whose optimiser states a rank holds."""
         return self.local_parameter_bytes(first, end) / self._shards
 
-    def _all_gathered_bytes(self, first: int, end: int) -> int:
+    def whole_gathered_bytes(self, first: int, end: int) -> int:
+        """Parameters of a stage on one tp rank in the compute dtype, tied ones once."""
         whole = self._gathered[end] - self._gathered[first]
         return whole - self._gathered_copies_bytes(range(first, end))
 
     def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""
-        return tuple(i for i in {0, self._last} if first <= i < end)
+        blocks = self._model.blocks
+        return tuple(
+            i for i in {0, *range(blocks.stop, len(self._units))} if first <= i < end
+        )  # the one unit of a model without blocks counts once
 
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)
@@ -121,20 +127,20 @@ class StageMemory:
         return whole - self._gathered_copies_bytes(root)
 
     def gathered_bytes(self, first: int, end: int) -> int:
-        """Gathered parameters during the last backward.
+        """Gathered parameters during the last backward of FSDP.
 
         With resharding the root and two blocks, the one that runs and the next; without it, and
         under a pipeline (torch's schedules reshard nothing between backwards), all.
         """
-        everything = self._all_gathered_bytes(first, end)
+        everything = self.whole_gathered_bytes(first, end)
         if self._pipelined or not self._configuration.reshard_after_forward:
             return everything
-        blocks = [self._units[i].gathered_bytes for i in range(first, end) if 0 < i < self._last]
-        largest = max(blocks, default=0)
+        inside = range(max(first, self._model.blocks.start), min(end, self._model.blocks.stop))
+        largest = max((self._units[i].gathered_bytes for i in inside), default=0)
         return min(everything, self._root_gathered_bytes(first, end) + 2 * largest)
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
-        """Gradients of the microbatches before the last: sharded part, unsharded rest."""
+        """FSDP's gradients of the microbatches before the last: sharded part, unsharded rest."""
         if self._configuration.num_microbatches == 1:
             return 0.0, 0.0
         sharded = self.sharded_parameter_bytes(first, end)
@@ -143,21 +149,59 @@ class StageMemory:
         return sharded, self.local_parameter_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
-        """Buffers for what the neighbouring stages send."""
-        if not self._pipelined:
+        """Buffers of torch's stages for what the neighbouring ones send."""
+        if not self._pipelined or not self._is_fsdp:
             return 0
         entering = self._model.entering_bytes[first] if first > 0 else 0
-        leaving = self._model.entering_bytes[end] if end <= self._last else 0
+        leaving = self._model.entering_bytes[end] if end < len(self._units) else 0
         return self._configuration.num_microbatches * (entering + leaving)
+
+    def _optimizer_bytes(self, first: int, end: int) -> float:
+        per_byte = self._framework.state.optimizer / PARAMETER_BYTES
+        return per_byte * self.sharded_parameter_bytes(first, end)
+
+    def _at_backward(self, first: int, end: int) -> _State:
+        """At the last microbatch's backward.
+
+        What reduces gradients runs on a stream of its own. An allocator that keeps memory by
+        stream, as CUDA's does, cannot give its shards the memory of freed activations.
+        """
+        gradient = self._framework.state.gradient / PARAMETER_BYTES
+        if not self._is_fsdp:
+            return _State(
+                params=self.whole_gathered_bytes(first, end),
+                grads=gradient * self.local_parameter_bytes(first, end),
+                optimizer=self._optimizer_bytes(first, end),
+                buffers=0.0,
+            )
+        sharded = self.sharded_parameter_bytes(first, end)
+        earlier, unsharded = self.earlier_gradient_bytes(first, end)
+        if self._framework.holds_gradient_shards:
+            earlier = max(earlier, gradient * sharded)
+        buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end)
+        return _State(
+            params=sharded,
+            grads=earlier,
+            optimizer=self._optimizer_bytes(first, end),
+            buffers=buffers + unsharded,
+        )
+
+    def _at_reduction(self, first: int, end: int) -> _State:
+        """When the backward is over; of whole parameters less than at the backward."""
+        if not self._is_fsdp:
+            return self._at_backward(first, end)
+        sharded = self.sharded_parameter_bytes(first, end)
+        return _State(
+            params=sharded,
+            grads=sharded,
+            optimizer=self._optimizer_bytes(first, end),
+            buffers=self._root_gathered_bytes(first, end) + self.receive_bytes(first, end),
+            transient=self.reduction_transient_bytes(first, end),
+        )
 
     def static_bytes(self, first: int, end: int) -> float:
         """What a stage holds at the backward moment besides activations and transients."""
-        return (
-            3 * self.sharded_parameter_bytes(first, end)
-            + sum(self.earlier_gradient_bytes(first, end))
-            + self.gathered_bytes(first, end)
-            + self.receive_bytes(first, end)
-        )
+        return self._at_backward(first, end).total
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """Unsharded gradients of the root and the input of their reduction."""
@@ -168,12 +212,7 @@ class StageMemory:
 
     def reduction_bytes(self, first: int, end: int) -> float:
         """All that a stage holds at the reduction moment."""
-        return (
-            4 * self.sharded_parameter_bytes(first, end)
-            + self._root_gathered_bytes(first, end)
-            + self.reduction_transient_bytes(first, end)
-            + self.receive_bytes(first, end)
-        )
+        return self._at_reduction(first, end).total
 
     def kept_bytes(self, stage: HeldStage) -> int:
         """Activations of all its microbatches in flight."""
@@ -185,53 +224,55 @@ class StageMemory:
         return stage.in_flight * (kept + self.shared_bytes(stage.first, stage.end))
 
     def shared_bytes(self, first: int, end: int) -> int:
-        """What several of the stage's units read and keep, for one microbatch."""
-        return sum(each.size_bytes for each in self._model.shared if each.counts(first, end))
+        """What a stage keeps for one microbatch beside what its units count.
+
+        What several of its units read, and its output: torch's stages hold on to what they sent
+        until its gradient has come back.
+        """
+        kept = sum(each.size_bytes for each in self._model.shared if each.counts(first, end))
+        if self._pipelined and self._is_fsdp and end < len(self._units):
+            kept += self._model.entering_bytes[end]
+        return kept
 
     def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
-        has_epilogue = end == self._last + 1
-        released = self._units[self._last].activation_bytes["none"] if has_epilogue else 0
-        highest = 0
+        highest = released = 0
+        for index in reversed(range(max(first, self._model.blocks.stop), end)):
+            highest = max(highest, self._units[index].temporary_bytes["none"] - released)
+            released += self._units[index].activation_bytes["none"]
         for index, kind in zip(range(first, end), kinds, strict=True):
-            later = released if index != self._last else 0
-            highest = max(highest, self._units[index].temporary_bytes[kind] - later)
+            if index < self._model.blocks.stop:
+                highest = max(highest, self._units[index].temporary_bytes[kind] - released)
         return highest
 
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
         """The fuller of the two moments of a rank that holds some stages."""
-        moments = (self._at_backward(held), self._at_reduction(held))
+        backward = [self._at_backward(stage.first, stage.end) for stage in held]
+        highest = (self.temporary_bytes(s.first, s.end, s.kinds) for s in held)
+        moments = [
+            self._breakdown(
+                backward,
+                activations_bytes=sum(self.kept_bytes(stage) for stage in held),
+                temporary_bytes=max(highest, default=0),
+            )
+        ]
+        if self._is_fsdp:
+            reduction = [self._at_reduction(stage.first, stage.end) for stage in held]
+            transient_bytes = round(sum(state.transient for state in reduction))
+            moments.append(
+                self._breakdown(reduction, activations_bytes=0, temporary_bytes=transient_bytes)
+            )
         return max(moments, key=lambda memory: memory.total_bytes)
 
-    def _at_backward(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
-        sharded = round(sum(self.sharded_parameter_bytes(s.first, s.end) for s in held))
-        earlier = [self.earlier_gradient_bytes(s.first, s.end) for s in held]
-        buffers = sum(
-            self.gathered_bytes(s.first, s.end) + self.receive_bytes(s.first, s.end) for s in held
-        )
+    def _breakdown(
+        self, states: Sequence[_State], *, activations_bytes: int, temporary_bytes: int
+    ) -> MemoryBreakdown:
         return MemoryBreakdown(
-            params_bytes=sharded,
-            grads_bytes=round(sum(part for part, _ in earlier)),
-            optimizer_bytes=2 * sharded,
-            activations_bytes=sum(self.kept_bytes(stage) for stage in held),
-            buffers_bytes=round(buffers + sum(rest for _, rest in earlier)),
-            temporary_bytes=max(self.temporary_bytes(s.first, s.end, s.kinds) for s in held),
-            reserve_bytes=self._device.reserve_bytes,
-        )
-
-    def _at_reduction(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
-        sharded = round(sum(self.sharded_parameter_bytes(s.first, s.end) for s in held))
-        buffers = sum(
-            self._root_gathered_bytes(s.first, s.end) + self.receive_bytes(s.first, s.end)
-            for s in held
-        )
-        transient = sum(self.reduction_transient_bytes(s.first, s.end) for s in held)
-        return MemoryBreakdown(
-            params_bytes=sharded,
-            grads_bytes=sharded,
-            optimizer_bytes=2 * sharded,
-            activations_bytes=0,
-            buffers_bytes=round(buffers),
-            temporary_bytes=round(transient),
-            reserve_bytes=self._device.reserve_bytes,
+            params_bytes=round(sum(state.params for state in states)),
+            grads_bytes=round(sum(state.grads for state in states)),
+            optimizer_bytes=round(sum(state.optimizer for state in states)),
+            activations_bytes=activations_bytes,
+            buffers_bytes=round(sum(state.buffers for state in states)),
+            temporary_bytes=temporary_bytes,
+            reserve_bytes=self.reserve_bytes,
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planner.cost.attention import attention_works, score_bytes
 from planner.cost.fusion import Kernel, PointwiseFusion
-from planner.cost.liveness import UnitPeaks, unit_peaks
+from planner.cost.liveness import UnitPeaks, unit_peaks, workspace_bytes
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
@@ -60,8 +60,8 @@ def unit_work(
         problem = _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
-    inner = view.inner_storages()
-    peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares, inner)
+    inner, extra = view.inner_storages(), view.loss_workspaces()
+    peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares, inner, extra)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     comm = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
@@ -78,7 +78,6 @@ def unit_work(
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
-        piled_bytes=view.piled_bytes(),
         temporary_bytes=_temporaries(peaks, activations, view),
         parameter_elements=view.parameter_elements(),
         summed_gradient_elements=view.summed_gradient_elements(),
@@ -189,6 +188,14 @@ class _UnitView:
         forward = self._forward_kernels(self.problem.unit.forward_ops)
         return self._fusion.inner_storages(forward, self._backward_kernels())
 
+    def loss_workspaces(self) -> dict[int | None, int]:
+        """Memory of the loss beyond what the graph shows, by op; see ``workspace_bytes``."""
+        if self.kernels.splits_loss_in_place:
+            return {}
+        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
+        ops = [op for node, strategy in nodes if strategy.loss_rows for op in node.ops]
+        return {op: workspace_bytes(self.graph, op, self.shares[op]) for op in ops}
+
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
         storage = self.graph.storages[self.graph.values[value].storage]
@@ -220,14 +227,6 @@ class _UnitView:
         sources = {storage} if self._fusion is None else self._fusion.sources(storage)
         kind = StorageKind.ACTIVATION
         return [each for each in sorted(sources) if self.graph.storages[each].kind is kind]
-
-    def piled_bytes(self) -> int:
-        """Gathered inputs beyond their shards that are not kept for backward."""
-        saved = {self.graph.values[value].storage for value in self.saved_values}
-        sizes = [
-            self.graph.storages[storage].size_bytes for storage in self._gathered_again & saved
-        ]
-        return round(sum(sizes) * (1 - 1 / self._tp))
 
     def regathers(self) -> tuple[CommWork, ...]:
         """Gathers in backward of saved values that are not kept gathered."""
@@ -362,15 +361,11 @@ class _UnitView:
         return self._boundary_share()
 
     def _is_for_weight(self, kernel: Kernel) -> bool:
-        """A sum of gradients, or a product with a parameter that does not read the parameter."""
+        """A sum of gradients, or a product that is the gradient of a parameter."""
         if kernel.forward is None:
             return True
-        if kernel.op.name not in MATMULS:
-            return False
-        return self._reads_parameter(kernel.forward) and not self._reads_parameter(kernel.op)
-
-    def _reads_parameter(self, op: OpNode) -> bool:
-        return any(self.problem.context.is_parameter(value) for value in op.inputs)
+        made = {self.graph.values[value].storage for value in kernel.op.outputs}
+        return kernel.op.name in MATMULS and not made.isdisjoint(self.graph.parameter_gradients)
 
     def _unowned_work(self, op: OpNode) -> OpWork:
         """Backward ops that belong to no forward op: sums of gradients."""

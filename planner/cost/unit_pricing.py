@@ -1,7 +1,7 @@
 """A unit with its layouts chosen: what one microbatch of it costs, in seconds and bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.cost.node_pricing import Pricing, comm_s
 from planner.cost.op import op_s
@@ -40,10 +40,6 @@ class PricedUnit:
     activation_bytes: Mapping[str, int]
     """Kept between forward and backward, by kind of recomputation; what it shares with other
     units apart."""
-    piled_bytes: int
-    """Gathered inputs that stay beyond that because the device is behind the host."""
-    warm_piled_bytes: int
-    """The same before the first activations or gradients have come from another node."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
     parameter_bytes: int
@@ -83,10 +79,6 @@ def price_unit(work: UnitWork, pricing: Pricing) -> PricedUnit:
         backward_comm_s=backward_comm_s,
         recompute=recompute,
         activation_bytes=work.activation_bytes,
-        piled_bytes=round(work.piled_bytes * _behind_share(work.forward, pricing)),
-        warm_piled_bytes=round(
-            work.piled_bytes * _behind_share(work.forward, replace(pricing, network_host_s=0.0))
-        ),
         temporary_bytes=work.temporary_bytes,
         parameter_bytes=work.parameter_elements * master_bytes(pricing.dtype),
         gathered_bytes=work.parameter_elements * DTYPE_BYTES[pricing.dtype],
@@ -96,25 +88,12 @@ def price_unit(work: UnitWork, pricing: Pricing) -> PricedUnit:
 
 def _pass_s(work: RankWork, pricing: Pricing) -> tuple[float, float]:
     """Seconds of kernels, idle time of the device behind the host included, and collectives."""
-    kernels_s, collectives_s, issued_s = _parts_s(work, pricing)
-    return max(kernels_s, issued_s - collectives_s), collectives_s
-
-
-def _behind_share(work: RankWork, pricing: Pricing) -> float:
-    """Share of a pass that the device has not run yet when the host has issued all of it."""
-    kernels_s, collectives_s, issued_s = _parts_s(work, pricing)
-    device_s = kernels_s + collectives_s
-    return max(0.0, 1 - issued_s / device_s) if device_s else 0.0
-
-
-def _parts_s(work: RankWork, pricing: Pricing) -> tuple[float, float, float]:
-    """Seconds of kernels, of collectives, and of the host issuing both."""
     kernels_s = sum(op_s(op, pricing.device, pricing.dtype) for op in work.ops)
     collectives_s = sum(comm_s(comm, pricing) for comm in work.comm)
     issued_s = (len(work.ops) + len(work.comm)) * pricing.device.host_dispatch_s
     if pricing.tp_group.num_ranks > 1:
         issued_s += len(work.comm) * (pricing.collective_host_s + pricing.network_host_s)
-    return kernels_s, collectives_s, issued_s
+    return max(kernels_s, issued_s - collectives_s), collectives_s
 
 
 def master_bytes(dtype: str) -> int:

@@ -51,9 +51,6 @@ class UnitWork:
     activation_bytes: Mapping[str, int]
     """Kept between forward and backward, by kind of recomputation; what it shares with other
     units apart."""
-    piled_bytes: int
-    """Gathered inputs that are freed while the device may still have to read them; they stay as
-    long as it is behind the host."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
     parameter_elements: int

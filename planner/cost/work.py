@@ -11,6 +11,7 @@ from planner.strategy.op_rules import ATTENTIONS, MATMULS
 from planner.units import DTYPE_BYTES
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_grouped_mm"})
+_RECURRENT = frozenset({"_fused_rnn", "_fused_rnn_backward"})
 _REDUCTIONS = frozenset(
     {
         "native_layer_norm", "native_layer_norm_backward", "rms_norm", "rms_norm_backward",
@@ -46,7 +47,7 @@ def shares_of(layouts: Mapping[int, Layout], tp: int) -> Shares:
 
 def op_kind(name: str) -> OpKind:
     """What limits an op, by its name."""
-    if name in MATMULS or name in _CONVOLUTIONS:
+    if name in MATMULS or name in _CONVOLUTIONS or name in _RECURRENT:
         return "matmul"
     if name in ATTENTIONS or name.removesuffix("_backward") in ATTENTIONS:
         return "attention"
@@ -69,8 +70,8 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
     """Work of a backward op on one rank, from the layouts of its forward op.
 
-    Values that the forward pass knows have their forward share. Of the others, what the op
-    reads is a gradient of the forward op's output, and what it writes one of its inputs.
+    Values that the forward pass knows have their forward share, others that of
+    ``gradient_share``.
 
     Args:
         graph: The op's graph.
@@ -87,17 +88,21 @@ def backward_shares(
 ) -> tuple[list[float], list[float]]:
     """Shares of what a backward op reads and writes; arguments as of ``backward_work``."""
     known = {*forward.inputs, *forward.outputs}
-    gradient = share(forward.outputs[0]) if forward.outputs else 1.0
-    reads = [share(value) if value in known else gradient for value in op.inputs]
-    return reads, [_written_share(graph, value, forward, share) for value in op.outputs]
+
+    def part(value: int) -> float:
+        return share(value) if value in known else gradient_share(graph, value, forward, share)
+
+    return [part(value) for value in op.inputs], [part(value) for value in op.outputs]
 
 
-def _written_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
-    """Share of a gradient: that of the forward input with as many elements."""
-    count = prod(graph.values[value].shape)
-    for source in forward.inputs:
-        if prod(graph.values[source].shape) == count:
-            return share(source)
+def gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
+    """Share of what backward makes: that of the value whose gradient it is.
+
+    Intermediates, and gradients of values that the forward op does not know, lie as its result.
+    """
+    target = graph.storages[graph.values[value].storage].gradient_of
+    if target is not None and target in (*forward.inputs, *forward.outputs):
+        return share(target)
     return share(forward.outputs[0]) if forward.outputs else 1.0
 
 
@@ -114,6 +119,8 @@ def _work(
     if op.name in MATMULS and len(op.inputs) >= 2:
         batch, m, n, k = _matmul_sizes(graph, op, input_shares)
         alignment_share = _alignment_share(graph, op, m, n, k)
+    elif op.name in _RECURRENT:
+        m, n, k = _recurrent_sizes(graph, op)
     elif kind == "attention":
         batch, m, n, k = _attention_sizes(graph, op, part)
     return OpWork(
@@ -160,6 +167,22 @@ def _matmul_sizes(
         sizes[divided] = max(1, sizes[divided] // ranks)
     batch, m, n, k = sizes
     return batch, m, n, k
+
+
+def _recurrent_sizes(graph: OperatorGraph, op: OpNode) -> tuple[int, int, int]:
+    """Rows, columns and length of the product of one step of an LSTM or GRU.
+
+    A step waits for the one before, so that its product has the rows of one batch, and the steps
+    run one after the other. The products with a layer's inputs, which need not wait, are counted
+    with them.
+    """
+    shapes = [graph.values[value].shape for value in op.inputs]
+    if op.phase is Phase.BACKWARD:
+        # What was reserved for it, the one vector in front of the weights, precedes the state.
+        shapes = shapes[next(i for i, shape in enumerate(shapes) if len(shape) == 1) :]
+    state = shapes[1]
+    recurrent = [shape for shape in shapes if len(shape) == 2][1]
+    return state[-2], recurrent[0], recurrent[1]
 
 
 def _alignment_share(graph: OperatorGraph, op: OpNode, m: int, n: int, k: int) -> float:

@@ -3,6 +3,7 @@
 ``planner.hardware.fields`` has the form of a number.
 """
 
+import math
 from pathlib import Path
 
 from planner.errors import ProfileError
@@ -17,6 +18,7 @@ _CHOICES = {
     "model_code": ("fused_kernels", "plain_torch"),
     "pointwise": ("as_written", "fused"),
     "loss_kernels": ("as_written", "fused"),
+    "split_loss": ("loss_parallel", "in_place"),
     "zero_gather": ("all_gather", "broadcasts"),
     "gathered_inputs": ("kept", "gathered_again"),
     "stage_transfers": ("whole", "split_over_tp"),
@@ -26,6 +28,9 @@ _CHOICES = {
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
     "memory_stated": ("fullest_rank", "first_rank"),
     "loss_dtype": ("float32", "compute"),
+    "memory_counts": ("reserved", "live_tensors"),
+    "backward": ("whole", "split"),
+    "layouts": ("column_row", "searched"),
 }
 
 _DEFAULTS = {
@@ -33,9 +38,16 @@ _DEFAULTS = {
     "model_code": "fused_kernels",
     "pointwise": "as_written",
     "loss_kernels": "as_written",
+    "split_loss": "in_place",
     "zero_gather": "all_gather",
+    "memory_counts": "reserved",
+    "backward": "whole",
+    "layouts": "column_row",
 }
 """What holds where a profile does not say."""
+
+
+_UNCALIBRATED = "step_time_error_not_calibrated"
 
 
 def list_frameworks() -> tuple[str, ...]:
@@ -63,7 +75,7 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
 def _spec(reader: FieldReader) -> FrameworkSpec:
     """Take all fields."""
     dropout = reader.number("dropout", most=0.99)
-    heads, ring = "heads_where_not_stated", "partial_ring_share"
+    heads, reserve = "heads_where_not_stated", "reserve_gib"
     return FrameworkSpec(
         name=reader.text("name"),
         kernels=_kernels(reader, drops=dropout > 0),
@@ -78,30 +90,34 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         gradient_wire_bytes=reader.number("gradient_wire_bytes_per_parameter"),
         broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
         bucket_bytes=reader.positive("bucket_mib") * MIB,
-        partial_ring_share=reader.number(ring, most=1.0) if reader.has(ring) else 1.0,
         gradient_overlap=reader.number("gradient_overlap", most=1.0),
         tp_overlap=reader.number("tp_overlap", most=1.0),
         hides_backward_collectives=(
             _choice(reader, "backward_collectives") == "beside_weight_gradients"
         ),
+        host_dispatch_s=us_to_s(reader.number("host_dispatch_us")),
+        launch_wait_s=us_to_s(_or(reader, "launch_wait_us", 0.0)),
+        attention_share=_or(reader, "attention_share", 1.0),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
         network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
         default_heads=reader.count(heads) if reader.has(heads) else 0,
         message_s=us_to_s(reader.number("message_us")),
-        congested_nodes=reader.positive("congested_nodes"),
-        congested_tp_nodes=reader.positive("congested_tp_nodes"),
-        congested_message_s=us_to_s(reader.number("congested_message_us")),
+        congested_nodes=_or(reader, "congested_nodes", math.inf),
+        congested_message_s=us_to_s(_or(reader, "congested_message_us", 0.0)),
         step_s=us_to_s(reader.number("step_us")),
         optimizer_moved_bytes=reader.number("optimizer_moved_bytes_per_parameter"),
         accumulated_bytes=reader.number("accumulated_bytes_per_parameter"),
-        piled_share=reader.number("piled_share", most=1.0),
         measures_first_rank=_choice(reader, "memory_stated") == "first_rank",
         unusable_bytes=reader.number("unusable_gib") * GIB,
-        reserve_bytes=reader.number("reserve_gib", least=-8) * GIB,
+        reserve_bytes=reader.number(reserve, least=-8) * GIB if reader.has(reserve) else None,
+        holds_gradient_shards=_choice(reader, "memory_counts") == "reserved",
+        splits_backward=_choice(reader, "backward") == "split",
+        uncalibrated_error=(
+            reader.number(_UNCALIBRATED, most=1.0) if reader.has(_UNCALIBRATED) else None
+        ),
         matches=_matches(reader),
-        tuned=_tuned(reader),
         numbers=reader.numbers,
     )
 
@@ -124,6 +140,11 @@ def _choice(reader: FieldReader, key: str) -> str:
     return reader.text(key, choices=_CHOICES[key])
 
 
+def _or(reader: FieldReader, key: str, absent: float) -> float:
+    """A number, and what holds where the profile leaves it out."""
+    return reader.positive(key) if reader.has(key) else absent
+
+
 def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
     return KernelForms(
         attention=_choice(reader, "attention"),  # type: ignore[arg-type]  # one of its choices
@@ -135,6 +156,9 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
         fuses_pointwise=_choice(reader, "pointwise") == "fused",
         fuses_loss=_choice(reader, "loss_kernels") == "fused",
+        wired_layouts=_choice(reader, "layouts") == "column_row",
+        loss_apart=_choice(reader, "stage_cuts") == "by_flop",
+        splits_loss_in_place=_choice(reader, "split_loss") == "in_place",
     )
 
 
@@ -147,24 +171,7 @@ def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
                 framework=each.text("framework"),
                 source=each.text("source_has") if each.has("source_has") else "",
                 notes=each.text("notes_have") if each.has("notes_have") else "",
-                gpu=each.text("gpu"),
-                cluster=each.text("cluster"),
             )
         )
         each.finish(optional=("source_has", "notes_have"))
     return tuple(found)
-
-
-def _tuned(reader: FieldReader) -> dict[str, dict[str, float]]:
-    """Fitted numbers by cluster."""
-    if not reader.has("tuned"):
-        return {}
-    found: dict[str, dict[str, float]] = {}
-    for index, table in enumerate(reader.tables("tuned")):
-        each = FieldReader(path=reader.path, table=table, prefix=f"tuned[{index}].")
-        cluster = each.text("cluster")
-        keys = [key for key in table if key != "cluster"]
-        found[cluster] = {key: each.number(key, least=-100) for key in keys}
-        each.finish()
-        reader.numbers.update({f"{cluster}.{key}": each.numbers[key] for key in keys})
-    return found

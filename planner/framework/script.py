@@ -5,9 +5,10 @@ from pathlib import Path
 
 from planner.errors import ProfileError
 from planner.framework.calibration import load_calibration
+from planner.framework.constants import PROFILES_OWN, Constants, in_place
 from planner.framework.profiles import load_framework
-from planner.framework.tuning import tune
-from planner.hardware.profiles import list_clusters, load_cluster
+from planner.framework.spec import FrameworkSpec
+from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 
 SCRIPT = "planner"
@@ -21,13 +22,29 @@ def script_cluster(
     gpus_per_node: int | None = None,
     calibration: str | None = None,
 ) -> ClusterSpec:
-    """Read a cluster with what the emitted script reaches of its rates.
+    """The cluster of ``framework_on_cluster`` for the emitted script."""
+    _, cluster = framework_on_cluster(
+        SCRIPT, name_or_path, gpus=gpus, gpus_per_node=gpus_per_node, calibration=calibration
+    )
+    return cluster
 
-    A shipped cluster gets the constants of the script's profile, a user's own file is taken as it
-    is. What a calibration holds for the script on the cluster comes on top of either, the memory
-    that it found in reserve too, and then nothing is known of the error.
+
+def framework_on_cluster(
+    framework: str,
+    name_or_path: str,
+    *,
+    gpus: int,
+    gpus_per_node: int | None = None,
+    calibration: str | None = None,
+) -> tuple[FrameworkSpec, ClusterSpec]:
+    """Read a framework and a cluster with what the framework reaches of its rates.
+
+    A shipped profile and a user's own file are read alike. What a calibration holds for the
+    framework, the cluster or its device comes on top, the memory that it found in reserve too, and
+    then nothing is known of the error.
 
     Args:
+        framework: Name of a framework profile.
         name_or_path: Name of a shipped cluster, or path of a TOML file.
         gpus: Ranks in all.
         gpus_per_node: Ranks per node, None for the profile's.
@@ -38,20 +55,30 @@ def script_cluster(
         RequestError: The ranks do not fill whole nodes.
     """
     cluster = load_cluster(name_or_path, gpus=gpus, gpus_per_node=gpus_per_node)
-    script = load_framework(SCRIPT)
-    if name_or_path in list_clusters():
-        script, cluster = tune(script, cluster, script.tuned.get(cluster.name, {}))
+    constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
+    spec, cluster = in_place(load_framework(framework), cluster, constants)
+    if framework != SCRIPT:
+        cluster = replace(cluster, step_time_error=None)
     if calibration is None:
-        return cluster
-    own = load_calibration(Path(calibration).expanduser()).get((SCRIPT, cluster.name))
-    if own is None:
-        raise ProfileError(
-            f"{calibration}: holds no constants of framework {SCRIPT!r} on cluster "
-            f"{cluster.name!r}",
-            hint="fit them to runs of the script: rows whose framework is 'planner'",
-        )
-    script, cluster = tune(script, cluster, own)
-    if "reserve_gib" in own:
-        reserve_bytes = max(0, round(script.reserve_bytes))
+        return spec, replace(cluster, uncalibrated_error=spec.uncalibrated_error)
+    if "reserve_gib" in constants.framework.get(framework, {}):
+        reserve_bytes = max(0, round(spec.reserve_bytes or 0))
         cluster = replace(cluster, device=replace(cluster.device, reserve_bytes=reserve_bytes))
-    return replace(cluster, step_time_error=None)
+    return spec, replace(cluster, step_time_error=None)
+
+
+def _own(calibration: str, framework: str, cluster: ClusterSpec) -> Constants:
+    """What a file holds; some of it must be for the framework or the cluster."""
+    constants = load_calibration(Path(calibration).expanduser())
+    if not (
+        framework in constants.framework
+        or cluster.name in constants.cluster
+        or cluster.device.name in constants.device
+    ):
+        raise ProfileError(
+            f"{calibration}: holds no constants of framework {framework!r}, of cluster "
+            f"{cluster.name!r} or of device {cluster.device.name!r}",
+            hint=f"fit them to runs of it (rows whose framework is {framework!r}), or to those of "
+            "another framework on that cluster",
+        )
+    return constants

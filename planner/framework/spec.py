@@ -1,8 +1,8 @@
 """What the cost model knows of a training framework: a few physical choices, as data.
 
 The cost model describes the emitted script. Runs of other frameworks, which it is validated
-against, differ by what stands here, and by what a framework reaches of the devices' and links'
-rates (``TunedNumbers``). The values come from ``profiles/frameworks/*.toml``.
+against, differ by what stands here alone; what is reached of devices and links belongs to these
+(``planner.framework.constants``). The values come from ``profiles/frameworks/*.toml``.
 """
 
 from collections.abc import Mapping
@@ -55,6 +55,15 @@ class KernelForms:
     """Chains of pointwise kernels and norms are one kernel each, as torch.compile makes them."""
     fuses_loss: bool = False
     """Cross-entropy is one kernel that reads the logits, and one that writes their gradient."""
+    wired_layouts: bool = True
+    """Tensor parallelism is the column-row pattern of Shoeybi et al. 2019 (1909.08053) whatever
+    it costs; otherwise layouts inside a block are those that the planner chooses."""
+    loss_apart: bool = False
+    """A pipeline stage may hold the loss alone, so that logits cross a cut; otherwise it belongs
+    to the epilogue."""
+    splits_loss_in_place: bool = False
+    """Over a split vocabulary the gradient of the logits is made in what forward kept, as
+    Megatron-LM does; torch's loss_parallel makes three tensors of their size beside it."""
 
 
 TORCH_KERNELS = KernelForms()
@@ -73,7 +82,7 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMatch:
-    """Which rows of a table of runs a profile is for, and on which cluster they ran."""
+    """Which rows of a table of runs a profile is for."""
 
     framework: str
     """The row's framework column."""
@@ -81,10 +90,6 @@ class RunMatch:
     """What the row's source column contains, "" for anything."""
     notes: str
     """What the row's notes column contains, "" for anything."""
-    gpu: str
-    """The row's accelerator, "H100-80GB-SXM"."""
-    cluster: str
-    """Name of the cluster profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +116,6 @@ class FrameworkSpec:
     """With ZeRO-1, every rank sends the parameters that it updated to all others in turn."""
     bucket_bytes: float
     """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
-    partial_ring_share: float
-    """Share of the network's bandwidth that the reduction reaches where several of a node's ranks,
-    but not all, are in one group: the rings of the node's groups meet on the same ports."""
     gradient_overlap: float
     """Share of the last microbatch's backward behind which the reduction hides."""
     tp_overlap: float
@@ -121,6 +123,14 @@ class FrameworkSpec:
     hides_backward_collectives: bool
     """Tensor-parallel collectives of the backward pass run beside the matmuls that make the
     gradients of parameters (Megatron-LM since 2022)."""
+    host_dispatch_s: float
+    """Time that its code takes to issue one op on the usual hosts."""
+    launch_wait_s: float
+    """Time that a device waits for its host after each kernel, where launches block
+    (CUDA_LAUNCH_BLOCKING=1)."""
+    attention_share: float
+    """Share of the device's rate of fused attention that its kernels reach, where they are older
+    or add biases."""
     collective_host_s: float
     """Time that the host takes to issue one tensor-parallel collective, beyond that of any op."""
     network_host_s: float
@@ -136,8 +146,6 @@ class FrameworkSpec:
     congested_nodes: float
     """Nodes from which on exchanges between stages are stalled by the network; infinite where
     they never are."""
-    congested_tp_nodes: float
-    """The same where a tensor-parallel group spans so many nodes."""
     congested_message_s: float
     """Time of a transfer between stages in such jobs, whatever its size."""
     step_s: float
@@ -146,20 +154,24 @@ class FrameworkSpec:
     """Bytes that clipping and the optimiser move per parameter of a rank's share."""
     accumulated_bytes: float
     """Bytes that adding a microbatch's gradients moves per parameter, beyond writing them."""
-    piled_share: float
-    """Share of the gathered inputs of microbatches in flight that stays in memory while devices
-    are behind their hosts, where they are gathered again in backward."""
     measures_first_rank: bool
     """The runs state the memory of the first rank, not of the fullest."""
     unusable_bytes: float
     """Memory of a device that such runs cannot fill: what they hold beyond the memory they
     state, fragmentation included."""
-    reserve_bytes: float
+    reserve_bytes: float | None
     """Memory beyond what is counted: context, communicators, workspaces, as the runs measured
-    memory."""
+    memory; None for the device's."""
+    holds_gradient_shards: bool
+    """FSDP: memory counts as the allocator holds it, by stream, so that shards of gradients lie
+    beside the activations of the backward that makes them; otherwise as tensors live."""
+    splits_backward: bool
+    """Its schedules may put off the part of a backward that only parameters' gradients need
+    (ZB-1p and ZB-2p of Qi et al. 2024)."""
+    uncalibrated_error: float | None
+    """Mean error of step times on clusters without runs, as a share: what leaving out one cluster
+    after the other from the fit shows; None where nobody has looked."""
     matches: tuple[RunMatch, ...]
     """Runs that this profile is for."""
-    tuned: Mapping[str, Mapping[str, float]] = field(hash=False)
-    """Fitted numbers by cluster: what replaces the profiles' numbers, by their keys there."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of every number, by its key in the profile file."""

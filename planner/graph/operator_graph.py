@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
 
 from planner.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    import networkx as nx
-    import pandas as pd
-
-    from planner.graph.analysis.patterns import BlockKind, BlockPattern
 
 
 class StorageKind(StrEnum):
@@ -55,6 +48,9 @@ class Storage:
     """Owner of the bytes."""
     name: str = ""
     """First fully qualified name of a parameter or buffer, name of an input, else empty."""
+    gradient_of: int | None = None
+    """For memory that backward makes: the forward value whose gradient it holds, None where it
+    is an intermediate. A part of a gradient, which autograd adds to others, counts as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +89,9 @@ class OpNode:
     """Forward or backward."""
     is_view: bool
     """True where no bytes move (the output aliases an input)."""
+    is_pointwise: bool
+    """True where torch tags the op pointwise (``torch.Tag.pointwise``): each element of the
+    outputs depends on the inputs' elements at its own place alone, after they are broadcast."""
     inputs: tuple[int, ...]
     """Values read, in argument order; a list argument contributes all its tensors."""
     outputs: tuple[int, ...]
@@ -214,7 +213,8 @@ class RefusedCut:
 class OperatorGraph:
     """One training step of a model, forward and backward, for one microbatch.
 
-    In a notebook it shows as a short table.
+    It holds what was recorded, and what every reader looks up in it. What is derived from it
+    (patterns of blocks, tables, words) are functions of a graph in ``planner.graph.analysis``.
     """
 
     microbatch_size: int
@@ -269,21 +269,6 @@ class OperatorGraph:
         return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)
 
     @cached_property
-    def forward_masked_flop(self) -> int:
-        """Part of ``forward_flop`` that causal masks spare the attention kernels."""
-        return self._masked_flop(Phase.FORWARD)
-
-    @cached_property
-    def backward_masked_flop(self) -> int:
-        """Part of ``backward_flop`` that causal masks spare the attention kernels."""
-        return self._masked_flop(Phase.BACKWARD)
-
-    def _masked_flop(self, phase: Phase) -> int:
-        from planner.graph.analysis.causal import masked_flop
-
-        return sum(masked_flop(self, op) for op in self.nodes if op.phase is phase)
-
-    @cached_property
     def parametric_values(self) -> frozenset[int]:
         """Values that depend on a parameter, frozen or not; all others are constants of a step."""
         found = {
@@ -295,6 +280,21 @@ class OperatorGraph:
             if not found.isdisjoint(op.inputs):
                 found.update(op.outputs)
         return frozenset(found)
+
+    @cached_property
+    def parameter_gradients(self) -> frozenset[int]:
+        """Storages that hold the gradient of a parameter, or a part of one."""
+        final = {parameter.gradient for parameter in self.parameters}
+        return frozenset(
+            storage.id
+            for storage in self.storages
+            if storage.id in final or self._is_of_parameter(storage.gradient_of)
+        )
+
+    def _is_of_parameter(self, value: int | None) -> bool:
+        return value is not None and (
+            self.storages[self.values[value].storage].kind is StorageKind.PARAMETER
+        )
 
     @cached_property
     def saved_storages(self) -> tuple[int, ...]:
@@ -333,47 +333,8 @@ class OperatorGraph:
                 unit_of_op[op] = unit.index
         return tuple(unit_of_op)
 
-    @cached_property
-    def block_kinds(self) -> "tuple[BlockKind, ...]":
-        """The different kinds of blocks, in order of appearance."""
-        from planner.graph.analysis.patterns import block_kinds
-
-        return block_kinds(self)
-
-    @cached_property
-    def block_pattern(self) -> "BlockPattern":
-        """How the kinds of blocks follow each other; as a string "3 A + 58 B"."""
-        from planner.graph.analysis.patterns import block_pattern
-
-        return block_pattern(self)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the trace assumed, and what speaks against its being what training runs."""
-        from planner.graph.analysis.doubts import doubts
-
-        return (*self.notes, *doubts(self))
-
-    @cached_property
-    def ops(self) -> "pd.DataFrame":
-        """All ops as a table, one row each by id; see ``analysis.tables.ops_frame``."""
-        from planner.graph.analysis.tables import ops_frame
-
-        return ops_frame(self)
-
-    @cached_property
-    def nx(self) -> "nx.DiGraph[int]":
-        """The data flow between all ops; see ``planner.graph.analysis.dataflow.dataflow_graph``."""
-        from planner.graph.analysis.dataflow import dataflow_graph
-
-        return dataflow_graph(self)
-
     def __repr__(self) -> str:
-        from planner.graph.analysis.summary import summary_words
-
-        return f"OperatorGraph({summary_words(self)})"
-
-    def _repr_html_(self) -> str:
-        from planner.graph.analysis.summary import summary_html
-
-        return summary_html(self)
+        return (
+            f"OperatorGraph({self.model!r}, {len(self.nodes):,} operators in "
+            f"{len(self.units)} units)"
+        )

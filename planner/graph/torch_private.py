@@ -37,6 +37,9 @@ TorchOp: TypeAlias = "OpOverload[..., Any]"
 TorchResult: TypeAlias = Any
 """What an op takes or returns."""
 
+_KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "planner"})
+"""Whose names of ops are known to the project."""
+
 __all__ = [
     "TorchDispatchMode",
     "TorchOp",
@@ -48,6 +51,7 @@ __all__ = [
     "device_constructors",
     "flex_attention_kernel",
     "has_dynamic_output",
+    "is_pointwise",
     "is_random",
     "is_transformed",
     "modes_disabled",
@@ -95,8 +99,13 @@ def storage_key(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
 
 
 def packet_name(func: TorchOp) -> str:
-    """Return the op's name without namespace and overload: "mm" for aten.mm.default."""
-    return func._overloadpacket.__name__
+    """Return the op's name without overload: "mm" for aten.mm.default.
+
+    Ops that are neither torch's nor ours keep their namespace, "user::mm": a name alone then says
+    what an op computes.
+    """
+    name = func._overloadpacket.__name__
+    return name if func.namespace in _KNOWN_NAMESPACES else f"{func.namespace}::{name}"
 
 
 def schema_aliases(func: TorchOp) -> tuple[bool, tuple[tuple[int, str, bool], ...]]:
@@ -122,6 +131,15 @@ def has_dynamic_output(func: TorchOp) -> bool:
     """Tell whether the sizes or the value of the result depend on the data of the inputs."""
     tags = func.tags
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+def is_pointwise(func: TorchOp) -> bool:
+    """Tell whether torch says of this overload that it works element by element.
+
+    Each element of the result then depends on the operands' elements at its own place alone,
+    after they are broadcast.
+    """
+    return torch.Tag.pointwise in func.tags
 
 
 def is_random(func: TorchOp) -> bool:

@@ -14,6 +14,7 @@ from planner.graph.division.units import assemble, find_layout
 from planner.graph.loading.batch import Batch, check_call
 from planner.graph.loading.build import BuiltModel
 from planner.graph.loading.devices import TracingMode
+from planner.graph.loading.fixed_seed import fixed_seed
 from planner.graph.loading.hints import check_hints_used
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import (
@@ -25,10 +26,10 @@ from planner.graph.operator_graph import (
     TensorValue,
 )
 from planner.graph.recording.autocast import AutocastOnMeta
-from planner.graph.recording.draws import fixed_draws
-from planner.graph.recording.flex import FlexOnMeta
+from planner.graph.recording.flex_attention import FlexOnMeta
 from planner.graph.recording.kernels import fused_kernels
-from planner.graph.recording.record import RawOp, Recorder
+from planner.graph.recording.raw_op import RawOp
+from planner.graph.recording.recorder import Recorder
 from planner.graph.recording.recording import ModuleListing, Recording
 from planner.graph.recording.trace_progress import TraceProgress
 from planner.progress import ProgressCallback
@@ -88,7 +89,7 @@ def record_step(
         _paused_collector(),
     ):
         notes = _run_step(model, module, inputs, recorder, progress)
-        recording = _freeze(recorder, module, batch, microbatch_size)
+        recording = freeze(recorder, module, batch, microbatch_size)
     notes = (*model.notes, *built.notes, *notes)
     return replace(recording, model=model.description, dtype=dtype, notes=notes)
 
@@ -107,7 +108,7 @@ def _run_step(
     mode = TracingMode(recorder.data.read)
     autocast, flex = AutocastOnMeta(), FlexOnMeta()
     with (
-        fixed_draws() as has_drawn,
+        fixed_seed() as has_drawn,
         recorder.watching(module),
         saved,
         recorder,
@@ -121,6 +122,7 @@ def _run_step(
         recorder.start_backward()
         with model.running(f"The backward pass of {model.description}"), mode.in_backward():
             torch.autograd.backward(loss)
+        recorder.end_backward()
         drew = has_drawn()
     if watched:
         watched.end_step()
@@ -187,7 +189,8 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int) -> Recording:
+def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int) -> Recording:
+    """Return what a recorder has seen of a module on a batch as immutable data."""
     table = recorder.table
     dtype_names: dict[torch.dtype, str] = {}
     values = []
@@ -204,7 +207,13 @@ def _freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size
             )
         )
     storages = [
-        Storage(id=position, size_bytes=entry.size_bytes, kind=entry.kind, name=entry.name)
+        Storage(
+            id=position,
+            size_bytes=entry.size_bytes,
+            kind=entry.kind,
+            name=entry.name,
+            gradient_of=entry.gradient_of,
+        )
         for position, entry in enumerate(table.storages)
     ]
     return Recording(
@@ -233,6 +242,7 @@ def _freeze_op(position: int, op: RawOp) -> OpNode:
         module=op.module,
         phase=op.phase,
         is_view=op.is_view,
+        is_pointwise=op.is_pointwise,
         inputs=op.inputs,
         outputs=(*op.outputs, *op.renewed),
         arguments=op.arguments,

@@ -32,6 +32,15 @@ PEAK_KEYS = {
 }
 """Keys of matmul peaks by dtype; a device leaves out what it does not support."""
 
+LINK_CONSTANTS = (
+    *("inner_bandwidth_share", "inner_latency_factor"),
+    *("outer_bandwidth_share", "outer_latency_factor"),
+)
+"""What training reaches of the innermost and the outermost links of a cluster, over what the links'
+own numbers say."""
+
+_FULL_SPEED = "full_speed_ranks_per_node"
+
 BITS_PER_BYTE = 8
 
 _LINK_RATE_KEYS = (
@@ -82,11 +91,14 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         ),
         num_sms=reader.count("num_sms"),
         kernel_launch_s=us_to_s(reader.number("kernel_launch_us")),
-        host_dispatch_s=us_to_s(reader.number("host_dispatch_us")),
+        training_fraction=reader.positive("training_fraction_of_sustained", most=1.0),
         efficiency=_read_efficiency(reader),
+        step_time_error=(
+            reader.number("step_time_error", most=1.0) if reader.has("step_time_error") else None
+        ),
         numbers=reader.numbers,
     )
-    reader.finish(optional=PEAK_KEYS)
+    reader.finish(optional=(*PEAK_KEYS, "step_time_error"))
     if device.usable_bytes <= 0:
         raise reader.error("reserve_gib", "leaves nothing of memory_gib")
     return device
@@ -107,22 +119,19 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     """
     path = _find("clusters", name_or_path, base=None)
     reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken |= {"format", "description"}
+    reader.taken |= {"format", "description", "runs"}
     name = reader.text("name")
     device = load_device(reader.text("device"), base=path.parent)
     profile_gpus_per_node = reader.count("gpus_per_node")
-    full_speed = (
-        reader.count("full_speed_ranks_per_node")
-        if reader.has("full_speed_ranks_per_node")
-        else None
-    )
+    full_speed = reader.count(_FULL_SPEED) if reader.has(_FULL_SPEED) else None
     links = tuple(
         _read_link(path, index, table) for index, table in enumerate(reader.tables("links"))
     )
-    step_time_error = (
-        reader.number("step_time_error", most=1.0) if reader.has("step_time_error") else None
-    )
-    numbers = reader.finish(optional=("full_speed_ranks_per_node", "step_time_error"))
+    host = "host_time_factor"
+    host_time_factor = reader.number(host) if reader.has(host) else 1.0
+    in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
+    optional = (_FULL_SPEED, host, *LINK_CONSTANTS)
+    numbers = reader.finish(optional=optional)
     _check_links(path, links)
     wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
     per_node = _resolve_node(gpus, wished, name)
@@ -137,7 +146,9 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
         gpus_per_node=per_node,
         links=links,
         num_gpus=gpus,
-        step_time_error=step_time_error,
+        host_time_factor=host_time_factor,
+        in_training=in_training,
+        step_time_error=device.step_time_error,
         numbers=numbers,
     )
     return cluster if full_speed is None else _share_node(cluster, full_speed)
@@ -249,7 +260,6 @@ def _share_node(cluster: ClusterSpec, full_speed_ranks: int) -> ClusterSpec:
         peak_flop_per_s={dtype: peak * share for dtype, peak in device.peak_flop_per_s.items()},
         memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * share,
         kernel_launch_s=device.kernel_launch_s / share,
-        host_dispatch_s=device.host_dispatch_s / share,
     )
     links = tuple(
         replace(

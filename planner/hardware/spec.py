@@ -80,13 +80,24 @@ class DeviceSpec:
     """Units that work on one tile each: streaming multiprocessors, compute units, cores."""
     kernel_launch_s: float
     """Time that a kernel takes on the device beyond its work."""
-    host_dispatch_s: float
-    """Time that the host takes to issue one op in eager mode; a queue of shorter ops is bound by
-    it."""
+    training_fraction: float = 1.0
+    """Share of the rate of single matmuls that those of a training step keep up; 1 where the
+    efficiency counts it already (``planner.framework.constants.in_place``)."""
+    host_dispatch_s: float = 0.0
+    """Time that the host takes to issue one op; a queue of shorter ops is bound by it. It belongs
+    to the framework that issues them: 0 as a profile is read."""
     efficiency: EfficiencySpec
     """Shares of peak that kernels reach."""
+    step_time_error: float | None = None
+    """Mean error of predicted step times over runs on it whose cluster the constants were not
+    fitted to, as a share; None where there are none."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of every number, by its key in the profile file."""
+
+    @property
+    def pointwise_bytes_per_s(self) -> float:
+        """Memory bandwidth that copies and pointwise kernels reach."""
+        return self.memory_bandwidth_bytes_per_s * self.efficiency.pointwise_bandwidth_fraction
 
     @property
     def usable_bytes(self) -> int:
@@ -131,9 +142,17 @@ class ClusterSpec:
     """Link classes, innermost first; the last joins any number of ranks."""
     num_gpus: int
     """Ranks in all."""
-    step_time_error: float | None
-    """Mean error of predicted step times over measured runs on such hardware, as a share; None
-    where none were measured."""
+    host_time_factor: float = 1.0
+    """Time of its hosts for the code of a framework, over that of the usual hosts; 0 where the
+    host is the device."""
+    in_training: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What training reaches of its links over what single collectives do, by the keys of
+    ``planner.framework.constants``; empty where the links count it already."""
+    step_time_error: float | None = None
+    """That of its device; None where nothing is known of it."""
+    uncalibrated_error: float | None = None
+    """The same over all clusters that were left out of a fit: what to expect of one without
+    runs; None where constants are of the user's own fit."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of the cluster's own numbers."""
 
@@ -155,7 +174,7 @@ def _without_words(value: object) -> object:
         return {
             key: _without_words(part)
             for key, part in value.items()
-            if key not in ("name", "numbers", "step_time_error")
+            if key not in ("name", "numbers", "step_time_error", "uncalibrated_error")
         }
     if isinstance(value, list | tuple):
         return [_without_words(part) for part in value]

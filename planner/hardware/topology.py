@@ -80,3 +80,19 @@ def _ranks_joined(link: LinkSpec, cluster: ClusterSpec, *, degree: int, stride: 
     if link.ranks % stride:
         return 1
     return math.gcd(degree, link.ranks // stride)
+
+
+def link_between(cluster: ClusterSpec, first: int, second: int) -> LinkSpec:
+    """The innermost link that joins two ranks."""
+    for link in cluster.links:
+        if link.ranks is None or first // link.ranks == second // link.ranks:
+            return link
+    return cluster.links[-1]
+
+
+def shares_link(one: CommGroup, other: CommGroup) -> bool:
+    """Whether the slowest link of one group is among those that another's traffic crosses."""
+    crossed = [other.slowest]
+    if other.ranks_per_node > 1:
+        crossed.append(other.inner)
+    return other.num_ranks > 1 and one.slowest in crossed

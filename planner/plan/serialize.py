@@ -12,16 +12,19 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, SolverReport, StagePlan
+from planner.plan.verify import REPORT, verify_plan, verify_proof
 from planner.strategy.mesh import ParallelDegrees
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of plan.json; raised when a reader of the old form would misread the new one."""
+
+_Decoded = TypeVar("_Decoded")
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -37,7 +40,7 @@ _DERIVED: Mapping[type, tuple[str, ...]] = {
 
 _ADDED: Mapping[type, tuple[str, ...]] = {
     Plan: ("activation_checkpointing", "figures"),
-    StagePlan: ("layers",),
+    StagePlan: ("units",),
 }
 """Names that readers meet beside a type's own fields because they need more than the value:
 ``plan_document`` adds them, "figures" (rates on the cluster) is added by the report."""
@@ -82,7 +85,7 @@ def checkpointing_counts(plan: Plan) -> dict[str, int]:
     for stage in plan.stages:
         names = plan.units[stage.first_unit : stage.end_unit]
         for name, policy in zip(names, stage.activation_checkpointing, strict=True):
-            if name not in ("prologue", "epilogue"):
+            if name not in ("prologue", "epilogue", "loss"):
                 counts[policy] = counts.get(policy, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -103,7 +106,7 @@ def plan_document(plan: Plan) -> dict[str, JsonValue]:
     assert isinstance(stage_documents, list)
     for stage, stage_document in zip(plan.stages, stage_documents, strict=True):
         assert isinstance(stage_document, dict)
-        stage_document["layers"] = list(plan.units[stage.first_unit : stage.end_unit])
+        stage_document["units"] = list(plan.units[stage.first_unit : stage.end_unit])
     return document
 
 
@@ -131,12 +134,7 @@ def plan_from_document(document: JsonValue, *, path: str = "plan") -> Plan:
             "activation_checkpointing policies",
             hint="Write the file again with `plan`.",
         ) from error
-    difference = _first_difference(document, again, path)
-    if difference:
-        raise RequestError(
-            f"{difference}, which does not follow from the rest of the file: it was edited",
-            hint="Write the file again with `plan`, with `--fix` for what should differ.",
-        )
+    _check_same(document, again, path)
     return plan
 
 
@@ -145,6 +143,7 @@ def load_plan(path: str | Path) -> Plan:
 
     Raises:
         RequestError: Where there is no such file, or it is not a plan of this version.
+        VerificationError: The plan breaks a rule, or what the file says of its proof does.
     """
     file = Path(path)
     file = file / "plan.json" if file.is_dir() else file
@@ -166,7 +165,21 @@ def load_plan(path: str | Path) -> Plan:
             f"{file} has schema_version {version!r}, this version reads {SCHEMA_VERSION}",
             hint="Write the file again with `plan`.",
         )
-    return plan_from_document(document.get("best"), path=f"{file}: best")
+    plan = plan_from_document(document.get("best"), path=f"{file}: best")
+    cluster = _decode_exactly(ClusterSpec, document.get("cluster"), f"{file}: cluster")
+    solver = _decode_exactly(SolverReport, document.get("solver"), f"{file}: solver")
+    hint = f"Write the file again with `plan`; if it was not edited, {REPORT}"
+    verify_plan(plan, cluster, name=f"{file}: best", hint=hint)
+    verify_proof(solver, plan, name=f"{file}: solver", hint=hint)
+    return plan
+
+
+def _decode_exactly(kind: type[_Decoded], value: JsonValue, path: str) -> _Decoded:
+    """Read a dataclass and make sure that its derived values follow from its fields."""
+    found = _decode(kind, value, path)
+    assert isinstance(found, kind)
+    _check_same(value, encode(found), path)
+    return found
 
 
 def _decode(kind: object, value: JsonValue, path: str) -> object:
@@ -182,6 +195,11 @@ def _decode(kind: object, value: JsonValue, path: str) -> object:
             raise _wrong_type(path, "a list", value)
         (item_kind, _) = get_args(kind)
         return tuple(_decode(item_kind, item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _wrong_type(path, "an object", value)
+        (_, item_kind) = get_args(kind)
+        return {key: _decode(item_kind, item, f"{path}.{key}") for key, item in value.items()}
     assert isinstance(kind, type)
     if is_dataclass(kind):
         return _decode_fields(kind, value, path)
@@ -193,6 +211,8 @@ def _decode_scalar(kind: type, value: JsonValue, path: str) -> object:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float and is_number:
         return float(value)  # type: ignore[arg-type]
+    if issubclass(kind, StrEnum) and value in list(kind):
+        return kind(value)
     if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise _wrong_type(path, kind.__name__, value)
@@ -222,6 +242,16 @@ def _wrong_type(path: str, wanted: str, value: JsonValue) -> RequestError:
         f"{path} must be {wanted}, not {json.dumps(value)[:40]}",
         hint="Write the file again with `plan`.",
     )
+
+
+def _check_same(given: JsonValue, derived: JsonValue, path: str) -> None:
+    """Refuse a document that differs from what its own fields give."""
+    difference = _first_difference(given, derived, path)
+    if difference:
+        raise RequestError(
+            f"{difference}, which does not follow from the rest of the file: it was edited",
+            hint="Write the file again with `plan`, with `--fix` for what should differ.",
+        )
 
 
 def _first_difference(given: JsonValue, derived: JsonValue, path: str) -> str:

@@ -98,12 +98,13 @@ class Plan:
     """Peak memory of each pipeline rank."""
     costs: CostBreakdown
     """Predicted step time by part."""
-    simulated_step_time_s: float
-    """Step time by simulating the schedule's action list with the stages' times."""
     tokens_per_step: int
     """Tokens (samples where the model has no sequence) per optimiser step."""
     flop_per_step: int
     """Model FLOPs of one step, recomputation not counted."""
+    state_form: str = "fsdp"
+    """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
+    the optimiser's states alone ("replicated": estimates of other frameworks)."""
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -134,11 +135,13 @@ class SolverReport:
     """What the solver proved about the best plan."""
 
     status: str
-    """"optimal", or "time limit" where the gap is not closed."""
+    """"optimal", or "work limit" or "time limit" where the gap is not closed."""
     objective_s: float
-    """Step time of the best plan in the ILP."""
+    """Step time of the best plan, by its schedule's action list."""
     bound_s: float
     """No layout of the searched set can be faster than this."""
+    limits: tuple[str, ...] = ()
+    """What the searched set leaves out beyond what the documentation says, in words."""
 
     @property
     def gap(self) -> float:

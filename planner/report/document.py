@@ -13,6 +13,7 @@ from planner.plan.serialize import (
     plan_document,
 )
 from planner.plan.types import Plan, Rejection
+from planner.plan.verify import verify_outcome
 from planner.report.figures import num_layouts, plan_figures, rejections_by_rule
 
 MOST_DETAILS = 20
@@ -24,8 +25,13 @@ def plan_json(record: PlanRecord) -> str:
 
     Wall times and output paths are left out, so that the text depends on the request, the
     model, the profile and the version only.
+
+    Raises:
+        VerificationError: A plan breaks a rule, so that nothing is to be written.
     """
     outcome = record.outcome
+    if record.request.framework is None:
+        verify_outcome(outcome, record.cluster)
     return dump_json(
         {
             "schema_version": SCHEMA_VERSION,

@@ -31,7 +31,6 @@ REPORT_COLUMNS = (
     "reshard_after_forward",
     "sequence_parallel",
     "step_time_s",
-    "simulated_step_time_s",
     "compute_s",
     "recompute_s",
     "exposed_comm_s",
@@ -43,7 +42,7 @@ REPORT_COLUMNS = (
     "tokens_per_s_per_gpu",
     "mfu",
     "peak_memory_bytes",
-    "peak_stage",
+    "peak_pp_rank",
     "capacity_bytes",
     "headroom_bytes",
     "solver_status",
@@ -57,7 +56,7 @@ _INTEGER_COLUMNS = (
     "num_microbatches",
     "microbatch_size",
     "peak_memory_bytes",
-    "peak_stage",
+    "peak_pp_rank",
     "capacity_bytes",
     "headroom_bytes",
 )
@@ -101,13 +100,13 @@ def report_frame(record: PlanRecord) -> pd.DataFrame:
 def memory_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate peak memory by candidate, pipeline rank and component: memory.csv.
 
-    ``candidate`` is the rank of the layout in report.csv; the column ``stage`` is the pipeline
-    rank, which holds several stages under an interleaved schedule.
+    ``candidate`` is the rank of the layout in report.csv; a pipeline rank (``pp_rank``) holds
+    several stages under an interleaved schedule.
     """
     rows = [
         {
             "candidate": rank,
-            "stage": pp_rank,
+            "pp_rank": pp_rank,
             "component": field.name.removesuffix("_bytes"),
             "bytes": getattr(memory, field.name),
         }
@@ -115,13 +114,22 @@ def memory_frame(record: PlanRecord) -> pd.DataFrame:
         for pp_rank, memory in enumerate(plan.memory_by_rank)
         for field in fields(MemoryBreakdown)
     ]
-    return pd.DataFrame(rows, columns=["candidate", "stage", "component", "bytes"])
+    return pd.DataFrame(rows, columns=["candidate", "pp_rank", "component", "bytes"])
 
 
 def ops_frame(record: PlanRecord) -> pd.DataFrame:
     """Tabulate the ops of the recommended plan: ops.csv."""
     columns = [field.name for field in fields(OpRow)]
     return pd.DataFrame([asdict(row) for row in record.op_rows], columns=columns)
+
+
+def table_files(record: PlanRecord) -> dict[str, str]:
+    """Write the three tables that stand beside the script, as text by file name."""
+    return {
+        "report.csv": csv_text(report_frame(record)),
+        "memory.csv": csv_text(memory_frame(record)),
+        "ops.csv": csv_text(ops_frame(record)),
+    }
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -165,13 +173,12 @@ def _plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "reshard_after_forward": plan.reshard_after_forward,
         "sequence_parallel": plan.sequence_parallel,
         "step_time_s": figures.step_time_s,
-        "simulated_step_time_s": plan.simulated_step_time_s,
         **asdict(plan.costs),
         "exposed_comm_s": exposed_comm_s(plan.costs),
         "tokens_per_s_per_gpu": figures.tokens_per_s_per_gpu,
         "mfu": figures.mfu,
         "peak_memory_bytes": figures.peak_memory_bytes,
-        "peak_stage": figures.peak_rank,
+        "peak_pp_rank": figures.peak_rank,
         "capacity_bytes": figures.capacity_bytes,
         "headroom_bytes": figures.headroom_bytes,
     }

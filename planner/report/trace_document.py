@@ -2,8 +2,10 @@
 
 from importlib.metadata import version
 
-from planner.graph.analysis.patterns import BlockKind, unit_kinds
+from planner.graph.analysis.causal import phase_masked_flop
+from planner.graph.analysis.patterns import BlockKind, block_pattern, unit_kinds
 from planner.graph.analysis.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
+from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.operator_graph import CutPoint, ModuleOutput, OperatorGraph, Phase
 from planner.plan.serialize import JsonValue, dump_json
 
@@ -18,8 +20,7 @@ def trace_json(graph: OperatorGraph) -> str:
     hide of it stands beside it. ``blocks`` has the sizes of one block of each kind and their
     number; with ``outside`` (prologue, epilogue) they make up the whole.
     """
-    kinds = {kind.letter: kind for kind in unit_kinds(graph)}
-    letters = {kind.letter for kind in graph.block_kinds}
+    kinds = unit_kinds(graph)
     num_forward = sum(op.phase is Phase.FORWARD for op in graph.nodes)
     return dump_json(
         {
@@ -33,8 +34,8 @@ def trace_json(graph: OperatorGraph) -> str:
             "trainable_parameters": graph.num_trainable_parameters,
             "forward_flop": graph.forward_flop,
             "backward_flop": graph.backward_flop,
-            "forward_masked_flop": graph.forward_masked_flop,
-            "backward_masked_flop": graph.backward_masked_flop,
+            "forward_masked_flop": phase_masked_flop(graph, Phase.FORWARD),
+            "backward_masked_flop": phase_masked_flop(graph, Phase.BACKWARD),
             "saved_bytes": graph.saved_bytes,
             "recomputation": {
                 way: {
@@ -46,16 +47,16 @@ def trace_json(graph: OperatorGraph) -> str:
             "ops": len(graph.nodes),
             "forward_ops": num_forward,
             "backward_ops": len(graph.nodes) - num_forward,
-            "block_pattern": str(graph.block_pattern),
-            "blocks": [_kind(kind) for kind in kinds.values() if kind.letter in letters],
-            "outside": [_kind(kind) for kind in kinds.values() if kind.letter not in letters],
+            "block_pattern": str(block_pattern(graph)),
+            "blocks": [_kind(kind) for kind in kinds if kind.is_block],
+            "outside": [_kind(kind) for kind in kinds if not kind.is_block],
             "cuts": [_cut(graph, cut) for cut in graph.cuts],
             "refused_cuts": [
                 {"after": graph.units[refused.after_unit].name, "reason": refused.reason}
                 for refused in graph.refused_cuts
             ],
             "no_cut_reason": graph.no_cut_reason,
-            "warnings": list(graph.warnings),
+            "warnings": list(trace_warnings(graph)),
         }
     )
 

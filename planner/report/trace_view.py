@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from planner.graph.analysis.causal import phase_masked_flop
 from planner.graph.analysis.patterns import (
     BlockKind,
+    block_kinds,
     saved_bytes_by_unit,
     unit_kinds,
     unit_letters,
@@ -27,8 +29,13 @@ MOST_CUTS = 12
 MOST_CARRIED = 2
 """Tensors beside the stream that are named without -v."""
 
-MASKED_NOTE = "masked: hidden by causal masks; counted, though fused kernels need not run it"
-"""What the column "masked" holds."""
+MASKED_HEAD = "masked"
+"""Head of the column of FLOPs under causal masks; it is there where a model has some."""
+
+MASKED_NOTE = (
+    f"{MASKED_HEAD}: hidden by causal masks; counted, though fused kernels need not run it"
+)
+"""What that column holds."""
 
 
 def work_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
@@ -40,16 +47,16 @@ def work_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     ]
     if (parts := _num_parts(graph)) > 1:
         columns.append((_per_part(graph), *(format_flop(flop / parts) for flop in flops)))
-    if graph.forward_masked_flop:
-        masked = (graph.forward_masked_flop, graph.backward_masked_flop)
+    masked = [phase_masked_flop(graph, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    if any(masked):
         shares = (hidden / flop for hidden, flop in zip(masked, flops, strict=True))
-        columns.append(("masked", *(f"{share:.1%}" for share in shares)))
+        columns.append((MASKED_HEAD, *(f"{share:.1%}" for share in shares)))
     return tuple(zip(*columns, strict=True))
 
 
 def kept_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     """Bytes kept for backward by recomputation of the blocks; the first row is the head."""
-    ways = RECOMPUTATIONS if graph.block_kinds else ("none",)
+    ways = RECOMPUTATIONS if block_kinds(graph) else ("none",)
     kept = [retained_bytes(graph, way) for way in ways]
     columns: list[tuple[str, ...]] = [
         ("recompute", *ways),
@@ -72,11 +79,10 @@ def op_words(graph: OperatorGraph) -> str:
 
 def kind_rows(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     """Sizes of one unit of each kind, columns as in ``KIND_HEAD``."""
-    letters = {kind.letter for kind in graph.block_kinds}
     return tuple(
         (
             kind.letter,
-            *((str(kind.count), kind.first) if kind.letter in letters else ("", "")),
+            *((str(kind.count), kind.first) if kind.is_block else ("", "")),
             *_sizes(kind),
         )
         for kind in unit_kinds(graph)

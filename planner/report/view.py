@@ -118,7 +118,7 @@ def headline(record: PlanRecord) -> tuple[str, ...]:
     plan = record.outcome.best
     figures = plan_figures(plan, record.cluster)
     error = record.cluster.step_time_error
-    expected = "" if error is None else f" +-{error:.0%}"
+    expected = " (not calibrated)" if error is None else f" +-{error:.0%}"
     facts = [
         f"step {format_s(figures.step_time_s)}{expected}",
         f"{format_count(figures.tokens_per_s_per_gpu)} {record.model.token_word}/s/GPU",
@@ -130,12 +130,17 @@ def headline(record: PlanRecord) -> tuple[str, ...]:
 
 def error_words(cluster: ClusterSpec) -> str:
     """Say how far step times were off where runs on such hardware were measured."""
-    if cluster.step_time_error is None:
-        return "Error of the step time: not known, no runs on such devices were measured"
-    return (
-        f"Error of the step time: {cluster.step_time_error:.0%} on average over measured runs on "
-        "such devices"
-    )
+    if cluster.step_time_error is not None:
+        return (
+            f"Error of the step time: {cluster.step_time_error:.0%} on average over measured runs "
+            "on such devices"
+        )
+    if cluster.uncalibrated_error is not None:
+        return (
+            "Error of the step time: not calibrated, no runs on such devices were measured; on "
+            f"clusters left out of the fit it is {cluster.uncalibrated_error:.0%} on average"
+        )
+    return "Error of the step time: not known with constants of your own"
 
 
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:

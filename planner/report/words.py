@@ -115,9 +115,14 @@ def solver_words(solver: SolverReport) -> str:
         )
     return (
         f"{solver.status}: found {format_s(solver.objective_s)}, proved that nothing is faster "
-        f"than {format_s(solver.bound_s)} (gap {solver.gap:.2%}); a longer --time-limit may "
+        f"than {format_s(solver.bound_s)} (gap {solver.gap:.2%}); a --time-limit of minutes may "
         "find better"
     )
+
+
+def searched_words(solver: SolverReport) -> str:
+    """Say what the searched set leaves out, "" where it is all that the documentation says."""
+    return f"Searched: {'; '.join(solver.limits)}" if solver.limits else ""
 
 
 def unit_words(units: tuple[str, ...]) -> str:
@@ -136,7 +141,7 @@ def policy_words(policies: tuple[str, ...], units: tuple[str, ...]) -> str:
     """Name the activation checkpointing of a stage's blocks: "full x 12, none x 4"."""
     counts: dict[str, int] = {}
     for name, policy in zip(units, policies, strict=True):
-        if name not in ("prologue", "epilogue"):
+        if name not in ("prologue", "epilogue", "loss"):
             counts[policy] = counts.get(policy, 0) + 1
     if len(counts) <= 1:
         return next(iter(counts), "none")
@@ -153,8 +158,11 @@ def _data_words(plan: Plan) -> str:
     )
     if degrees.dp == 1:
         return batch
-    if degrees.dp_shard == 1:
-        return f"{batch}; every rank keeps a whole copy of its parameters"
+    if degrees.dp_shard == 1 or plan.state_form == "replicated":
+        whole = f"{batch}; every rank keeps a whole copy of its parameters"
+        if degrees.dp_shard == 1:
+            return whole
+        return f"{whole}, {degrees.dp_shard} share the optimiser's states (ZeRO-1)"
     zero = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
     gathered = (
         "gathered again for backward" if plan.reshard_after_forward else "gathered once a step"

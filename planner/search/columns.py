@@ -9,10 +9,12 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.cost.stage_table import StageTable
+from planner.cost.pipeline import pipeline_s
+from planner.cost.stage_costs import StageCosts
 from planner.graph.analysis.retained import RECOMPUTATIONS
+from planner.strategy.configuration import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +41,47 @@ class Column:
     """One past the last unit."""
     mix: Mix
     """Recomputation."""
-    microbatch_s: float
-    """Time of one microbatch."""
+    forward_s: float
+    """Forward of one microbatch, collectives and half of the transfers included."""
+    backward_s: float
+    """Backward of one microbatch, with recomputation and the other half."""
     step_s: float
     """Exposed traffic and optimiser, once per step."""
     static_bytes: float
     """Parameters, gradients, optimiser states and buffers while backward runs."""
     reduction_bytes: float
     """All that the stage holds when gradients are reduced after backward."""
+    shared_bytes: int
+    """What its units keep together beside ``mix.kept_bytes``, per microbatch."""
+
+    @property
+    def microbatch_s(self) -> float:
+        """One microbatch, forward and backward."""
+        return self.forward_s + self.backward_s
+
+    def placed(self, first: int) -> "Column":
+        """The same column where an alike run starts at another unit."""
+        return replace(self, first=first, end=first + self.end - self.first)
+
+
+def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
+    """Step time of a choice of columns: the action list, then the dearest rank's end."""
+    pp = configuration.degrees.pp
+    once_s = max(sum(column.step_s for column in columns[rank::pp]) for rank in range(pp))
+    return once_s + pipeline_s(
+        configuration.schedule,
+        pp=pp,
+        num_microbatches=configuration.num_microbatches,
+        forward_s=[column.forward_s for column in columns],
+        backward_s=[column.backward_s for column in columns],
+    )
 
 
 class ColumnMaker:
     """Makes the columns of one configuration."""
 
     def __init__(
-        self, table: StageTable, *, kinds: Sequence[str], known_fronts: "FrontCache"
+        self, table: StageCosts, *, kinds: Sequence[str], known_fronts: "FrontCache"
     ) -> None:
         """Keep the table.
 
@@ -63,13 +91,14 @@ class ColumnMaker:
             known_fronts: Choices found before for the same priced units; new ones are added.
         """
         self.table = table
-        self._kinds = tuple(kinds)
+        self.kinds = tuple(kinds)
+        """Recomputations to choose from."""
         self._last = len(table.units) - 1
         self._fronts = known_fronts
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
-        fixed = [self._fixed_mix(first, end, kind) for kind in self._kinds]
+        fixed = [self._fixed_mix(first, end, kind) for kind in self.kinds]
         fixed.sort(key=lambda mix: (mix.recompute_s, mix.kept_bytes))
         kept: list[Mix] = []
         for mix in fixed:
@@ -80,6 +109,11 @@ class ColumnMaker:
                 kept.append(mix)
         return kept
 
+    def leanest(self, first: int, end: int) -> Mix:
+        """The recomputation of a run that keeps the least, one kind for all blocks."""
+        uniform = [self._fixed_mix(first, end, kind) for kind in self.kinds]
+        return min(uniform, key=lambda mix: (mix.kept_bytes + mix.temporary_bytes, mix.recompute_s))
+
     def cheapest(
         self, first: int, end: int, *, in_flight: int, capacity_bytes: float
     ) -> Mix | None:
@@ -89,10 +123,10 @@ class ColumnMaker:
             return None
         room = capacity_bytes - memory.static_bytes(first, end)
         shared = in_flight * memory.shared_bytes(first, end)
-        fastest = self._fixed_mix(first, end, self._kinds[0])
+        fastest = self._fixed_mix(first, end, self.kinds[0])
         if in_flight * fastest.kept_bytes + shared + fastest.temporary_bytes <= room:
             return fastest
-        if len(self._kinds) == 1:
+        if len(self.kinds) == 1:
             return None
         kept, highest, released = self._ends(first, end)
         for point in self._front(first, end):
@@ -118,17 +152,19 @@ class ColumnMaker:
         released = units[self._last].activation_bytes["none"] if end == self._last + 1 else 0
         return kept, highest, released
 
-    def column(self, first: int, end: int, mix: Mix) -> Column:
-        """Price a run with its recomputation chosen."""
-        seconds = self.table.seconds_with(first, end, mix.recompute_s)
+    def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
+        """Price a run with its recomputation chosen, as some stage."""
+        seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
         return Column(
             first=first,
             end=end,
             mix=mix,
-            microbatch_s=seconds.microbatch_s,
+            forward_s=seconds.forward_s,
+            backward_s=seconds.backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
             static_bytes=self.table.memory.static_bytes(first, end),
             reduction_bytes=self.table.memory.reduction_bytes(first, end),
+            shared_bytes=self.table.memory.shared_bytes(first, end),
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
@@ -187,8 +223,8 @@ class ColumnMaker:
                 ((none, selective, full),),
             )
             for none, selective, full in _counts(number)
-            if not (selective and "selective" not in self._kinds)
-            and not (full and "full" not in self._kinds)
+            if not (selective and "selective" not in self.kinds)
+            and not (full and "full" not in self.kinds)
         ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:

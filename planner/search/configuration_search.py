@@ -1,20 +1,20 @@
-"""One configuration: bounds, a good partition, and the columns that can be optimal."""
+"""One configuration: what its stages can be, a bound on its step, and its part of the ILP."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import astuple, dataclass
+from itertools import accumulate
 
-from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.stage_memory import HeldStage
-from planner.cost.stage_table import StageTable
-from planner.search.columns import Column, ColumnMaker
+from planner.cost.stage_costs import Links, StageCosts
+from planner.search.bounds import bounding_paths, least_s
+from planner.search.columns import Column, ColumnMaker, step_time_s
 from planner.search.model_pricing import PricedModel
-from planner.search.stage_ilp import StageProblem, objective_s, pace_factor
+from planner.search.stage_ilp import StageProblem
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight
 
-_BISECTION_STEPS = 24
-"""Halvings of the interval that holds the best bottleneck: 2**-24 relative."""
+REACH_UNITS = 1
+"""Units by which the length of a stage on a shared rank may differ from its even share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,285 +24,326 @@ class Partition:
     columns: tuple[Column, ...]
     """One per stage."""
     objective_s: float
-    """Step time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastMemory:
-    """What the fullest rank of a configuration needs at the least."""
-
-    memory: MemoryBreakdown
-    """By component."""
-    rank: int
-    """Pipeline rank."""
-    kinds: tuple[str, ...]
-    """Recomputation of its units."""
-
-    @property
-    def kinds_words(self) -> str:
-        """The recomputation in words."""
-        kinds = {kind for kind in self.kinds if kind != "none"}
-        return f"{'/'.join(sorted(kinds))} recomputation" if kinds else "no recomputation"
+    """Step time by the action list."""
 
 
 class ConfigurationSearch:
-    """Bounds and columns of one configuration under one choice of layouts.
-
-    A run of units that is part of a feasible run is feasible and no slower, so that filling
-    stages as far as they go decides whether a bottleneck can be met.
-    """
+    """Runs of units, columns and bounds of one configuration under one choice of layouts."""
 
     def __init__(
         self,
         configuration: Configuration,
         priced: PricedModel,
-        table: StageTable,
+        table: StageCosts,
         maker: ColumnMaker,
     ) -> None:
         """Keep the configuration with its prices."""
         self.configuration = configuration
         self.priced = priced
         self.table = table
-        self._maker = maker
-        device = table.device
-        self.room_bytes = float(device.memory_bytes - device.reserve_bytes)
-        self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), len(table.units)]
-        self._columns: dict[tuple[int, int, int], Column | None] = {}
-        self._shared_columns: dict[tuple[int, int], list[Column]] = {}
-        end = len(table.units)
-        whole = table.seconds_with(0, end, 0.0)
-        pp = configuration.degrees.pp
-        self._passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
-        self._once_s = (whole.optimizer_s + whole.step_comm_s) / pp
-        self._even_s = self._passing_s / configuration.num_stages
-        self._unit_s = max(self._least_s(unit, unit + 1) for unit in range(end))
-        self.bound_s = self._bound_s(self._passing_s / configuration.degrees.pp)
-        """Lower bound: perfect balance, no recomputation, nothing exposed."""
+        self.maker = maker
+        self.room_bytes = float(table.device.memory_bytes - table.memory.reserve_bytes)
+        self.num_units = len(table.units)
+        self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
+        """Where a stage may begin or end."""
+        self._columns: dict[tuple[int, Links, int, int], Column | None] = {}
+        self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
+        whole = table.seconds_with(0, self.num_units, 0.0)
+        passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
+        self.forward_s = table.total("forward", 0, self.num_units)
+        self.forward_s += table.total("tp_forward", 0, self.num_units)
+        self.backward_s = passing_s - self.forward_s
+        """One microbatch through all stages, nothing recomputed or sent between stages."""
+        ends_s = table.framework.step_s / configuration.virtual_stages
+        self.once_s = (whole.step_s - ends_s) / configuration.degrees.pp + table.framework.step_s
+        """Once per step on the rank that has most to do, at the least."""
+        self.even_s = self.least_s(0, self.num_units) / configuration.num_stages
+        """Even share of a stage."""
+        self.unit_s = max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
+        """The longest unit."""
+        self.bound_s = self.once_s + least_s(
+            configuration, forward_s=self.forward_s, backward_s=self.backward_s
+        )
+        """No choice of stages is faster. Sharpened as the search goes on."""
+        self.alike_from = self._alike_from()
+        """First unit from which on runs of one length are alike wherever they lie before the last
+        unit; None where they are not."""
+        self._least_kept = list(
+            accumulate(
+                (
+                    min(unit.activation_bytes[kind] for kind in maker.kinds)
+                    if 0 < index < self.num_units - 1
+                    else 0
+                    for index, unit in enumerate(table.units)
+                ),
+                initial=0,
+            )
+        )
 
     @property
-    def counts_suffice(self) -> bool:
-        """Whether all blocks are alike and every cut between units is legal.
+    def shares_ranks(self) -> bool:
+        """Whether a rank holds several stages."""
+        return self.configuration.virtual_stages > 1
 
-        Then the length of a stage says all about it, except at the ends of the model.
+    def least_s(self, first: int, end: int) -> float:
+        """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
+        return self.table.total("compute", first, end) + self.table.total("tp", first, end)
+
+    def _alike_from(self) -> int | None:
+        """Find it: unit 1, or unit 2 where the first block differs (nothing hides behind it).
+
+        A weight that inner units share, or an activation that only some of them keep, tells one
+        run from another, and so does a cut that sends more than others.
         """
-        blocks = {unit.structure for unit in self.table.units[1:-1]}
-        sent = {cut.crossing_bytes for cut in self.priced.graph.cuts}
-        every_cut = len(self.positions) == len(self.table.units) + 1
-        return len(blocks) == 1 and len(sent) == 1 and every_cut
+        model = self.priced.model
+        blocks = self.table.units[1:-1]
+        if (
+            len(self.positions) < self.num_units + 1
+            or len({unit.structure for unit in blocks}) != 1
+            or len(set(model.entering_bytes[1:])) != 1
+        ):
+            return None
+        inner = range(1, self.num_units - 1)
+        start = 1 if len(blocks) == 1 or self._is_like(1, 2) else 2
+        if any(unit in inner for tied in model.tied for unit in tied.units) or any(
+            sum(unit in held for unit in inner[start - 1 :]) not in (0, len(inner) + 1 - start)
+            for each in model.shared
+            for held in (each.units, each.owners)
+        ):
+            return None
+        return start
 
-    def _bound_s(self, pace_s: float) -> float:
-        configuration = self.configuration
-        return (
-            self._passing_s / configuration.virtual_stages
-            + pace_factor(configuration) * pace_s
-            + self._once_s
-        )
+    def _is_like(self, one: int, other: int) -> bool:
+        """Whether two units cost the same under any recomputation."""
+        table = self.table
+        pairs = [
+            (table.recompute_s(one, kind), table.recompute_s(other, kind))
+            for kind in self.maker.kinds
+        ]
+        first = table.seconds_with(one, one + 1, 0.0)
+        second = table.seconds_with(other, other + 1, 0.0)
+        pairs += zip(astuple(first), astuple(second), strict=True)
+        # Prices are differences of sums, which differ in their last digits.
+        return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-15) for a, b in pairs)
 
-    def _in_flight(self, stage: int) -> int:
-        """Microbatches that a stage on a rank of its own holds at the peak."""
+    def _representative(self, first: int, end: int) -> tuple[int, int]:
+        """The run that stands for all alike ones."""
+        start = self.alike_from
+        if start is not None and first >= start and end < self.num_units:
+            return start, start + end - first
+        return first, end
+
+    def in_flight(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Microbatches that a rank holds of each of its stages at its fullest moments."""
         configuration = self.configuration
-        ((number,),) = in_flight(
+        return in_flight(
             configuration.schedule,
             pp=configuration.degrees.pp,
-            virtual_stages=1,
+            virtual_stages=configuration.virtual_stages,
             num_microbatches=configuration.num_microbatches,
-            rank=stage,
+            rank=rank,
         )
-        return number
 
-    def _column(self, stage: int, first: int, end: int) -> Column | None:
-        """The cheapest column of a stage that has its rank for itself, None where none fits."""
-        number = self._in_flight(stage)
-        key = (number, first, end)
+    def column(self, stage: int, first: int, end: int) -> Column | None:
+        """The fastest column of a stage that has its rank for itself, None where none fits."""
+        ((number,),) = self.in_flight(stage)
+        start, stop = self._representative(first, end)
+        key = (number, self.table.links(stage), start, stop)
         if key not in self._columns:
-            mix = self._maker.cheapest(first, end, in_flight=number, capacity_bytes=self.room_bytes)
-            self._columns[key] = None if mix is None else self._maker.column(first, end, mix)
-        return self._columns[key]
+            mix = self.maker.cheapest(start, stop, in_flight=number, capacity_bytes=self.room_bytes)
+            self._columns[key] = None if mix is None else self.maker.column(stage, start, stop, mix)
+        found = self._columns[key]
+        return found if found is None or start == first else found.placed(first)
 
-    # -- one stage per rank: bottleneck by bisection ----------------------------------------------
+    def columns(self, stage: int, first: int, end: int) -> list[Column]:
+        """All columns of a run: the fastest that fits, or those that a shared rank chooses from."""
+        if not self.shares_ranks:
+            column = self.column(stage, first, end)
+            return [] if column is None else [column]
+        if abs(self.least_s(first, end) - self.even_s) > REACH_UNITS * self.unit_s:
+            return []
+        start, stop = self._representative(first, end)
+        place = (self.table.links(stage), start, stop)
+        if place not in self._shared_columns:
+            self._shared_columns[place] = [
+                self.maker.column(stage, start, stop, mix)
+                for mix in self.maker.uniform_mixes(start, stop)
+            ]
+        found = self._shared_columns[place]
+        return found if start == first else [column.placed(first) for column in found]
 
-    def best_partition(self) -> Partition | None:
-        """A partition with the least bottleneck, and a proven bound on it in ``bound_s``.
+    def exceeds_memory(self, stage: int, first: int, end: int) -> bool:
+        """Whether no run that begins at ``first`` and ends at ``end`` or later fits a rank.
 
-        Returns:
-            None where the model does not fit, however it is cut.
+        Parameters and activations grow with the run. Receive buffers do not (they end with the
+        model), and are left out.
         """
-        found = self._fill(float("inf"))
-        if found is None:
-            return None
-        low = self._passing_s / self.configuration.degrees.pp
-        high = max(column.microbatch_s for column in found)
-        best = self._partition(found)
-        for _ in range(_BISECTION_STEPS if self.configuration.degrees.pp > 1 else 0):
-            middle = (low + high) / 2
-            columns = self._fill(middle)
-            if columns is None:
-                low = middle
-                continue
-            high = min(middle, max(column.microbatch_s for column in columns))
-            best = min(best, self._partition(columns), key=lambda p: p.objective_s)
-            if high - low <= 1e-6 * high:
-                break
-        if self.configuration.degrees.pp == 1:
-            self.bound_s = best.objective_s
-        else:
-            self.bound_s = max(self.bound_s, min(best.objective_s, self._bound_s(low)))
-        return best
+        memory = self.table.memory
+        held = memory.static_bytes(first, end) - memory.receive_bytes(first, end)
+        least = min(min(counts) for counts in self.in_flight(stage % self.configuration.degrees.pp))
+        kept = self._least_kept[end] - self._least_kept[first]
+        return held + least * kept > self.room_bytes
 
-    def _partition(self, columns: Sequence[Column]) -> Partition:
-        return Partition(
-            columns=tuple(columns), objective_s=objective_s(self.configuration, columns)
+    def fits(self, rank: int, held: Sequence[Column]) -> bool:
+        """Whether a rank can hold some stages: the two moments of ``StageMemory.peak``."""
+        if sum(column.reduction_bytes for column in held) > self.room_bytes:
+            return False
+        transient = max(column.mix.temporary_bytes for column in held)
+        return all(
+            transient
+            + sum(
+                column.static_bytes + number * (column.mix.kept_bytes + column.shared_bytes)
+                for column, number in zip(held, counts, strict=True)
+            )
+            <= self.room_bytes
+            for counts in self.in_flight(rank)
         )
 
-    def _fill(self, pace_s: float) -> list[Column] | None:
-        """Fill stages from the front as far as the pace and the memory allow."""
-        columns: list[Column] = []
-        place = 0
-        num_stages = self.configuration.num_stages
-        for stage in range(num_stages):
-            farthest = len(self.positions) - 1 - (num_stages - 1 - stage)
-            end = self._farthest(stage, place, farthest, pace_s)
-            if end is None:
-                return None
-            column = self._column(stage, self.positions[place], self.positions[end])
-            assert column is not None
-            columns.append(column)
-            place = end
-        return columns if place == len(self.positions) - 1 else None
+    def fits_somehow(self) -> bool:
+        """Whether some cut fits, however slow, with one stage per rank."""
+        reached = {0}
+        for stage in range(self.configuration.num_stages):
+            reached = {
+                end
+                for first in reached
+                for end in self.ends(stage, first, float("inf"))
+                if self.column(stage, first, end) is not None
+            }
+        return self.num_units in reached
 
-    def _farthest(self, stage: int, place: int, limit: int, pace_s: float) -> int | None:
-        """Last position at which a stage that starts at ``place`` may end."""
-        low, high = place, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._meets(stage, place, middle, pace_s):
-                low = middle
-            else:
-                high = middle - 1
-        return low if low > place else None
+    # -- the ILP's part ---------------------------------------------------------------------------
 
-    def _meets(self, stage: int, start: int, end: int, pace_s: float) -> bool:
-        column = self._column(stage, self.positions[start], self.positions[end])
-        return column is not None and column.microbatch_s <= pace_s
-
-    # -- columns ----------------------------------------------------------------------------------
-
-    def problem(self, incumbent_s: float) -> StageProblem | None:
-        """The columns that can be part of a step no slower than the incumbent.
+    def problem(self, limit_s: float) -> StageProblem | None:
+        """The columns that can be part of a step no slower than the limit.
 
         Returns:
             None where no such step exists.
         """
-        slowest_s = self._slowest_s(incumbent_s)
-        alone = self.configuration.virtual_stages == 1
-        counted = self.counts_suffice
-        stages: list[list[Column]] = []
-        reached = {0}
-        for stage in range(self.configuration.num_stages):
-            runs = self._lengths(stage) if counted else self._runs(stage, reached, slowest_s)
-            columns = [
-                column
-                for first, end in runs
-                for column in self._columns_of(stage, first, end, alone=alone)
-                if column.microbatch_s <= slowest_s
-            ]
-            reached = {column.end for column in columns}
-            stages.append(columns)
+        counted = self.shares_ranks and self.alike_from == 1
+        runs = self._lengths if counted else self._runs
+        stages = [
+            [column for first, end in runs_of_stage for column in self.columns(s, first, end)]
+            for s, runs_of_stage in enumerate(runs(limit_s))
+        ]
+        stages = [
+            [column for column in columns if self._may_be_in(stage, column, limit_s)]
+            for stage, columns in enumerate(stages)
+        ]
         if not counted:
-            stages = _joined(stages, len(self.table.units))
+            stages = _joined(stages, self.num_units)
         if not all(stages):
             return None
-        shared = self.table.memory.shared_bytes(0, len(self.table.units))
         return StageProblem(
             configuration=self.configuration,
             columns=tuple(tuple(columns) for columns in stages),
-            room_bytes=None if alone else self.room_bytes,
-            shared_bytes=float(shared),
-            num_units=len(self.table.units) if counted else None,
+            room_bytes=self.room_bytes if self.shares_ranks else None,
+            num_units=self.num_units if counted else None,
         )
 
-    def _slowest_s(self, incumbent_s: float) -> float:
-        """Longest time per microbatch of a stage in a step no slower than the incumbent."""
-        factor = pace_factor(self.configuration)
-        if factor == 0:
-            return float("inf")
-        passing_s = self._passing_s / self.configuration.virtual_stages
-        return (incumbent_s - passing_s - self._once_s) / factor * (1 + 1e-9)
+    def _may_be_in(self, stage: int, column: Column, limit_s: float) -> bool:
+        """Whether a column can be part of a step no slower than the limit.
 
-    def _runs(self, stage: int, reached: set[int], slowest_s: float) -> Iterator[tuple[int, int]]:
-        """Runs of units that a stage may hold in a step whose slowest stage takes ``slowest_s``.
+        Along each path the column takes its own time and all other units their least: in the
+        stage where these count least, which may be any.
+        """
+        if limit_s == float("inf"):
+            return True
+        others = self.num_units - (column.end - column.first)
+        forward_s = self.forward_s - self.least_forward_s(column.first, column.end)
+        backward_s = self.backward_s - self._backward_s(column.first, column.end)
+        return all(
+            path.forwards[stage] * column.forward_s
+            + path.backwards[stage] * column.backward_s
+            + (min(path.forwards) * max(0.0, forward_s) if others else 0.0)
+            + (min(path.backwards) * max(0.0, backward_s) if others else 0.0)
+            + self.once_s
+            <= limit_s * (1 + 1e-9)
+            for path in bounding_paths(self.configuration)
+        )
+
+    def least_forward_s(self, first: int, end: int) -> float:
+        """The forward part of ``least_s``."""
+        return self.table.total("forward", first, end) + self.table.total("tp_forward", first, end)
+
+    def _backward_s(self, first: int, end: int) -> float:
+        return self.least_s(first, end) - self.least_forward_s(first, end)
+
+    def slowest_s(self, limit_s: float) -> float:
+        """Longest time per microbatch of a stage in a step no slower than the limit."""
+        return (limit_s - self.once_s) / self.configuration.num_microbatches * (1 + 1e-9)
+
+    def _runs(self, limit_s: float) -> Iterator[list[tuple[int, int]]]:
+        """Runs of each stage that may be part of a step no slower than the limit.
 
         They start where the stage before may end, leave every later stage at least one unit,
         and leave no more than the later stages can take.
         """
+        num_stages, pp = self.configuration.num_stages, self.configuration.degrees.pp
+        slowest_s = self.slowest_s(limit_s)
+        reached = {0}
+        for stage in range(num_stages):
+            later = num_stages - 1 - stage
+            rest_s = slowest_s * (pp if self.shares_ranks else later)
+            runs = [
+                (first, end)
+                for first in sorted(reached)
+                for end in self.ends(stage, first, slowest_s)
+                if later == 0 or self.least_s(end, self.num_units) <= rest_s
+            ]
+            yield runs
+            reached = {end for _, end in runs}
+
+    def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
+        """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
         limit = self.positions[len(self.positions) - 1 - later]
-        last = self.positions[-1]
-        for first in sorted(reached):
-            for end in self.positions:
-                if not first < end <= limit or (later == 0 and end != last):
-                    continue
-                if self._least_s(first, end) > slowest_s:
-                    break
-                if later == 0 or self._least_s(end, last) <= later * slowest_s:
-                    yield first, end
+        for end in self.positions:
+            if end <= first:
+                continue
+            if end > limit or self.least_s(first, end) > slowest_s:
+                break
+            if self.exceeds_memory(stage, first, end):
+                break
+            if later or end == self.num_units:
+                yield end
 
-    def _lengths(self, stage: int) -> Iterator[tuple[int, int]]:
-        """One run for each length of a stage, where blocks are alike; it stands for all."""
-        units, num_stages = len(self.table.units), self.configuration.num_stages
+    def _lengths(self, limit_s: float) -> Iterator[list[tuple[int, int]]]:
+        """One run for each length of a stage, where inner runs are alike; it stands for all."""
+        units, num_stages = self.num_units, self.configuration.num_stages
+        slowest_s = self.slowest_s(limit_s)
         longest = units - (num_stages - 1)
-        if num_stages == 1:
-            yield 0, units
-        elif stage == 0:
-            yield from ((0, length) for length in range(1, longest + 1))
-        elif stage == num_stages - 1:
-            yield from ((units - length, units) for length in range(1, longest + 1))
-        else:
-            yield from ((1, 1 + length) for length in range(1, min(longest, units - 2) + 1))
+        for stage in range(num_stages):
+            if stage == 0:
+                yield [(0, end) for end in self.ends(0, 0, slowest_s)]
+            elif stage == num_stages - 1:
+                yield [(units - length, units) for length in range(1, longest + 1)]
+            else:
+                yield [
+                    (1, end)
+                    for end in self.ends(stage, 1, slowest_s)
+                    if end - 1 <= longest and end < units
+                ]
 
-    def _least_s(self, first: int, end: int) -> float:
-        """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
-        return self.table.total("compute", first, end) + self.table.total("tp", first, end)
-
-    def _columns_of(self, stage: int, first: int, end: int, *, alone: bool) -> list[Column]:
-        """Columns of a run: the cheapest that fits, or one for each kind on a shared rank.
-
-        Stages that share a rank are searched within one unit of their even share: ranks take
-        turns, and turns of different length would leave them waiting in ways that the ILP's
-        objective does not see.
-        """
-        if alone:
-            column = self._column(stage, first, end)
-            return [] if column is None else [column]
-        if abs(self._least_s(first, end) - self._even_s) > self._unit_s:
-            return []
-        if (first, end) not in self._shared_columns:
-            mixes = self._maker.uniform_mixes(first, end)
-            made = [self._maker.column(first, end, mix) for mix in mixes]
-            self._shared_columns[first, end] = made
-        return self._shared_columns[first, end]
-
-    def least_memory(self) -> LeastMemory:
-        """The fullest rank of an even cut with the recomputation that keeps the least."""
-        pp = self.configuration.degrees.pp
-        cuts = [self.positions[round(i * (len(self.positions) - 1) / pp)] for i in range(pp + 1)]
-        found = []
-        for stage, (first, end) in enumerate(pairwise(cuts)):
-            mix = min(
-                self._maker.uniform_mixes(first, end),
-                key=lambda mix: mix.kept_bytes + mix.temporary_bytes,
-            )
-            number = self._in_flight(stage) if self.configuration.virtual_stages == 1 else pp
-            found.append(
-                LeastMemory(
-                    memory=self.table.memory.peak(
-                        [HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=number)]
-                    ),
-                    rank=stage,
-                    kinds=mix.kinds,
+    def even_cut(self) -> list[int]:
+        """Boundaries of the stages nearest to even shares of the time."""
+        stages = self.configuration.num_stages
+        cuts = [0]
+        for stage in range(1, stages):
+            low = self.positions.index(cuts[-1]) + 1
+            high = len(self.positions) - (stages - stage)
+            cuts.append(
+                min(
+                    self.positions[low:high],
+                    key=lambda end: abs(self.least_s(0, end) - stage * self.even_s),
                 )
             )
-        return max(found, key=lambda need: need.memory.total_bytes)
+        return [*cuts, self.num_units]
+
+    def partition(self, columns: list[Column]) -> Partition:
+        """A choice of columns with its step time."""
+        return Partition(
+            columns=tuple(columns), objective_s=step_time_s(self.configuration, columns)
+        )
 
 
 def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:

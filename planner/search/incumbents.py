@@ -28,6 +28,7 @@ class Incumbents:
             top: Layouts that the user wants to see.
         """
         self.solved: list[Solved] = []
+        """All solutions, in the order in which they were found."""
         self._top = top
         self._best_by_layout: dict[tuple[object, str], float] = {}
 

@@ -7,6 +7,7 @@ from planner.cost.breakdown import MemoryBreakdown
 from planner.errors import InfeasiblePlanError
 from planner.hardware.spec import ClusterSpec
 from planner.search.configuration_search import ConfigurationSearch
+from planner.search.least_memory import least_memory
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.rules import FixedValues
@@ -31,7 +32,7 @@ def nothing_fits(
     space: LayoutSpace, searches: Sequence[ConfigurationSearch], resize: Resize
 ) -> InfeasiblePlanError:
     """Say by how much the closest layout misses, where, and the smallest change that fits."""
-    needs = [(search.least_memory(), search) for search in searches]
+    needs = [(least_memory(search), search) for search in searches]
     need, search = min(needs, key=lambda pair: pair[0].memory.total_bytes)
     capacity = space.cluster.device.memory_bytes
     short = need.memory.total_bytes - capacity
@@ -83,7 +84,7 @@ def _fits(space: LayoutSpace, cluster: ClusterSpec, fixed: FixedValues) -> bool:
         return False
     legal, _ = other.legal()
     return any(
-        search.best_partition() is not None
+        search.fits_somehow()
         for configuration in smallest(legal)
         for search in other.searches(configuration)
     )

@@ -2,22 +2,27 @@
 
 from dataclasses import dataclass, replace
 
+from planner.cost.model_units import ModelUnits, ModelWork
 from planner.cost.node_pricing import Pricing
-from planner.cost.stage_memory import ModelUnits, TiedWeight
 from planner.cost.unit_extraction import Part, unit_work
-from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.cost.unit_work import UnitWork
-from planner.framework.spec import TORCH_KERNELS, KernelForms
+from planner.framework.profiles import load_framework
+from planner.framework.script import SCRIPT
+from planner.framework.spec import KernelForms
 from planner.graph.analysis.shared import shared_activations
-from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
+from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
 from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.layout import REPLICATE, Layout, shard
+from planner.strategy.op_rules import MATMULS
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
-from planner.units import DTYPE_BYTES
+
+_REFERENCE = "a100-80gb-sxm"
+"""Cluster profile of the node by whose prices wired-in layouts are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,13 @@ class ModelPricer:
     """Prices a model on demand; equal questions are answered once."""
 
     def __init__(
-        self, graphs: GraphFamily, cluster: ClusterSpec, dtype: str, *, time_limit_s: float
+        self,
+        graphs: GraphFamily,
+        cluster: ClusterSpec,
+        dtype: str,
+        *,
+        kernels: KernelForms | None = None,
+        collective_host_s: float = 0.0,
     ) -> None:
         """Keep what prices depend on.
 
@@ -58,47 +69,174 @@ class ModelPricer:
             graphs: The model at every microbatch size.
             cluster: Devices and links.
             dtype: Compute dtype.
-            time_limit_s: Limit for each sharding ILP.
+            kernels: How a framework computes, None for the emitted script.
+            collective_host_s: As in ``Pricing``.
         """
         self._graphs = graphs
         self._cluster = cluster
         self._dtype = dtype
-        self._time_limit_s = time_limit_s
-        self._priced: dict[ShardingChoice, PricedModel | None] = {}
-
-    def priced(self, choice: ShardingChoice) -> PricedModel | None:
-        """Price all units, None where some unit cannot run under the choice."""
-        if choice not in self._priced:
-            self._priced[choice] = self._price(choice)
-        return self._priced[choice]
+        self._kernels = kernels or load_framework(SCRIPT).kernels
+        self._collective_host_s = collective_host_s
+        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self._works: dict[ShardingChoice, ModelWork | None] = {}
+        self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
     def pricing(self, tp: int) -> Pricing:
-        """Device and tp group of a tp degree."""
+        """Device, tp group and host times of a tp degree."""
         return Pricing(
             device=self._cluster.device,
             dtype=self._dtype,
             tp_group=comm_group(self._cluster, degree=tp, stride=1),
+            collective_host_s=self._collective_host_s,
         )
 
-    def _price(self, choice: ShardingChoice) -> PricedModel | None:
+    def priced(self, choice: ShardingChoice, *, network_host_s: float = 0.0) -> PricedModel | None:
+        """Price all units, None where some unit cannot run under the choice.
+
+        Args:
+            choice: The layouts.
+            network_host_s: As in ``Pricing``.
+        """
+        key = (choice, network_host_s)
+        if key not in self._priced:
+            work, solutions = self.work(choice), self._solved(choice)
+            pricing = replace(self.pricing(choice.tp), network_host_s=network_host_s)
+            self._priced[key] = (
+                None
+                if work is None or solutions is None
+                else PricedModel(
+                    model=work.priced(pricing),
+                    solutions=solutions,
+                    graph=self._graphs.at(choice.microbatch_size),
+                )
+            )
+        return self._priced[key]
+
+    def work(self, choice: ShardingChoice) -> ModelWork | None:
+        """Draw the work of all units, None where some unit cannot run under the choice."""
+        if choice not in self._works:
+            solutions = self._solved(choice)
+            self._works[choice] = (
+                None
+                if solutions is None
+                else drawn_model(
+                    self._graphs.at(choice.microbatch_size), solutions, choice, self._kernels
+                )
+            )
+        return self._works[choice]
+
+    def _solved(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
+        if choice not in self._solutions:
+            self._solutions[choice] = self._solve(choice)
+        return self._solutions[choice]
+
+    def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         graph = self._graphs.at(choice.microbatch_size)
-        pricing = self.pricing(choice.tp)
+        pricing = self._layout_pricing(choice.tp)
         solutions: dict[str, ShardingSolution] = {}
-        prices: dict[str, PricedUnit] = {}
         for unit in representatives(graph):
             problem = unit_problem(graph, unit, choice)
             if not is_solvable(problem):
                 return None
-            solution = solve_sharding(problem, pricing, time_limit_s=self._time_limit_s)
-            solutions[unit.structure] = solution
-            crossings = stream_crossings(solution, choice)
-            prices[unit.structure] = price_solution(solution, pricing, crossings)
+            solutions[unit.structure] = solve_sharding(problem, pricing)
         if choice.tp > 1 and not _shards_anything(solutions):
             return None
-        units = tuple(prices[unit.structure] for unit in graph.units)
-        return PricedModel(
-            model=_model_units(graph, units, choice, self._dtype), solutions=solutions, graph=graph
-        )
+        return solutions
+
+    def _layout_pricing(self, tp: int) -> Pricing:
+        """Prices that layouts are chosen by.
+
+        Wired-in ones are chosen by those of one reference node whose collectives have no latency,
+        and whose devices are slow for its links. This gives the column-row pattern: it splits
+        small models as well, where that does not pay.
+        """
+        if not self._kernels.wired_layouts:
+            return self.pricing(tp)
+        node = load_cluster(_REFERENCE, gpus=tp, gpus_per_node=tp)
+        links = [
+            replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
+        ]
+        group = comm_group(replace(node, links=tuple(links)), degree=tp, stride=1)
+        return Pricing(device=node.device, dtype=self._dtype, tp_group=group)
+
+
+def drawn_model(
+    graph: OperatorGraph,
+    solutions: dict[str, ShardingSolution],
+    choice: ShardingChoice,
+    kernels: KernelForms,
+) -> ModelWork:
+    """Draw the work of each unit in model order, with the layouts that were chosen.
+
+    Args:
+        graph: The model.
+        solutions: Layouts by unit structure.
+        choice: What they were chosen under.
+        kernels: How a framework computes.
+    """
+    has_epilogue = graph.units[-1].kind is UnitKind.EPILOGUE
+    loss_apart = kernels.loss_apart and has_epilogue
+    works: dict[str, UnitWork] = {}
+    for structure, solution in solutions.items():
+        is_head = loss_apart and solution.problem.unit.kind is UnitKind.EPILOGUE
+        part: Part | None = (lambda op: bool(op.module)) if is_head else None
+        works[structure] = _solution_work(solution, choice, kernels, part)
+    units = [works[unit.structure] for unit in graph.units]
+    entering = _entering_bytes(graph, choice, kernels)
+    matmul_flop = [_matmul_flop(graph, unit) for unit in graph.units]
+    if loss_apart:
+        epilogue = solutions[graph.units[-1].structure]
+        units.append(_loss_work(epilogue, choice, kernels))
+        entering.append(_loss_inputs_bytes(epilogue, choice))
+        matmul_flop.append(0)
+    return ModelWork(
+        units=tuple(units),
+        entering_bytes=tuple(entering),
+        tied_elements=_tied_elements(graph, choice),
+        shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
+        matmul_flop=tuple(matmul_flop),
+        epilogue_units=1 + loss_apart,
+    )
+
+
+def _solution_work(
+    solution: ShardingSolution, choice: ShardingChoice, kernels: KernelForms, part: Part | None
+) -> UnitWork:
+    """A unit's work; the stream's crossings at its boundary are paid with it."""
+    problem = solution.problem
+    return unit_work(
+        problem,
+        solution.chosen,
+        (*solution.conversions, *stream_crossings(solution, choice)),
+        saved_before=_saved_before(problem.context.graph, problem.unit),
+        kernels=kernels,
+        part=part,
+    )
+
+
+def _loss_work(
+    epilogue: ShardingSolution, choice: ShardingChoice, kernels: KernelForms
+) -> UnitWork:
+    """What the root does with the outputs of the epilogue's modules."""
+    alone = replace(choice, sequence_parallel=False)  # its crossings are paid with the head
+    work = _solution_work(
+        replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
+    )
+    return replace(work, parameter_elements=0)
+
+
+def _loss_inputs_bytes(epilogue: ShardingSolution, choice: ShardingChoice) -> int:
+    """Bytes on a rank of what the epilogue's modules hand to the loss."""
+    graph = epilogue.problem.context.graph
+    ops = [graph.nodes[op] for op in epilogue.problem.unit.forward_ops]
+    made = {value for op in ops if op.module for value in op.outputs}
+    read = {value for op in ops if not op.module for value in op.inputs} & made
+    layouts = {v: layout for each in epilogue.chosen for v, layout in each.layouts.items()}
+    return sum(
+        graph.values[value].size_bytes
+        // (choice.tp if layouts.get(value, REPLICATE).is_shard else 1)
+        for value in read
+    )
 
 
 def stream_crossings(
@@ -117,57 +255,6 @@ def stream_crossings(
     if kind is UnitKind.EPILOGUE:
         return tuple((value, split, REPLICATE) for value in folded.boundary_inputs)
     return ()
-
-
-def price_solution(
-    solution: ShardingSolution,
-    pricing: Pricing,
-    crossings: tuple[tuple[int, Layout, Layout], ...],
-) -> PricedUnit:
-    """Price a unit with its layouts chosen, and the stream's crossings at its boundary."""
-    return price_unit(_solution_work(solution, crossings), pricing)
-
-
-def drawn_units(
-    priced: PricedModel, choice: ShardingChoice, kernels: KernelForms
-) -> tuple[UnitWork, ...]:
-    """The work of each unit in model order, with the layouts that were chosen.
-
-    The epilogue comes as two: what its modules do, and the loss, which the root does.
-
-    Args:
-        priced: A model priced under ``choice``.
-        choice: What its prices depend on.
-        kernels: How a framework computes what the model asks for.
-    """
-    found: dict[str, tuple[UnitWork, ...]] = {}
-    for structure, solution in priced.solutions.items():
-        crossings = stream_crossings(solution, choice)
-        if solution.problem.unit.kind is UnitKind.EPILOGUE:
-            head = _solution_work(solution, crossings, kernels, lambda op: bool(op.module))
-            loss_conversions = replace(solution, conversions=())
-            loss = _solution_work(loss_conversions, (), kernels, lambda op: not op.module)
-            found[structure] = (head, replace(loss, parameter_elements=0))
-        else:
-            found[structure] = (_solution_work(solution, crossings, kernels),)
-    return tuple(work for unit in priced.graph.units for work in found[unit.structure])
-
-
-def _solution_work(
-    solution: ShardingSolution,
-    crossings: tuple[tuple[int, Layout, Layout], ...],
-    kernels: KernelForms = TORCH_KERNELS,
-    part: Part | None = None,
-) -> UnitWork:
-    problem = solution.problem
-    return unit_work(
-        problem,
-        solution.chosen,
-        (*solution.conversions, *crossings),
-        saved_before=_saved_before(problem.context.graph, problem.unit),
-        kernels=kernels,
-        part=part,
-    )
 
 
 def unit_problem(graph: OperatorGraph, unit: Unit, choice: ShardingChoice) -> ShardingProblem:
@@ -211,38 +298,46 @@ def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
     )
 
 
-def _model_units(
-    graph: OperatorGraph, units: tuple[PricedUnit, ...], choice: ShardingChoice, dtype: str
-) -> ModelUnits:
-    """Add what crosses the cuts, and the weights and activations that several units read."""
-    entering = [0] * len(units)
+def _matmul_flop(graph: OperatorGraph, unit: Unit) -> int:
+    """FLOPs of a unit's forward products with parameters."""
+
+    def reads_parameter(values: tuple[int, ...]) -> bool:
+        storages = (graph.storages[graph.values[value].storage] for value in values)
+        return any(storage.kind is StorageKind.PARAMETER for storage in storages)
+
+    ops = (graph.nodes[op] for op in unit.forward_ops)
+    return sum(op.flop for op in ops if op.name in MATMULS and reads_parameter(op.inputs))
+
+
+def _entering_bytes(
+    graph: OperatorGraph, choice: ShardingChoice, kernels: KernelForms
+) -> list[int]:
+    """Bytes that a rank sends to a stage that begins with each unit.
+
+    The gather inside the node that follows a transfer split over tp is not priced: its links are
+    some ten times as fast.
+    """
+    split = choice.sequence_parallel or kernels.splits_transfers
+    entering = [0] * len(graph.units)
     for cut in graph.cuts:
-        split = choice.tp if choice.sequence_parallel else 1
-        entering[cut.after_unit + 1] = cut.crossing_bytes // split
+        entering[cut.after_unit + 1] = cut.crossing_bytes // (choice.tp if split else 1)
+    return entering
+
+
+def _tied_elements(
+    graph: OperatorGraph, choice: ShardingChoice
+) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Weights that several units read, with their elements on a tp rank."""
     readers: dict[int, list[int]] = {}
     for unit in graph.units:
         for index in unit.parameters:
             readers.setdefault(index, []).append(unit.index)
-    return ModelUnits(
-        units=units,
-        entering_bytes=tuple(entering),
-        tied=tuple(
-            _tied_weight(graph, index, places, choice, dtype)
-            for index, places in sorted(readers.items())
-            if len(places) > 1
-        ),
-        shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
-    )
-
-
-def _tied_weight(
-    graph: OperatorGraph, index: int, units: list[int], choice: ShardingChoice, dtype: str
-) -> TiedWeight:
-    parameter = graph.parameters[index]
-    split = choice.split_tables and choice.tp > 1 and parameter.storage in table_storages(graph)
-    elements = parameter.num_elements // (choice.tp if split else 1)
-    return TiedWeight(
-        units=tuple(units),
-        parameter_bytes=elements * master_bytes(dtype),
-        gathered_bytes=elements * DTYPE_BYTES[dtype],
-    )
+    tables = table_storages(graph)
+    found = []
+    for index, units in sorted(readers.items()):
+        if len(units) > 1:
+            parameter = graph.parameters[index]
+            split = choice.split_tables and choice.tp > 1 and parameter.storage in tables
+            elements = parameter.num_elements // (choice.tp if split else 1)
+            found.append((tuple(units), elements))
+    return tuple(found)

@@ -1,33 +1,74 @@
 """A plan priced again from scratch: the check on the ILP's objective."""
 
-from planner.cost.stage_table import StageTable
+import math
+
+from planner.cost.stage_costs import StageCosts
+from planner.cost.step import StageChoice, price_step, rank_pricing
+from planner.errors import VerificationError
+from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan
-from planner.search.decode import step_costs
+from planner.plan.verify import REPORT
 from planner.search.model_pricing import ModelPricer
 from planner.search.op_rows import plan_choice
 from planner.strategy.configuration import Configuration
 
 
-def reprice_s(plan: Plan, graphs: GraphFamily, cluster: ClusterSpec) -> float:
+def verify_price(
+    plan: Plan, graphs: GraphFamily, cluster: ClusterSpec, framework: FrameworkSpec
+) -> None:
+    """Hold a plan's step time to its price from scratch.
+
+    Args:
+        plan: What was found.
+        graphs: Its model.
+        cluster: Its devices and links.
+        framework: What runs it.
+
+    Raises:
+        VerificationError: They differ.
+    """
+    again_s = reprice_s(plan, graphs, cluster, framework)
+    if not math.isclose(again_s, plan.costs.step_time_s, rel_tol=1e-6):
+        raise VerificationError(
+            f"the best plan breaks the rule 'price': it takes {plan.costs.step_time_s:.9g} s, "
+            f"but {again_s:.9g} s when it is priced again",
+            rule="price",
+            hint=REPORT,
+        )
+
+
+def reprice_s(
+    plan: Plan, graphs: GraphFamily, cluster: ClusterSpec, framework: FrameworkSpec
+) -> float:
     """Step time of a plan, from its degrees, layouts and stages alone.
 
     Args:
         plan: What to price.
         graphs: Its model.
         cluster: Its devices and links.
+        framework: What runs it.
     """
-    pricer = ModelPricer(graphs, cluster, plan.dtype, time_limit_s=60.0)
-    priced = pricer.priced(plan_choice(plan))
-    assert priced is not None
     configuration = plan_configuration(plan)
-    table = StageTable(priced.model, configuration, cluster)
-    seconds = [
-        table.seconds(stage.first_unit, stage.end_unit, stage.activation_checkpointing)
+    pricing = rank_pricing(cluster, framework, configuration, plan.dtype)
+    pricer = ModelPricer(
+        graphs,
+        cluster,
+        plan.dtype,
+        kernels=framework.kernels,
+        collective_host_s=framework.collective_host_s,
+    )
+    priced = pricer.priced(plan_choice(plan), network_host_s=pricing.network_host_s)
+    assert priced is not None
+    choices = [
+        StageChoice(
+            first=stage.first_unit, end=stage.end_unit, kinds=stage.activation_checkpointing
+        )
         for stage in plan.stages
     ]
-    return step_costs(configuration, seconds).step_time_s
+    costs = StageCosts(priced.model, configuration, cluster, framework)
+    return price_step(costs, choices).costs.step_time_s
 
 
 def plan_configuration(plan: Plan) -> Configuration:
@@ -40,4 +81,5 @@ def plan_configuration(plan: Plan) -> Configuration:
         num_microbatches=plan.num_microbatches,
         reshard_after_forward=plan.reshard_after_forward,
         sequence_parallel=plan.sequence_parallel,
+        state_form="fsdp" if plan.state_form == "fsdp" else "replicated",
     )

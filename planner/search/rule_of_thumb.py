@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from planner.plan.types import Plan
 from planner.search.decode import decode_plan
+from planner.search.partition import best_partition
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
@@ -47,7 +48,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
     legal = [item for item in found if isinstance(item, Configuration)]
     for configuration in sorted(legal, key=lambda c: -c.microbatch_size):
         for search in space.searches(configuration, kind=kind):
-            partition = search.best_partition()
+            partition = best_partition(search, float("inf"))
             if partition is not None:
                 return decode_plan(search, partition.columns, space.context)
     return None

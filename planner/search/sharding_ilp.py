@@ -80,15 +80,12 @@ def is_solvable(problem: ShardingProblem) -> bool:
     return all(problem.strategies)
 
 
-def solve_sharding(
-    problem: ShardingProblem, pricing: Pricing, *, time_limit_s: float
-) -> ShardingSolution:
+def solve_sharding(problem: ShardingProblem, pricing: Pricing) -> ShardingSolution:
     """Choose the layouts of a unit.
 
     Args:
         problem: A solvable problem (``is_solvable``).
         pricing: Device and tp group.
-        time_limit_s: Limit for the solver.
 
     Raises:
         SolverError: No consistent choice exists, or none was found in time.
@@ -97,8 +94,12 @@ def solve_sharding(
     if all(len(strategies) == 1 for strategies in problem.strategies):
         return _decode(problem, prices, [0] * len(prices), pricing)
     model = _Model(problem, prices, pricing)
-    model.minimisation.solve(time_limit_s=time_limit_s)
+    model.minimisation.solve(most_checks=_MOST_CHECKS)
     return _decode(problem, prices, model.chosen(), pricing)
+
+
+_MOST_CHECKS = 20_000
+"""Work that the solver may take: some hundred times what a block takes."""
 
 
 class _Model:

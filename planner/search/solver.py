@@ -1,8 +1,10 @@
 """The solver: PuLP with HiGHS. Nothing else in the program imports PuLP."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import highspy
 import pulp
 
 from planner.errors import SolverError
@@ -14,12 +16,21 @@ class NoSolutionError(SolverError):
     """The program is proven to have no feasible point."""
 
 
+class NoneFoundError(SolverError):
+    """The limits were reached before any feasible point."""
+
+    def __init__(self, message: str, *, hint: str, bound: float) -> None:
+        """Keep what is proven: no feasible point is below ``bound``, in the model's unit."""
+        super().__init__(message, hint=hint)
+        self.bound = bound
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """What the solver returned."""
 
     status: str
-    """"optimal" or "time limit"."""
+    """"optimal" or "limit"."""
     objective: float
     """Value of the solution, in the model's unit."""
     bound: float
@@ -62,46 +73,66 @@ class Minimisation:
         """Require sum(left) <= sum(right) + constant."""
         self._problem += _difference(left, right) <= constant
 
-    def solve(self, *, time_limit_s: float, gap: float = 0.0) -> Solution:
-        """Minimise.
+    def solve(self, *, most_checks: int, time_limit_s: float | None = None) -> Solution:
+        """Minimise, to a gap of 0.
+
+        The solver asks at fixed points of its work whether it may go on. Counting these ends it at
+        the same point on every machine, however busy; seconds do not.
 
         Args:
-            time_limit_s: Stop after this time with the best solution found.
-            gap: Relative gap at which to stop; 0 proves optimality to the solver's tolerance.
+            most_checks: How often it may go on.
+            time_limit_s: Stop after this time as well; None for no such limit.
 
         Raises:
             NoSolutionError: There is no feasible point.
-            SolverError: No solver, or no feasible point found in time.
+            NoneFoundError: No feasible point was found within the limits.
+            SolverError: There is no solver.
         """
         self._problem.setObjective(_difference(self.costs, ()))
         solver = pulp.HiGHS(
-            msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1, random_seed=0
-        )
+            msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=0.0, threads=1, random_seed=0,
+            callbackTuple=(_stop_after(most_checks), None),
+            callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
+        )  # fmt: skip
         if not solver.available():
             raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")
         self._problem.solve(solver)
         if self._problem.sol_status == pulp.LpSolutionInfeasible:
             raise NoSolutionError("the solver ended with a proof that there is no solution")
-        status = pulp.LpSolution[self._problem.sol_status]
-        if self._problem.sol_status not in (
+        info = self._problem.solverModel.getInfo()
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        if not found or self._problem.sol_status not in (
             pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible,
         ):  # fmt: skip
-            raise SolverError(
+            status = pulp.LpSolution[self._problem.sol_status]
+            raise NoneFoundError(
                 f"the solver ended with status {status!r} and no solution",
-                hint="raise --time-limit, or fix some axes with --fix",
+                hint="give it more time with --time-limit, or fix some axes with --fix",
+                bound=float(info.mip_dual_bound),
             )
         objective = float(pulp.value(self._problem.objective))
-        info = self._problem.solverModel.getInfo()
         bound = float(info.mip_dual_bound) if self._has_integers() else objective
         optimal = self._problem.sol_status == pulp.LpSolutionOptimal
         return Solution(
-            status="optimal" if optimal else "time limit",
+            status="optimal" if optimal else "limit",
             objective=objective,
             bound=min(bound, objective),
         )
 
     def _has_integers(self) -> bool:
         return any(variable.cat == pulp.LpInteger for variable in self._problem.variables())
+
+
+def _stop_after(most_checks: int) -> Callable[..., None]:
+    """A callback of HiGHS that ends it at its next check after so many."""
+    checks = 0
+
+    def check(kind: object, message: str, data: object, answer: Any, own: object) -> None:  # noqa: ANN401  # as highspy calls it
+        nonlocal checks
+        checks += 1
+        answer.user_interrupt = checks > most_checks
+
+    return check
 
 
 def is_chosen(variable: "pulp.LpVariable") -> bool:

@@ -1,10 +1,15 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 
-from planner.cost.stage_table import StageTable
+from planner.cost.stage_costs import StageCosts
+from planner.cost.step import rank_pricing
 from planner.cost.unit_pricing import master_bytes
+from planner.framework.profiles import load_framework
+from planner.framework.script import SCRIPT
+from planner.framework.spec import FrameworkSpec
 from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
@@ -23,7 +28,6 @@ from planner.strategy.rules import (
     enumerate_degrees,
     recomputation_rule,
 )
-from planner.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +44,11 @@ class SearchRequest:
     """Values to keep."""
     top: int
     """Layouts to show."""
-    time_limit_s: float
-    """Time after which the search proves no more and shows the gap."""
+    time_limit_s: float | None = None
+    """Time after which the search proves no more and shows the gap; None for a limit of work, which
+    is the same on every machine."""
+    framework: FrameworkSpec = field(default_factory=partial(load_framework, SCRIPT))
+    """What runs the plans: the emitted script."""
 
 
 class LayoutSpace:
@@ -51,6 +58,7 @@ class LayoutSpace:
         """Read the model's sizes; nothing is priced yet."""
         self.graphs = graphs
         self.cluster = cluster
+        self.framework = framework = request.framework
         self.request = request
         self.facts: ModelFacts = model_facts(graphs.at(1))
         self.context = PlanContext(
@@ -58,8 +66,14 @@ class LayoutSpace:
             global_batch_size=request.global_batch_size,
             dtype=request.dtype,
         )
-        self.pricer = ModelPricer(graphs, cluster, request.dtype, time_limit_s=request.time_limit_s)
-        self._fronts: dict[ShardingChoice, FrontCache] = {}
+        self.pricer = ModelPricer(
+            graphs,
+            cluster,
+            request.dtype,
+            kernels=framework.kernels,
+            collective_host_s=framework.collective_host_s,
+        )
+        self._fronts: dict[tuple[ShardingChoice, Hashable], FrontCache] = {}
 
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
         """All configurations that the model's shapes allow, and the refused degrees."""
@@ -85,7 +99,10 @@ class LayoutSpace:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""
         device = self.cluster.device
         state_bytes = 4 * master_bytes(self.request.dtype) * self.graphs.at(1).num_parameters
-        return state_bytes / self.cluster.num_gpus <= device.memory_bytes - device.reserve_bytes
+        reserve_bytes = self.framework.reserve_bytes
+        if reserve_bytes is None:
+            reserve_bytes = device.reserve_bytes
+        return state_bytes / self.cluster.num_gpus <= device.memory_bytes - reserve_bytes
 
     def searches(
         self, configuration: Configuration, *, kind: str | None = None
@@ -112,36 +129,10 @@ class LayoutSpace:
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,
             )
-            priced = self.pricer.priced(choice)
+            pricing = rank_pricing(self.cluster, self.framework, configuration, self.request.dtype)
+            priced = self.pricer.priced(choice, network_host_s=pricing.network_host_s)
             if priced is not None:
-                table = StageTable(priced.model, configuration, self.cluster)
-                fronts = self._fronts.setdefault(choice, {})
+                table = StageCosts(priced.model, configuration, self.cluster, self.framework)
+                fronts = self._fronts.setdefault((choice, table.recomputation_key), {})
                 maker = ColumnMaker(table, kinds=kinds, known_fronts=fronts)
                 yield ConfigurationSearch(configuration, priced, table, maker)
-
-
-def refusal(
-    configuration: Configuration, *, rule: str, detail: str, peak_memory_bytes: int | None = None
-) -> Rejection:
-    """Write down why a configuration is refused."""
-    return Rejection(
-        degrees=configuration.degrees,
-        rule=rule,
-        detail=detail,
-        schedule=configuration.schedule,
-        microbatch_size=configuration.microbatch_size,
-        peak_memory_bytes=peak_memory_bytes,
-    )
-
-
-def memory_refusal(search: ConfigurationSearch) -> Rejection:
-    """Say how much memory a configuration needs at the least."""
-    need = search.least_memory()
-    capacity = search.table.device.memory_bytes
-    return refusal(
-        search.configuration,
-        rule="memory",
-        detail=f"an even cut with {need.kinds_words} needs {need.memory.total_bytes / GIB:.1f} GiB "
-        f"on pipeline rank {need.rank}; the device has {capacity / GIB:.1f} GiB",
-        peak_memory_bytes=need.memory.total_bytes,
-    )

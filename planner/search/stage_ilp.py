@@ -4,58 +4,68 @@ Sets
     c in C           configurations (degrees, schedule, microbatch, ZeRO form, stream)
     s in S(c)        stages of a configuration in model order; stage s lies on rank r(s)
     j in J(c,s)      columns: a run of units [first, end) with a recomputation
+    k in K(c)        paths through the action list of the schedule: how often each takes the
+                     forward (n[k,s]) and the backward (o[k,s]) of each stage
 
 Variables
     u[c]             1 where configuration c is chosen
     x[c,s,j]         1 where stage s of configuration c is column j
-    P[c,k]           seconds of a microbatch in the slowest stage of turn k: the k-th stage of
-                     every rank (one turn where a rank holds one stage)
-    W                seconds that the slowest stages add over the step
+    F[c,s], B[c,s]   seconds of one microbatch's forward and backward in a stage
+    W                seconds of all microbatches
     D                seconds once per step: exposed gradient and parameter traffic, optimiser
     M[c,r]           highest transient of rank r, where a rank holds several stages
 
-Objective, with m[c] microbatches and v[c] stages per rank
-    sum_c,s,j (1 / v[c]) t[c,s,j] x[c,s,j]  +  W  +  D
+Objective
+    W + D
 
-    One microbatch passes all stages (fill and drain, shortened v times where stages interleave),
-    the other m - 1 / v follow at the pace of the slowest stages (Narayanan et al. 2021,
-    2104.04473, section 2.2: bubble (p - 1) / v of a rank's time per microbatch). Ranks take
-    turns together, so that each turn lasts as long as its slowest stage.
+    An action list takes as long as its longest path, so that W is at least every path's time.
+    Three paths of each rank are there from the start (``planner.search.bounds``). Where the action
+    list of a solution takes longer than its W, its longest path joins K and the program is solved
+    again: a cutting plane. When none is longer, the solution is best by the action list itself,
+    and at every round the optimum is a lower bound on it.
 
 Constraints
     one configuration    sum_c u[c] = 1                                            ``_choose``
     one column a stage   sum_j x[c,s,j] = u[c]                                     ``_choose``
+    stage times          F[c,s] = sum_j f x[c,s,j],  B[c,s] = sum_j b x[c,s,j]     ``_stage_times``
     contiguity           columns of s that end at b = columns of s + 1 that start
                          at b, for every b; the first starts at 0, the last ends
                          at the end (no other columns are made)                    ``_join``
-                         where blocks are alike, a column stands for all runs of
-                         its length, and the lengths add up to the model:
+                         where inner runs are alike, a column stands for all runs
+                         of its length, and the lengths add up to the model:
                          sum_s,j length x[c,s,j] = units u[c]                      ``_add_up``
-    pace                 P[c,k] >= sum_j t x[c,s,j] for every s in turn k          ``_pace_rows``
-                         W >= (m[c] - 1 / v[c]) sum_k P[c,k], for every c          ``_pace_rows``
+    paths                W >= sum_s n[k,s] F[c,s] + o[k,s] B[c,s], for every c, k  ``add_path``
     once per step        D >= sum_{s on r} sum_j d x, for every c, r               ``_once_rows``
-    cutoff               the objective is at most the incumbent's, where one is
-                         known                                                     ``_cut_off``
+    cutoff               the objective is at most the best step that is known      ``cut_off``
     memory               sum_{s on r} sum_j (static + n[s] kept) x + M <= capacity,
                          for every vector n of microbatches in flight              ``_memory``
                          M >= transient of each stage on r                         ``_memory``
                          sum_{s on r} sum_j reduction x <= capacity                ``_memory``
+    no repetition        a choice that the solver's tolerance let exceed the
+                         memory is excluded: sum of its x <= stages - 1            ``exclude``
 
 With one stage per rank, columns that do not fit are not made, and no memory row is needed.
 Written with integer layer counts per stage and kind instead, instances of 126 layers on 16
 stages took minutes; as columns they take milliseconds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from planner.search.columns import Column
-from planner.search.solver import Minimisation, Solution, Term, is_chosen
+from planner.cost.pipeline import Path, longest_path
+from planner.errors import SolverError
+from planner.search.bounds import bounding_paths
+from planner.search.columns import Column, step_time_s
+from planner.search.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight, rank_of_stage
 
 _SCALED_OBJECTIVE = 1000.0
 """Seconds are scaled so that the incumbent is this: tolerances are absolute."""
+TOLERANCE = 1e-7
+"""Steps of this relative difference are the same."""
+_MOST_ROUNDS = 20
+"""Paths that may join a program before it ends with a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +78,8 @@ class StageProblem:
     """Columns of each stage in model order."""
     room_bytes: float | None
     """Memory of a rank less the reserve, where its stages compete for it; else None."""
-    shared_bytes: float
-    """Saved constants per microbatch in flight, counted where ``room_bytes`` is given."""
     num_units: int | None
-    """Units of the model where blocks are alike, so that a column stands for all runs of its
-    length; else None."""
+    """Units of the model where a column stands for all runs of its length; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,65 +91,87 @@ class StageSolution:
     columns: tuple[Column, ...]
     """One per stage."""
     objective_s: float
-    """Step time, re-priced from the columns."""
+    """Step time by the action list."""
     bound_s: float
     """No choice among the given columns is faster."""
     status: str
-    """"optimal" or "time limit"."""
+    """"optimal" or "limit"."""
 
 
-def pace_factor(configuration: Configuration) -> float:
-    """Times that the slowest rank's microbatch counts: m - 1 / v."""
-    return configuration.num_microbatches - 1 / configuration.virtual_stages
+Fits = Callable[[StageProblem, Sequence[Column]], bool]
+"""Whether a choice fits the memory exactly."""
 
 
-def pace_s(configuration: Configuration, stage_s: Sequence[float]) -> float:
-    """Seconds per microbatch at which the pipeline runs: the slowest stage of every turn."""
-    pp = configuration.degrees.pp
-    return sum(max(stage_s[turn : turn + pp]) for turn in range(0, len(stage_s), pp))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much work a program may be."""
 
-
-def objective_s(configuration: Configuration, columns: Sequence[Column]) -> float:
-    """Step time of a choice of columns, as the ILP's objective has it."""
-    pp = configuration.degrees.pp
-    stage_s = [column.microbatch_s for column in columns]
-    once_s = max(sum(column.step_s for column in columns[rank::pp]) for rank in range(pp))
-    passing_s = sum(stage_s) / configuration.virtual_stages
-    return passing_s + pace_factor(configuration) * pace_s(configuration, stage_s) + once_s
+    most_checks: int = 300
+    """Checks of the solver, for each solution."""
+    time_limit_s: float | None = None
+    """Seconds for each solution, None for no such limit."""
 
 
 def solve_stages(
     problems: Sequence[StageProblem],
     *,
     scale_s: float,
-    time_limit_s: float,
+    effort: Effort,
     cutoff_s: float | None = None,
+    fits: Fits | None = None,
 ) -> StageSolution:
     """Choose among configurations and cuts.
 
     Args:
         problems: Configurations with their columns.
         scale_s: A step time of the right size (the incumbent's).
-        time_limit_s: Limit for the solver.
+        effort: Limits of the solver.
         cutoff_s: Step time that a choice must not exceed.
+        fits: The exact check of memory where ranks hold several stages; None for no check.
 
     Raises:
-        NoSolutionError: No choice exists.
-        SolverError: None was found in time.
+        NoSolutionError: No choice exists below the cutoff.
+        NoneFoundError: None was found within the limits; ``bound`` is in seconds.
     """
     model = _Model(problems, _SCALED_OBJECTIVE / scale_s)
     if cutoff_s is not None:
         model.cut_off(cutoff_s)
-    solution: Solution = model.minimisation.solve(time_limit_s=time_limit_s)
-    problem, columns = model.chosen()
-    columns = _placed(columns)
-    found_s = objective_s(problem.configuration, columns)
+    best: StageSolution | None = None
+    for _ in range(_MOST_ROUNDS):
+        try:
+            found = model.solve(effort)
+        except (NoSolutionError, NoneFoundError) as error:
+            if best is None:
+                raise
+            return _ended(best, error, cutoff_s)
+        if fits is not None and not fits(found.problem, found.columns):
+            model.exclude()
+            continue
+        best = found if best is None or found.objective_s < best.objective_s else best
+        if found.status != "optimal":
+            return _proven(best, found.bound_s, found.status)
+        if best.objective_s <= found.bound_s * (1 + TOLERANCE):
+            return _proven(best, found.bound_s, "optimal")
+        model.add_longest_path(found)
+    if best is None:
+        raise NoSolutionError("no choice fits the memory")
+    return _proven(best, found.bound_s, "limit")
+
+
+def _ended(best: StageSolution, error: SolverError, cutoff_s: float | None) -> StageSolution:
+    """The best choice where a later round found none: below the cutoff, or within its limits."""
+    if isinstance(error, NoneFoundError):
+        return _proven(best, error.bound, "limit")
+    return _proven(best, best.objective_s if cutoff_s is None else cutoff_s, "optimal")
+
+
+def _proven(best: StageSolution, bound_s: float, status: str) -> StageSolution:
     return StageSolution(
-        problem=problem,
-        columns=columns,
-        objective_s=found_s,
-        bound_s=min(found_s, solution.bound / model.scale),
-        status=solution.status,
+        problem=best.problem,
+        columns=best.columns,
+        objective_s=best.objective_s,
+        bound_s=min(bound_s, best.objective_s),
+        status=status,
     )
 
 
@@ -151,9 +180,8 @@ def _placed(columns: Sequence[Column]) -> tuple[Column, ...]:
     placed: list[Column] = []
     first = 0
     for column in columns:
-        length = column.end - column.first
-        placed.append(replace(column, first=first, end=first + length))
-        first += length
+        placed.append(column.placed(first))
+        first = placed[-1].end
     return tuple(placed)
 
 
@@ -161,39 +189,51 @@ class _Model:
     """Variables and rows of one instance; times are multiplied by ``scale``."""
 
     def __init__(self, problems: Sequence[StageProblem], scale: float) -> None:
-        self.minimisation = Minimisation("stages")
-        self.scale = scale
+        self._program = Minimisation("stages")
+        self._scale = scale
         self._problems = problems
-        self._pace: Term = (1.0, self.minimisation.non_negative())
-        self._once: Term = (1.0, self.minimisation.non_negative())
-        self.minimisation.add_cost([self._pace, self._once])
-        self._chosen: list[Term] = [(1.0, self.minimisation.binary()) for _ in problems]
+        self._passing: Term = (1.0, self._program.non_negative())
+        self._once: Term = (1.0, self._program.non_negative())
+        self._program.add_cost([self._passing, self._once])
+        self._chosen: list[Term] = [(1.0, self._program.binary()) for _ in problems]
         self._x = [
-            [[self.minimisation.binary() for _ in stage] for stage in problem.columns]
+            [[self._program.binary() for _ in stage] for stage in problem.columns]
             for problem in problems
         ]
         self._choose()
+        self._times = [self._stage_times(index, problem) for index, problem in enumerate(problems)]
         for index, problem in enumerate(problems):
             if problem.num_units is None:
                 self._join(index, problem)
             else:
                 self._add_up(index, problem, problem.num_units)
-            self._pace_rows(index, problem)
+            for path in bounding_paths(problem.configuration):
+                self.add_path(index, path)
             self._once_rows(index, problem)
             if problem.room_bytes is not None:
                 self._memory(index, problem, problem.room_bytes)
 
     def _choose(self) -> None:
-        """One configuration, one column for each of its stages; their price."""
-        self.minimisation.equal(self._chosen, constant=1)
-        for problem, chosen, stages in zip(self._problems, self._chosen, self._x, strict=True):
-            share = self.scale / problem.configuration.virtual_stages
-            for columns, variables in zip(problem.columns, stages, strict=True):
-                self.minimisation.equal([(1.0, x) for x in variables], [chosen])
-                self.minimisation.add_cost(
-                    (column.microbatch_s * share, x)
-                    for column, x in zip(columns, variables, strict=True)
-                )
+        """One configuration, one column for each of its stages."""
+        self._program.equal(self._chosen, constant=1)
+        for chosen, stages in zip(self._chosen, self._x, strict=True):
+            for variables in stages:
+                self._program.equal([(1.0, x) for x in variables], [chosen])
+
+    def _stage_times(self, index: int, problem: StageProblem) -> list[tuple[object, object]]:
+        """Forward and backward of every stage, as its column has them."""
+        times = []
+        for columns, variables in zip(problem.columns, self._x[index], strict=True):
+            forward, backward = self._program.non_negative(), self._program.non_negative()
+            pairs = list(zip(columns, variables, strict=True))
+            self._program.equal(
+                [(self._scale * column.forward_s, x) for column, x in pairs], [(1.0, forward)]
+            )
+            self._program.equal(
+                [(self._scale * column.backward_s, x) for column, x in pairs], [(1.0, backward)]
+            )
+            times.append((forward, backward))
+        return times
 
     def _join(self, index: int, problem: StageProblem) -> None:
         """Each stage starts where the one before it ends."""
@@ -206,7 +246,7 @@ class _Model:
             for column, x in following:
                 starts.setdefault(column.first, []).append((1.0, x))
             for cut in {**ends, **starts}:
-                self.minimisation.equal(ends.get(cut, []), starts.get(cut, []))
+                self._program.equal(ends.get(cut, []), starts.get(cut, []))
 
     def _add_up(self, index: int, problem: StageProblem, num_units: int) -> None:
         """The lengths of the stages add up to the model."""
@@ -215,53 +255,57 @@ class _Model:
             for columns, variables in zip(problem.columns, self._x[index], strict=True)
             for column, x in zip(columns, variables, strict=True)
         ]
-        self.minimisation.equal(lengths, [(float(num_units), self._chosen[index][1])])
+        self._program.equal(lengths, [(float(num_units), self._chosen[index][1])])
 
-    def _pace_rows(self, index: int, problem: StageProblem) -> None:
-        """Each turn lasts as long as its slowest stage; the turns set the pace."""
-        configuration = problem.configuration
-        pp = configuration.degrees.pp
-        turns: list[Term] = []
-        for turn in range(configuration.virtual_stages):
-            slowest = self.minimisation.non_negative()
-            turns.append((pace_factor(configuration), slowest))
-            for stage in range(turn * pp, (turn + 1) * pp):
-                self.minimisation.at_most(
-                    [
-                        (self.scale * column.microbatch_s, x)
-                        for column, x in zip(
-                            problem.columns[stage], self._x[index][stage], strict=True
-                        )
-                    ],
-                    [(1.0, slowest)],
+    def add_path(self, index: int, path: Path) -> None:
+        """All microbatches take as long as the path."""
+        self._program.at_most(
+            [
+                term
+                for (forward, backward), forwards, backwards in zip(
+                    self._times[index], path.forwards, path.backwards, strict=True
                 )
-        self.minimisation.at_most(turns, [self._pace])
+                for term in ((float(forwards), forward), (float(backwards), backward))
+            ],
+            [self._passing],
+        )
+
+    def add_longest_path(self, solution: StageSolution) -> None:
+        """Add the path that sets the time of a solution's action list."""
+        configuration = solution.problem.configuration
+        path = longest_path(
+            configuration.schedule,
+            pp=configuration.degrees.pp,
+            num_microbatches=configuration.num_microbatches,
+            forward_s=[column.forward_s for column in solution.columns],
+            backward_s=[column.backward_s for column in solution.columns],
+        )
+        index = next(i for i, p in enumerate(self._problems) if p is solution.problem)
+        self.add_path(index, path)
 
     def _once_rows(self, index: int, problem: StageProblem) -> None:
         """The dearest rank ends the step."""
         for rank in range(problem.configuration.degrees.pp):
             held = self._held(index, problem, rank)
-            self.minimisation.at_most(
-                [(self.scale * column.step_s, x) for _, column, x in held], [self._once]
+            self._program.at_most(
+                [(self._scale * column.step_s, x) for _, column, x in held], [self._once]
             )
 
     def cut_off(self, cutoff_s: float) -> None:
         """Only choices whose objective is at most ``cutoff_s``."""
-        self.minimisation.at_most(
-            self.minimisation.costs, constant=self.scale * cutoff_s * (1 + 1e-9)
-        )
+        self._program.at_most(self._program.costs, constant=self._scale * cutoff_s * (1 + 1e-9))
 
     def _memory(self, index: int, problem: StageProblem, room_bytes: float) -> None:
         """What the stages of a rank keep, in units of the room, with the highest transient."""
         configuration = problem.configuration
         for rank in range(configuration.degrees.pp):
             held = self._held(index, problem, rank)
-            self.minimisation.at_most(
+            self._program.at_most(
                 [(column.reduction_bytes / room_bytes, x) for _, column, x in held], constant=1.0
             )
-            transient: Term = (1.0, self.minimisation.non_negative())
+            transient: Term = (1.0, self._program.non_negative())
             for stage in {stage for stage, _, _ in held}:
-                self.minimisation.at_most(
+                self._program.at_most(
                     [
                         (column.mix.temporary_bytes / room_bytes, x)
                         for s, column, x in held
@@ -277,7 +321,7 @@ class _Model:
                 rank=rank,
             )
             for counts in vectors:
-                self.minimisation.at_most(
+                self._program.at_most(
                     [
                         (_resident_bytes(problem, column, counts, stage) / room_bytes, x)
                         for stage, column, x in held
@@ -298,15 +342,38 @@ class _Model:
             for column, x in zip(columns, self._x[index][stage], strict=True)
         ]
 
-    def chosen(self) -> tuple[StageProblem, tuple[Column, ...]]:
-        """The configuration and columns of the solution."""
-        index = next(i for i, (_, u) in enumerate(self._chosen) if is_chosen(u))
+    def solve(self, effort: Effort) -> StageSolution:
+        """Minimise; the solution is priced by its action list."""
+        try:
+            solution = self._program.solve(
+                most_checks=effort.most_checks, time_limit_s=effort.time_limit_s
+            )
+        except NoneFoundError as error:
+            error.bound /= self._scale
+            raise
+        index = self._chosen_index()
         problem = self._problems[index]
-        columns = tuple(
-            next(column for column, x in zip(stage, variables, strict=True) if is_chosen(x))
-            for stage, variables in zip(problem.columns, self._x[index], strict=True)
+        columns = _placed(
+            [
+                next(column for column, x in zip(stage, variables, strict=True) if is_chosen(x))
+                for stage, variables in zip(problem.columns, self._x[index], strict=True)
+            ]
         )
-        return problem, columns
+        return StageSolution(
+            problem=problem,
+            columns=columns,
+            objective_s=step_time_s(problem.configuration, columns),
+            bound_s=solution.bound / self._scale,
+            status=solution.status,
+        )
+
+    def exclude(self) -> None:
+        """Exclude the choice that was found."""
+        variables = [x for stage in self._x[self._chosen_index()] for x in stage if is_chosen(x)]
+        self._program.at_most([(1.0, x) for x in variables], constant=len(variables) - 1)
+
+    def _chosen_index(self) -> int:
+        return next(i for i, (_, u) in enumerate(self._chosen) if is_chosen(u))
 
 
 def _resident_bytes(
@@ -314,4 +381,4 @@ def _resident_bytes(
 ) -> float:
     """Static memory and activations in flight of one stage at one moment of the schedule."""
     number = counts[stage // problem.configuration.degrees.pp]
-    return column.static_bytes + number * (column.mix.kept_bytes + problem.shared_bytes)
+    return column.static_bytes + number * (column.mix.kept_bytes + column.shared_bytes)

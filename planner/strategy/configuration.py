@@ -2,10 +2,17 @@
 
 from dataclasses import dataclass
 
+from planner.framework.spec import StateForm
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.mesh import ParallelDegrees
 
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes from outermost to innermost: tp neighbours sit in one node, stages in different ones."""
+
+
+EVERY_OTHER_LAYER = "every_other_layer"
+"""Recomputation in full of the first, third, fifth block, none of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +33,9 @@ class Configuration:
     """ZeRO-3 (True) or ZeRO-2."""
     sequence_parallel: bool
     """The stream is split over the sequence on tp."""
+    state_form: StateForm = "fsdp"
+    """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
+    optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1)."""
 
     @property
     def num_stages(self) -> int:
@@ -41,3 +51,8 @@ def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
             return stride
         stride *= getattr(degrees, inner)
     raise AssertionError(f"no mesh axis {axis}")
+
+
+def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, axis: str) -> CommGroup:
+    """The ranks of a mesh axis and the links between them."""
+    return comm_group(cluster, degree=getattr(degrees, axis), stride=axis_stride(degrees, axis))

@@ -13,7 +13,7 @@ from planner.strategy.layout import (
     shard,
 )
 from planner.strategy.nodes import Node, NodeStrategy
-from planner.strategy.op_rules import output_layouts
+from planner.strategy.propagation import needs_global_shapes, output_layouts
 
 _MAX_FUSED = 8
 """Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
@@ -90,6 +90,7 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
 def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[NodeStrategy]:
     """Whole parameters on a split input: legal where each op keeps the shard by itself.
 
+    The module runs on plain local tensors, and its parameters' gradients are summed afterwards.
     Only for modules of vectors (norms, scales, biases): a whole matrix on every rank would make
     tensor parallelism a data parallelism whose memory the unit's price does not show.
     """
@@ -100,7 +101,7 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
         for value in graph.nodes[op].inputs
     ):
         return []
-    layouts: dict[int, Layout] = {}
+    layouts: dict[int, Layout | None] = {}
     for value in node.inputs:
         if len(graph.values[value].shape) <= layout.dim:
             return []
@@ -113,13 +114,14 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
         outputs = output_layouts(graph, op, known, context.tp)
         if outputs is None:
             return []
-        for value, found in zip(op.outputs, outputs, strict=True):
-            layouts[value] = found or REPLICATE
-        for value in op.inputs:
-            layouts.setdefault(value, REPLICATE)
+        layouts.update(dict.fromkeys(op.inputs) | layouts)
+        layouts.update(zip(op.outputs, outputs, strict=True))
     if any(layouts[value] != layout for value in node.outputs):
         return []
-    return [_strategy(node, style, layouts, dict.fromkeys(node.inputs, layout))]
+    if needs_global_shapes(graph, (graph.nodes[op] for op in node.ops), layouts):
+        return []
+    whole = {value: found or REPLICATE for value, found in layouts.items()}
+    return [_strategy(node, style, whole, dict.fromkeys(node.inputs, layout))]
 
 
 def _strategy(
@@ -174,7 +176,8 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
 def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
     """Weight split over output features (Shoeybi et al. 2019, 1909.08053, section 3).
 
-    No communication forward, an all-reduce of the input's gradient backward.
+    No communication forward, an all-reduce of the input's gradient backward. Where the stream is
+    split, an output that leaves whole would be taken for a part of it by the module that reads it.
     """
     graph = context.graph
     features = graph.values[linear.outputs[0]].shape[-1]
@@ -197,7 +200,7 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
         inputs = {node.inputs[0]: REPLICATE_PARTIAL_GRAD}
         (output,) = node.outputs
         for leaving in _exits(layouts[output], context):
-            if fused > 1 and leaving == REPLICATE:
+            if leaving == REPLICATE and (fused > 1 or context.stream.is_shard):
                 continue
             found.append(
                 _strategy(node, "column", layouts, inputs, outputs={output: leaving}, fused=fused)

@@ -1,14 +1,22 @@
 """What each op does to the layout of its operands: the legal placements per op.
 
-Given the layouts of an op's inputs, ``output_layouts`` says which layouts its outputs have, or
-that the op cannot run so without communication. Inputs that are constants of the step (rotary
-tables, masks, index ranges) have layout None: a DTensor region slices them as needed.
+An op may run on shards for one of two reasons, and stays whole without one:
+
+* torch itself tags it ``torch.Tag.pointwise``, the source that all else yields to; the trace
+  keeps the tag in ``OpNode.is_pointwise``. The tag belongs to an overload: that of ``max`` of two
+  tensors, not that of ``max`` along a dim.
+* ``NAMED_RULES`` names it. The rules say what torch's documentation says of these ops, and the
+  differential test runs each of them on shards against the whole tensor.
+
+``propagation`` asks ``rule_of``, and holds what is the same for every op.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
 
-from planner.graph.operator_graph import OperatorGraph, OpNode
-from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
+from planner.graph.operator_graph import OpNode
+from planner.strategy.layout import REPLICATE, Layout, shard
 from planner.strategy.layout import through_reshape as reshape_layout
 from planner.strategy.layout import through_segments as segment_layout
 
@@ -25,290 +33,345 @@ ATTENTIONS = frozenset(
 """Fused attention forward kernels: inputs (batch, heads, tokens, head_dim)."""
 
 Shape = tuple[int, ...]
-Operand = tuple[Shape, Layout | None]
-
-_RESHAPES = frozenset(
-    {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"}
-)
-_IDENTITIES = frozenset({"alias", "detach", "clone", "contiguous", "_to_copy", "lift_fresh"})
-_REDUCE_LAST = frozenset(
-    {"native_layer_norm", "_softmax", "_log_softmax", "rms_norm", "_fused_rms_norm"}
-)
-_NOT_POINTWISE = frozenset(
-    {
-        "embedding", "convolution", "gather", "index", "scatter", "sort", "topk", "cumsum",
-        "nll_loss_forward", "index_select", "max_pool2d_with_indices", "_grouped_mm", "nonzero",
-        "upsample_nearest2d", "_adaptive_avg_pool2d", "native_group_norm", "native_batch_norm",
-        "cudnn_batch_norm", "rnn", "einsum", "roll", "flip", "constant_pad_nd",
-    }
-)  # fmt: skip
 
 
-def output_layouts(
-    graph: OperatorGraph, op: OpNode, layouts: Sequence[Layout | None], tp: int
-) -> tuple[Layout | None, ...] | None:
-    """Propagate layouts through one op that owns no parameters.
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that an op reads."""
 
-    Args:
-        graph: The graph of the op.
-        op: The op.
-        layouts: One per input; None for a constant.
-        tp: Ranks of the axis.
+    shape: Shape
+    layout: Layout | None
+    """None for a constant of the step."""
 
-    Returns:
-        One layout per output (None where the output is a constant), or None where the op
-        cannot run on these layouts.
-    """
-    operands = [
-        (graph.values[value].shape, layout)
-        for value, layout in zip(op.inputs, layouts, strict=True)
-    ]
-    targets = [graph.values[value].shape for value in op.outputs]
-    if all(layout is None for _, layout in operands):
-        return (None,) * len(targets)
-    if not any(layout is not None and layout.is_shard for _, layout in operands):
-        return (REPLICATE,) * len(targets)
-    rule = _rule(op)
-    found = rule(op, operands, targets, tp)
-    if found is None:
+    @property
+    def split(self) -> Layout | None:
+        """The layout where it is a shard."""
+        return self.layout if self.layout is not None and self.layout.is_shard else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op on operands in given layouts, at least one of them a shard."""
+
+    op: OpNode
+    operands: Sequence[Operand]
+    targets: Sequence[Shape]
+    """Shape of each output."""
+
+    @property
+    def first(self) -> Operand:
+        """The operand that most ops work on."""
+        return self.operands[0]
+
+    def argument(self, position: int, default: object) -> object:
+        """Return a positional argument that is no tensor, or its default."""
+        arguments = self.op.arguments
+        return arguments[position] if position < len(arguments) else default
+
+    def dim(self, position: int, default: int, ndim: int) -> int:
+        """Return a positional argument that is a dim of a tensor with ``ndim`` dims."""
+        dim = self.argument(position, default)
+        assert isinstance(dim, int), f"{self.op.name} has no dim at {position}"
+        return dim % max(ndim, 1)
+
+
+Found = Sequence[Layout] | None
+"""One layout per output, None where the op cannot run on its operands."""
+
+
+Rule = Callable[[Call, int], Found]
+"""Called with the op and the ranks of the axis."""
+
+
+def _same(call: Call, _: int) -> Found:
+    """The result lies as the first operand does, of which it has the leading dims."""
+    split, shape = call.first.split, call.first.shape
+    if split is None or any(target[: len(shape)] != shape for target in call.targets):
         return None
-    if not all(
-        layout is None or can_shard(shape, layout, tp)
-        for shape, layout in zip(targets, found, strict=True)
-    ):
+    return [split] * len(call.targets)
+
+
+def _pairs_as_complex(call: Call, _: int) -> Found:
+    """The last dim, of size 2, becomes one number."""
+    split = call.first.split
+    return None if split is None or split.dim == len(call.first.shape) - 1 else [split]
+
+
+def _reshape(call: Call, tp: int) -> Found:
+    """Views that keep the order of elements."""
+    split, shape, target = call.first.split, call.first.shape, call.targets[0]
+    # ``view`` as another dtype has another number of elements.
+    if split is None or prod(shape) != prod(target) or not prod(shape):
         return None
-    return tuple(found)
-
-
-Rule = Callable[[OpNode, list[Operand], list[Shape], int], list[Layout | None] | None]
-
-
-def _rule(op: OpNode) -> Rule:
-    """Pick the rule of an op by its name."""
-    named = _RULES.get(op.name)
-    if named is not None:
-        return named
-    if op.name in _RESHAPES:
-        return _reshape
-    if op.name in _IDENTITIES:
-        return _identity
-    if op.name in ATTENTIONS:
-        return _attention
-    if op.name in _REDUCE_LAST:
-        return _reduce_last
-    if op.is_view or op.name in _NOT_POINTWISE:
-        return _refuse
-    return _pointwise
-
-
-def _refuse(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    """Only replicated inputs are known to be right."""
-    return None
-
-
-def _identity(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    return [operands[0][1]]
-
-
-def _reshape(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    if layout is None:
-        return None
-    found = reshape_layout(layout, shape, targets[0], tp)
+    found = reshape_layout(split, shape, target, tp)
     return None if found is None else [found]
 
 
-def _permuted(layout: Layout | None, order: Sequence[int]) -> Layout | None:
-    """Layout after dims are reordered so that new dim i is old dim order[i]."""
-    if layout is None or not layout.is_shard:
-        return layout
-    return shard(list(order).index(layout.dim), layout.outer)
+def _squeeze(call: Call, tp: int) -> Found:
+    """Drop dims of size 1; without dims named, a shard of size 1 would be dropped too."""
+    split, shape = call.first.split, call.first.shape
+    if split is None or (len(call.op.arguments) < 2 and shape[split.dim] == tp):
+        return None
+    return _reshape(call, tp)
 
 
-def _transpose(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    order = list(range(len(shape)))
-    first, second = (-2, -1) if op.name == "t" else _int_arguments(op)[:2]
+def _permuted(call: Call, order: Sequence[int]) -> Found:
+    """New dim i is old dim ``order[i]``."""
+    split = call.first.split
+    return None if split is None else [shard(list(order).index(split.dim), split.outer)]
+
+
+def _transpose(call: Call, _: int) -> Found:
+    ndim = len(call.first.shape)
+    order = list(range(ndim))
+    first, second = call.dim(1, 0, ndim), call.dim(2, min(ndim, 2) - 1, ndim)
     order[first], order[second] = order[second], order[first]
-    return [_permuted(layout, order)]
+    return _permuted(call, order)
 
 
-def _permute(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    order = next(argument for argument in op.arguments if isinstance(argument, tuple))
-    return [_permuted(layout, [int(dim) % len(shape) for dim in order])]
+def _permute(call: Call, _: int) -> Found:
+    return _permuted(call, _dims(call, 1))
 
 
-def _expand(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    if layout is None or not layout.is_shard:
-        return [layout]
-    return [shard(layout.dim + len(targets[0]) - len(shape), layout.outer)]
+def _expand(call: Call, _: int) -> Found:
+    """New dims come first; a dim that is repeated has size 1 and is never split."""
+    split = call.first.split
+    new = len(call.targets[0]) - len(call.first.shape)
+    return None if split is None else [shard(split.dim + new, split.outer)]
 
 
-def _split(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    if layout is None:
+def _split(call: Call, _: int) -> Found:
+    """Pieces along dim ``arguments[2]``, sized or numbered as ``arguments[1]`` says."""
+    shape = call.first.shape
+    dim = call.dim(2, 0, len(shape))
+    sizes = {target[dim] for target in call.targets}
+    return _segments(call, dim, sizes.pop()) if len(sizes) == 1 else _beside(call, dim)
+
+
+def _slice(call: Call, _: int) -> Found:
+    """Dim, start, end and step: along the split dim one whole segment, or all of it."""
+    shape = call.first.shape
+    dim = call.dim(1, 0, len(shape))
+    size, piece = shape[dim], call.targets[0][dim]
+    start = call.argument(2, None)
+    first = start if isinstance(start, int) else 0
+    is_segment = call.argument(4, 1) == 1 and piece > 0 and first % piece == 0
+    return _segments(call, dim, piece) if is_segment or piece == size else _beside(call, dim)
+
+
+def _beside(call: Call, dim: int) -> Found:
+    """Keep the shard where another dim than ``dim`` is split."""
+    split = call.first.split
+    return None if split is None or split.dim == dim else [split] * len(call.targets)
+
+
+def _segments(call: Call, dim: int, piece: int) -> Found:
+    """Take pieces of one size, each starting at a multiple of it, along a dim."""
+    split, size = call.first.split, call.first.shape[dim]
+    if split is None or piece == size:
+        return None if split is None else [split] * len(call.targets)
+    found = segment_layout(split, dim, size, piece)
+    return None if found is None else [found] * len(call.targets)
+
+
+def _select(call: Call, _: int) -> Found:
+    """One or all positions along a dim, which vanishes."""
+    split, dim = call.first.split, call.dim(1, 0, len(call.first.shape))
+    if split is None or split.dim == dim:
         return None
-    sizes = {target for target in targets}
-    dim = next((d for d in range(len(shape)) if any(t[d] != shape[d] for t in sizes)), None)
-    if dim is None:
-        return [layout] * len(targets)
-    if layout.is_shard and layout.dim == dim and len(sizes) > 1:
+    return [shard(split.dim - (dim < split.dim), split.outer)] * len(call.targets)
+
+
+def _shared(call: Call) -> Layout | None:
+    """The shard that all operands have, None where they differ in it or in their dims."""
+    split = call.first.split
+    ndim = len(call.first.shape)
+    alike = all(each.split == split and len(each.shape) == ndim for each in call.operands)
+    return split if alike else None
+
+
+def _cat(call: Call, _: int) -> Found:
+    split, dim = _shared(call), call.dim(1, 0, len(call.targets[0]))
+    return None if split is None or split.dim == dim else [split]
+
+
+def _stack(call: Call, _: int) -> Found:
+    split, dim = _shared(call), call.dim(1, 0, len(call.targets[0]))
+    return None if split is None else [shard(split.dim + (dim <= split.dim), split.outer)]
+
+
+def _attention(call: Call, _: int) -> Found:
+    """Heads (dim 1) or batch (dim 0) may be split, in q, k and v alike.
+
+    A mask or bias has the same dims or is broadcast along the split one.
+    """
+    split = call.first.split
+    if split is None or split.outer != 1 or split.dim not in (0, 1):
         return None
-    found = segment_layout(layout, dim, shape[dim], targets[0][dim])
-    return None if found is None else [found] * len(targets)
-
-
-def _select(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    shape, layout = operands[0]
-    if layout is None or not layout.is_shard:
-        return [layout] * len(targets)
-    integers = _int_arguments(op)
-    dim = (integers[0] if integers else 0) % len(shape)
-    if dim == layout.dim:
+    if any(each.split != split for each in call.operands[1:3]):
         return None
-    moved = shard(layout.dim - (dim < layout.dim), layout.outer)
-    return [moved] * len(targets)
-
-
-def _one_layout(op: OpNode, operands: list[Operand], ndim: int) -> tuple[int, Layout | None]:
-    """Dim along which operands are joined, and the layout that they share (None: they do not)."""
-    integers = _int_arguments(op)
-    layouts = {layout for _, layout in operands}
-    return (integers[0] if integers else 0) % ndim, layouts.pop() if len(layouts) == 1 else None
-
-
-def _cat(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    dim, layout = _one_layout(op, operands, len(targets[0]))
-    return None if layout is None or (layout.is_shard and layout.dim == dim) else [layout]
-
-
-def _stack(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    dim, layout = _one_layout(op, operands, len(targets[0]))
-    if layout is None:
-        return None
-    if not layout.is_shard:
-        return [layout]
-    return [shard(layout.dim + (dim <= layout.dim), layout.outer)]
-
-
-def _attention(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    """Heads (dim 1) or batch (dim 0) may be split, in q, k and v alike."""
-    main = {layout for _, layout in operands[:3]}
-    if len(main) != 1:
-        return None
-    layout = main.pop()
-    if layout is None or layout.outer != 1 or layout.dim not in (0, 1):
-        return None
-    if not all(can_shard(shape, layout, tp) for shape, _ in operands[:3]):
+    rest, ndim = call.operands[3:], len(call.first.shape)
+    if not all(_lies_along(each, split, ndim) for each in rest):
         return None
     # Besides the output, kernels return the log-sum-exp (batch, heads, tokens) and random state.
-    return [layout if len(target) >= 3 else REPLICATE for target in targets]
+    return [split if len(target) >= 3 else REPLICATE for target in call.targets]
 
 
-def _reduce_last(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    """Norms and softmax: any dim but the last may be split."""
-    shape, layout = operands[0]
-    if layout is None or layout.dim == len(shape) - 1:
+def _beside_last(call: Call, normalized: int) -> Found:
+    """Normalise over the last dims: any other dim of the first operand may be split."""
+    split, shape = call.first.split, call.first.shape
+    if split is None or split.dim >= len(shape) - normalized:
         return None
-    if any(other is not None and other.is_shard for _, other in operands[1:]):
+    if any(each.split is not None for each in call.operands[1:]):
         return None
-    return [layout if len(target) > layout.dim else REPLICATE for target in targets]
+    return [split] * len(call.targets)
 
 
-def _reduction(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
-    """Means and sums over dims that are not split."""
-    shape, layout = operands[0]
-    dims = next((argument for argument in op.arguments if isinstance(argument, tuple)), None)
-    if layout is None or dims is None:
+def _norm(call: Call, _: int) -> Found:
+    """Norms over the dims of ``arguments[1]``, which are the last ones."""
+    sizes = call.argument(1, ())
+    assert isinstance(sizes, tuple), f"{call.op.name} has no sizes"
+    return _beside_last(call, len(sizes))
+
+
+def _softmax(call: Call, _: int) -> Found:
+    return _beside(call, call.dim(1, -1, len(call.first.shape)))
+
+
+def _dims(call: Call, position: int) -> tuple[int, ...]:
+    """An argument that holds one or several dims, () where there is none."""
+    ndim = max(len(call.first.shape), 1)
+    found = call.argument(position, ())
+    if isinstance(found, int) and not isinstance(found, bool):
+        return (found % ndim,)
+    return tuple(int(dim) % ndim for dim in found) if isinstance(found, tuple) else ()
+
+
+def _reduction(call: Call, _: int, position: int = 1) -> Found:
+    """Reduce over dims that are not split; without dims an op reduces over all of them."""
+    split, shape = call.first.split, call.first.shape
+    dims = set(_dims(call, position))
+    if split is None or not dims or split.dim in dims:
         return None
-    reduced = {int(dim) % len(shape) for dim in dims}
-    if layout.dim in reduced:
-        return None
-    if len(targets[0]) == len(shape):
-        return [layout]
-    return [shard(layout.dim - sum(dim < layout.dim for dim in reduced), layout.outer)]
+    if len(call.targets[0]) == len(shape):
+        return [split] * len(call.targets)
+    left = shard(split.dim - sum(dim < split.dim for dim in dims), split.outer)
+    return [left] * len(call.targets)
 
 
-def _pointwise(
-    op: OpNode, operands: list[Operand], targets: list[Shape], tp: int
-) -> list[Layout | None] | None:
+def _vector_norm(call: Call, tp: int) -> Found:
+    """A norm along dims; the order of the norm comes first."""
+    return _reduction(call, tp, position=2)
+
+
+def _pointwise(call: Call, _: int) -> Found:
     """Same shape or broadcast; all split operands must be split alike, none whole beside them.
 
     A whole operand (not a constant) is accepted only where it is broadcast along the split dim.
     """
-    target = targets[0]
-    found: Layout | None = None
-    for shape, layout in operands:
-        if layout is not None and layout.is_shard:
-            aligned = shard(layout.dim + len(target) - len(shape), layout.outer)
-            if aligned.dim < 0 or shape[layout.dim] != target[aligned.dim]:
-                return None
-            if found is not None and found != aligned:
-                return None
-            found = aligned
-    if found is None:
+    target = call.targets[0]
+    if target != _broadcast(each.shape for each in call.operands):
         return None
-    for shape, layout in operands:
-        dim = found.dim - (len(target) - len(shape))
-        if layout == REPLICATE and dim >= 0 and shape[dim] != 1:
-            return None
-    return [found if len(shape) == len(target) else None for shape in targets]
+    aligned = {
+        shard(each.split.dim + len(target) - len(each.shape), each.split.outer)
+        for each in call.operands
+        if each.split is not None
+    }
+    if len(aligned) != 1:
+        return None
+    (found,) = aligned
+    if not all(_lies_along(each, found, len(target)) for each in call.operands):
+        return None
+    # Some kernels leave an empty buffer beside their result.
+    if any(shape != target and prod(shape) for shape in call.targets):
+        return None
+    return [found if shape == target else REPLICATE for shape in call.targets]
 
 
-def _int_arguments(op: OpNode) -> list[int]:
-    return [a for a in op.arguments if isinstance(a, int) and not isinstance(a, bool)]
+def _broadcast(shapes: Iterable[Shape]) -> Shape:
+    """The shape to which shapes are broadcast, which torch has checked to fit."""
+    sizes: list[int] = []
+    for shape in shapes:
+        sizes = [1] * (len(shape) - len(sizes)) + sizes
+        for back, size in enumerate(reversed(shape), start=1):
+            sizes[-back] = size if sizes[-back] == 1 else sizes[-back]
+    return tuple(sizes)
 
 
-_RULES: dict[str, Rule] = {
+def _lies_along(operand: Operand, found: Layout, ndim: int) -> bool:
+    """Whether a rank has what it needs of an operand beside shards of a result with ndim dims."""
+    dim = found.dim - (ndim - len(operand.shape))
+    if dim < 0 or operand.shape[dim] == 1:
+        return operand.split is None
+    if operand.layout is None:
+        # A slice of a constant is one run of its elements.
+        return found.outer == 1
+    return operand.split == shard(dim, found.outer)
+
+
+NAMED_RULES: dict[str, Rule] = {
+    "alias": _same,
+    "detach": _same,
+    "_to_copy": _same,
+    "view_as_real": _same,
+    "zeros_like": _same,
+    "ones_like": _same,
+    "full_like": _same,
+    "empty_like": _same,
+    "view_as_complex": _pairs_as_complex,
+    "view": _reshape,
+    "_unsafe_view": _reshape,
+    "unsqueeze": _reshape,
+    "squeeze": _squeeze,
     "t": _transpose,
     "transpose": _transpose,
     "permute": _permute,
     "expand": _expand,
     "split": _split,
     "split_with_sizes": _split,
-    "slice": _split,
-    "chunk": _split,
-    "narrow": _split,
+    "slice": _slice,
     "unbind": _select,
     "select": _select,
     "cat": _cat,
     "stack": _stack,
+    "native_layer_norm": _norm,
+    "_fused_rms_norm": _norm,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
     "mean": _reduction,
     "sum": _reduction,
+    "prod": _reduction,
     "amax": _reduction,
+    "amin": _reduction,
+    "max": _reduction,
+    "min": _reduction,
+    "argmax": _reduction,
+    "argmin": _reduction,
+    "all": _reduction,
+    "any": _reduction,
     "var": _reduction,
-    "view_as_complex": _identity,
-    "view_as_real": _identity,
-    "bmm": _refuse,
-    "mm": _refuse,
-    "addmm": _refuse,
-    "baddbmm": _refuse,
+    "std": _reduction,
+    "var_mean": _reduction,
+    "std_mean": _reduction,
+    "logsumexp": _reduction,
+    "linalg_vector_norm": _vector_norm,
+    # Elementwise by definition, though torch does not tag them. Each element that dropout
+    # zeroes is drawn by itself, so that a rank may draw for its part.
+    "native_dropout": _pointwise,
+    "copy_": _pointwise,
+    "fill": _pointwise,
+    "fill_": _pointwise,
+    "zero_": _pointwise,
+    "masked_fill": _pointwise,
+    "masked_fill_": _pointwise,
+    "rsub": _pointwise,
+    "hardswish": _pointwise,
+    "log_sigmoid_forward": _pointwise,
+    **dict.fromkeys(ATTENTIONS, _attention),
 }
+"""Ops that may run on shards though torch does not tag them pointwise, by name."""
+
+
+def rule_of(op: OpNode) -> Rule | None:
+    """Return the rule by which an op may run on shards, None where it must stay whole."""
+    return _pointwise if op.is_pointwise else NAMED_RULES.get(op.name)

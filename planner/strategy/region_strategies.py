@@ -6,7 +6,7 @@ from planner.graph.operator_graph import OpNode
 from planner.strategy.layout import REPLICATE, Layout, can_shard
 from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
-from planner.strategy.op_rules import ATTENTIONS, output_layouts
+from planner.strategy.propagation import needs_global_shapes, output_layouts
 
 MAX_STRATEGIES = 256
 """Assignments kept per region; a region with more (dozens of inputs) runs replicated only."""
@@ -90,7 +90,10 @@ def _loss_layouts(
     shape = context.graph.values[op.inputs[0]].shape
     if op.name not in _LOSS_OPS or layout is None or not layout.is_shard:
         return None
-    if layout.dim != len(shape) - 1 or layout.outer != 1:
+    last = len(shape) - 1
+    if layout.dim != last or layout.outer != 1:
+        return None
+    if op.name == "_log_softmax" and op.arguments[1] not in (-1, last):
         return None
     return (layout,) if op.name == "_log_softmax" else (REPLICATE,) * len(op.outputs)
 
@@ -131,24 +134,10 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def _needs_dtensor(node: Node, known: Mapping[int, Layout], context: UnitContext) -> bool:
-    """Whether ops of a split region must see global shapes.
-
-    Views may have sizes written into the model's code, attention and losses need their own
-    sharding rules, and a constant as long as the split dim must be sliced.
-    """
+    """Whether ops of a split region must see global shapes, or a rule for losses of their own."""
     graph = context.graph
-    for op_id in node.ops:
-        op = graph.nodes[op_id]
-        split = [value for value in op.inputs if value in known and known[value].is_shard]
-        if not split:
-            continue
-        if op.is_view or op.name in ATTENTIONS or op.name in _LOSS_OPS:
-            return True
-        layout = known[split[0]]
-        ndim = len(graph.values[split[0]].shape)
-        for value in op.inputs:
-            shape = graph.values[value].shape
-            dim = layout.dim - ndim + len(shape)
-            if value not in known and dim >= 0 and shape[dim] != 1:
-                return True
-    return False
+    ops = [graph.nodes[op] for op in node.ops]
+    if needs_global_shapes(graph, ops, known):
+        return True
+    losses = [op for op in ops if op.name in _LOSS_OPS]
+    return any(value in known and known[value].is_shard for op in losses for value in op.inputs)

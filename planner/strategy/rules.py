@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import NO_SCHEDULE, schedule_rule
-
-VIRTUAL_STAGES = (2, 4)
-"""Stages per rank that the search tries for interleaved schedules."""
+from planner.strategy.schedules import NO_SCHEDULE, SCHEDULES, schedule_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +190,16 @@ def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> Iterator[tuple
     for schedule in ("1F1B", "GPipe"):
         if fixed.schedule in (None, schedule) and fixed.virtual_stages in (None, 1):
             yield schedule, 1
+    if fixed.schedule not in (None, *SCHEDULES):
+        yield fixed.schedule, 1
     if fixed.schedule in (None, "Interleaved1F1B"):
-        counts = VIRTUAL_STAGES if fixed.virtual_stages is None else (fixed.virtual_stages,)
-        for count in counts:
-            if count > 1 and pp * count <= facts.max_stages:
+        most = facts.max_stages // pp
+        counts = virtual_stage_counts(most)
+        for count in counts if fixed.virtual_stages is None else (fixed.virtual_stages,):
+            if 1 < count <= most:
                 yield "Interleaved1F1B", count
+
+
+def virtual_stage_counts(most: int) -> tuple[int, ...]:
+    """Stages per rank that the search tries for interleaved schedules: powers of two."""
+    return tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)

@@ -85,6 +85,20 @@ def _interleaved(rank: int, pp: int, virtual_stages: int, num_microbatches: int)
     return tuple(forwards[:warmup] + steady + backwards[paired:])
 
 
+def shortened(schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+    """Microbatches of a shorter list that begins and ends like the whole one.
+
+    A rank runs at most ``(virtual_stages - 1) * group + 2 * (pp - 1) + 1`` forwards before its
+    first backward, and as many backwards after its last forward; what lies between repeats.
+    """
+    if schedule == "GPipe":
+        return num_microbatches
+    group = pp
+    if schedule == "Interleaved1F1B":
+        group = num_microbatches // max(1, num_microbatches // pp)
+    return min(num_microbatches, 6 * group)
+
+
 @cache
 def in_flight(
     schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int, rank: int
@@ -102,7 +116,12 @@ def in_flight(
     if schedule == "1F1B":
         return ((min(num_microbatches, pp - rank),),)
     rows = actions_by_rank(
-        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+        schedule,
+        pp=pp,
+        virtual_stages=virtual_stages,
+        num_microbatches=shortened(
+            schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+        ),
     )
     counts = [0] * virtual_stages
     seen: set[tuple[int, ...]] = set()

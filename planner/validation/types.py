@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.strategy.configuration import EVERY_OTHER_LAYER
 
 Arch = Literal["gpt", "llama", "mpt"]
 """GELU MLP with biases; gated MLP without; GPT with ALiBi."""
 
 DataParallel = Literal["ddp", "zero1", "zero2", "zero3"]
 """Replicated state; optimiser states sharded; gradients as well; parameters as well (FSDP)."""
-
-EVERY_OTHER_LAYER = "every_other_layer"
 
 RECOMPUTATIONS = ("none", "selective", "full", EVERY_OTHER_LAYER)
 """How blocks are recomputed; the last recomputes the first, third, fifth block in full."""
@@ -89,6 +88,10 @@ class Run:
     """Measured time of an optimiser step."""
     peak_mem_bytes: float | None
     """Measured peak memory of the fullest rank, as the source measures it."""
+    is_sharding_stated: bool = True
+    """Whether the row says what data parallelism shards; ``data_parallel`` means nothing else."""
+    assumed: tuple[str, ...] = ()
+    """What was filled into its open cells: "micro_batch 1 (not stated)"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The library: ``planner.validate``, measured runs beside what the cost model says of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -178,6 +178,7 @@ def validate(
     *,
     failed: pd.DataFrame | str | Path | None = None,
     calibration: str | Path | None = None,
+    assume: Mapping[str, str] = {},
     keep_going: bool = False,
     capacity_gib: float | None = None,
     min_group: int = MIN_GROUP,
@@ -189,6 +190,8 @@ def validate(
         runs: Table of measured runs, one row each, or the path of its CSV file.
         failed: Layouts that were tried and did not run, a table of the same form.
         calibration: File of constants that ``plan calibrate`` fitted, None for those that ship.
+        assume: What to take for cells that the tables leave open, by column: {"recompute":
+            "full"}; for ``framework`` also where no profile knows the name.
         keep_going: Price the other rows where some are wrong.
         capacity_gib: Memory of a device: what is predicted to need more does not fit, on top of
             the planner's own verdict.
@@ -205,9 +208,7 @@ def validate(
     """
     _check_options(capacity_gib, min_group)
     calibration_file = None if calibration is None else Path(calibration)
-    tables = [read_table(runs, keep_going=keep_going)]
-    if failed is not None:
-        tables.append(read_table(failed, keep_going=keep_going, name="the table of failed runs"))
+    tables = _tables(runs, failed, keep_going=keep_going, assume=assume)
     priced = _price(tables, calibration_file, keep_going=keep_going, progress=progress)
     failed_priced = priced[1] if failed is not None else None
     metrics, groups = score_runs(
@@ -219,6 +220,20 @@ def validate(
         min_group=min_group,
     )
     return ValidationResult(runs=priced[0], failed=failed_priced, metrics=metrics, groups=groups)
+
+
+def _tables(
+    runs: pd.DataFrame | str | Path,
+    failed: pd.DataFrame | str | Path | None,
+    *,
+    keep_going: bool,
+    assume: Mapping[str, str],
+) -> list[RunTable]:
+    tables = [read_table(runs, keep_going=keep_going, assume=assume)]
+    if failed is not None:
+        name = "the table of failed runs"
+        tables.append(read_table(failed, keep_going=keep_going, assume=assume, name=name))
+    return tables
 
 
 def _check_options(capacity_gib: float | None, min_group: int) -> None:

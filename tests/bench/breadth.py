@@ -157,6 +157,7 @@ def default_config(job: Outcome, folder: Path) -> Path:
 
 def examine(job: Outcome, loaded, dtype: str) -> Outcome:
     """Trace a model and note what speaks for and against the trace."""
+    from planner.graph.analysis.trace_warnings import trace_warnings
     from planner.graph.trace import trace_model
 
     graph = trace_model(loaded, microbatch_size=MICROBATCH_SIZE, dtype=dtype)
@@ -171,7 +172,7 @@ def examine(job: Outcome, loaded, dtype: str) -> Outcome:
             for each in graph.parameters
             if each.requires_grad and each.storage not in read
         ),
-        warnings=graph.warnings,
+        warnings=trace_warnings(graph),
     )
 
 

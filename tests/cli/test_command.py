@@ -10,7 +10,7 @@ from plan_factory import make_outcome, make_plan, make_record
 
 from planner import api
 from planner.cli.main import run
-from planner.cli.runner import model_folder_name
+from planner.cli.plan_runner import model_folder_name
 from planner.errors import CodegenError, InfeasiblePlanError, ModelError, SolverError
 from planner.plan.types import ModelRef
 from planner.progress import timed_phase

@@ -31,7 +31,7 @@ BOOK = WorkBook()
 
 @cache
 def model(**forms):
-    kernels = KernelForms(**forms)
+    kernels = KernelForms(loss_apart=True, **forms)
     key = WorkKey(
         shape=SHAPE, dtype="bfloat16", kernels=kernels, tp=1, sequence_parallel=False,
         microbatch_size=BATCH,
@@ -57,7 +57,7 @@ def test_compiled_block_moves_what_enters_and_leaves_its_chains():
     angles = 2 * 4 * SEQ * HIDDEN // HEADS
     weights = 2 * 2 * HIDDEN
     streams = 2 + 4 + 4 + 3
-    ops = light(model(fuses_pointwise=True).block.forward.ops)
+    ops = light(model(fuses_pointwise=True).units[2].forward.ops)
     assert len(ops) == 6
     assert moved(ops) == streams * stream + 3 * wide + angles + weights
 
@@ -65,7 +65,7 @@ def test_compiled_block_moves_what_enters_and_leaves_its_chains():
 def test_compiled_backward_moves_less_and_its_matmuls_stay():
     eager, compiled = model(), model(fuses_pointwise=True)
     before, after = (
-        (*each.block.input_backward.ops, *each.block.weight_backward.ops)
+        (*each.units[2].input_backward.ops, *each.units[2].weight_backward.ops)
         for each in (eager, compiled)
     )
     assert flop(after) == flop(before) > 0
@@ -76,23 +76,23 @@ def test_compiled_backward_moves_less_and_its_matmuls_stay():
 
 def test_fused_loss_reads_logits_and_writes_their_gradient():
     logits = 2 * TOKENS * VOCAB
-    loss = model(fuses_loss=True).loss
+    loss = model(fuses_loss=True).units[-1]
     assert moved(loss.forward.ops) == pytest.approx(logits, rel=0.01)
     backward = (*loss.input_backward.ops, *loss.weight_backward.ops)
     assert moved(backward) == pytest.approx(2 * logits, rel=0.01)
-    assert moved(model().loss.forward.ops) > 5 * logits
+    assert moved(model().units[-1].forward.ops) > 5 * logits
 
 
 def test_every_second_matmul_runs_again():
     """Of query, key, value, out, gate, up and down the second, fourth and sixth."""
-    again = model(selective="every_second_matmul").block.recompute["selective"]
+    again = model(selective="every_second_matmul").units[2].recompute["selective"]
     assert flop(again.ops) == 2 * TOKENS * HIDDEN * (2 * HIDDEN + FFN)
-    assert not flop(model().block.recompute["selective"].ops)
+    assert not flop(model().units[2].recompute["selective"].ops)
 
 
 def test_every_second_matmul_keeps_less():
     kept, all_kept = (
-        model(selective=each).block.activation_bytes["selective"]
+        model(selective=each).units[2].activation_bytes["selective"]
         for each in ("every_second_matmul", "matmul_outputs")
     )
     assert all_kept - kept == 2 * TOKENS * (2 * HIDDEN + FFN)
@@ -100,7 +100,7 @@ def test_every_second_matmul_keeps_less():
 
 def test_fused_loss_keeps_the_logits_alone():
     """Otherwise float32 logarithms of the softmax are kept, with two of their size in backward."""
-    fused, written = model(fuses_loss=True).loss, model().loss
+    fused, written = model(fuses_loss=True).units[-1], model().units[-1]
     logits = 2 * TOKENS * VOCAB
     assert fused.activation_bytes["none"] == pytest.approx(logits, rel=0.01)
     assert fused.temporary_bytes["none"] <= logits

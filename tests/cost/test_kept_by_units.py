@@ -24,7 +24,7 @@ unit counts there and in the next."""
 @pytest.mark.parametrize("name", MODELS)
 def test_units_keep_together_what_the_model_keeps(name):
     family = trace_family(load_model(str(MODELS[name])), dtype="bfloat16")
-    pricer = ModelPricer(family, load_cluster("h100-sxm", gpus=8), "bfloat16", time_limit_s=20)
+    pricer = ModelPricer(family, load_cluster("h100-sxm", gpus=8), "bfloat16")
     choice = ShardingChoice(tp=1, sequence_parallel=False, split_tables=False, microbatch_size=2)
     model = pricer.priced(choice).model
     shared_bytes = sum(each.size_bytes for each in model.shared if each.counts(0, len(model.units)))

@@ -96,7 +96,7 @@ def test_rows_are_nodes_of_the_operator_graph(measured):
         dtype="float32",
         example_batch=lambda size: (torch.zeros(size, 64), torch.zeros(size, 48)),
         loss_fn=nn.functional.mse_loss,
-    )
+    ).graph
     nodes = {
         (op.name, op.phase.value, op.flop, op.read_bytes, op.write_bytes) for op in graph.nodes
     }

@@ -20,7 +20,7 @@ SEQ, HIDDEN, HEADS = 2048, 2048, 16
 def pricer():
     source = f"{EXAMPLES / 'gpt.py'}:gpt_1_3b"
     family = trace_family(load_model(source, seq_len=SEQ), dtype="bfloat16")
-    return ModelPricer(family, load_cluster("h100-sxm", gpus=8), "bfloat16", time_limit_s=20)
+    return ModelPricer(family, load_cluster("h100-sxm", gpus=8), "bfloat16")
 
 
 def block(pricer, *, tp=1, sequence_parallel=False, microbatch_size=1):

@@ -71,7 +71,7 @@ def pricing(*, tp=1, host_s=0.0, collective_host_s=0.0):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_block_computes_the_closed_form(tp):
-    block = drawn(tp=tp).block
+    block = drawn(tp=tp).units[2]
     assert flop(block.forward, "matmul") == MATMUL_FLOP / tp
     assert flop(block.forward, "attention") == ATTENTION_FLOP / tp
     assert flop(block.input_backward, "matmul") == MATMUL_FLOP / tp
@@ -82,27 +82,27 @@ def test_a_block_computes_the_closed_form(tp):
 
 
 def test_a_causal_mask_spares_all_but_half_of_the_diagonal():
-    (attention,) = (op for op in drawn().block.forward.ops if op.kind == "attention")
+    (attention,) = (op for op in drawn().units[2].forward.ops if op.kind == "attention")
     assert attention.masked_flop == ATTENTION_FLOP * (SEQ - 1) / (2 * SEQ)
 
 
 def test_the_head_computes_the_logits_once_forward_and_twice_backward():
-    head = drawn().head
+    head = drawn().units[-1]
     logits = 2 * TOKENS * HIDDEN * VOCAB
     assert flop(head.forward, "matmul") == logits
     assert flop(head.input_backward, "matmul") + flop(head.weight_backward, "matmul") == 2 * logits
 
 
 def test_work_grows_with_the_microbatch():
-    one, three = (drawn(microbatch_size=size).block for size in (2, 6))
+    one, three = (drawn(microbatch_size=size).units[2] for size in (2, 6))
     for part in ("forward", "input_backward", "weight_backward"):
         assert flop(getattr(three, part), "matmul") == 3 * flop(getattr(one, part), "matmul")
 
 
 def test_full_recomputation_is_the_forward_pass_or_stops_with_the_last_needed_tensor():
-    whole = drawn(kernels=KernelForms(recompute_stops_early=False)).block
+    whole = drawn(kernels=KernelForms(recompute_stops_early=False)).units[2]
     assert whole.recompute["full"].ops == whole.forward.ops
-    early = drawn().block
+    early = drawn().units[2]
     last_projection = 2 * TOKENS * HIDDEN * 4 * HIDDEN
     assert flop(early.recompute["full"], "matmul") == MATMUL_FLOP - last_projection
     assert early.recompute["none"] == NO_WORK
@@ -110,7 +110,7 @@ def test_full_recomputation_is_the_forward_pass_or_stops_with_the_last_needed_te
 
 def test_a_split_block_has_an_all_reduce_or_its_halves_for_attention_and_mlp():
     stream_bytes = 2 * TOKENS * HIDDEN
-    plain, split = (drawn(tp=4, sequence_parallel=split).block for split in (False, True))
+    plain, split = (drawn(tp=4, sequence_parallel=split).units[2] for split in (False, True))
     for part in (plain.forward, plain.input_backward):
         assert [each.kind for each in part.comm] == ["all_reduce"] * 2
         assert all(each.num_bytes == stream_bytes for each in part.comm)
@@ -121,7 +121,7 @@ def test_a_split_block_has_an_all_reduce_or_its_halves_for_attention_and_mlp():
 
 
 def test_a_price_is_the_sum_of_kernels_and_of_collectives():
-    block, prices = drawn(tp=4).block, pricing(tp=4)
+    block, prices = drawn(tp=4).units[2], pricing(tp=4)
     unit = price_unit(block, prices)
 
     def kernels_s(*parts):
@@ -143,7 +143,7 @@ def test_a_price_is_the_sum_of_kernels_and_of_collectives():
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_a_slow_host_sets_the_time_of_a_pass(tp):
-    block = drawn(tp=tp).block
+    block = drawn(tp=tp).units[2]
     unit = price_unit(block, pricing(tp=tp, host_s=1.0, collective_host_s=0.25))
     backward = (block.input_backward, block.weight_backward)
     # Without a group there is nothing to issue but kernels.
@@ -158,14 +158,6 @@ def test_a_slow_host_sets_the_time_of_a_pass(tp):
 
 
 def test_a_fast_host_is_not_waited_for():
-    assert price_unit(drawn().block, pricing(host_s=1e-9)) == price_unit(drawn().block, pricing())
-
-
-def test_gathered_inputs_pile_up_while_the_device_is_behind():
-    kernels = KernelForms(keeps_gathered_inputs=False)
-    block = drawn(tp=4, sequence_parallel=True, kernels=kernels).block
-    # Inputs of the two column projections, gathered, less the shares that are kept.
-    assert 0 < block.piled_bytes <= 2 * 2 * TOKENS * HIDDEN
-    assert price_unit(block, pricing(tp=4)).piled_bytes == block.piled_bytes
-    assert price_unit(block, pricing(tp=4, host_s=1.0)).piled_bytes == 0
-    assert drawn(tp=4, sequence_parallel=True).block.piled_bytes == 0
+    assert price_unit(drawn().units[2], pricing(host_s=1e-9)) == price_unit(
+        drawn().units[2], pricing()
+    )

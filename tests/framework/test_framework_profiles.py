@@ -5,12 +5,10 @@ import re
 import pytest
 
 from planner.errors import ProfileError
+from planner.framework.constants import in_place
 from planner.framework.profiles import list_frameworks, load_framework
-from planner.framework.tuning import SETTINGS, tune
-from planner.hardware.profiles import PROFILES_FOLDER, load_cluster
-from planner.hardware.spec import Provenance
+from planner.hardware.profiles import PROFILES_FOLDER, list_clusters, load_cluster
 
-MOST_TUNED = 9
 NANOTRON = (PROFILES_FOLDER / "frameworks" / "nanotron.toml").read_text()
 
 
@@ -19,35 +17,23 @@ class TestShipped:
     def test_it_reads_under_the_name_of_its_file(self, name):
         assert load_framework(name).name == name
 
-    def test_its_clusters_are_there(self, name):
-        framework = load_framework(name)
-        for cluster in {*framework.tuned, *(match.cluster for match in framework.matches)}:
-            assert load_cluster(cluster, gpus=8).num_gpus == 8
-
     def test_every_number_says_where_it_is_from(self, name):
         for source in load_framework(name).numbers.values():
             assert source.source
 
-    def test_few_constants_are_fitted_and_none_is_said_to_be_known(self, name):
+    def test_it_is_priced_on_any_cluster(self, name):
         framework = load_framework(name)
-        for cluster, values in framework.tuned.items():
-            assert set(values) <= set(SETTINGS)
-            assert len(values) <= MOST_TUNED
-            for key in values:
-                provenance = framework.numbers[f"{cluster}.{key}"].provenance
-                assert provenance in (Provenance.FITTED, Provenance.ASSUMED)
-
-    def test_its_constants_can_be_put_in_place(self, name):
-        framework = load_framework(name)
-        for cluster, values in framework.tuned.items():
-            tuned, spec = tune(framework, load_cluster(cluster, gpus=16), values)
-            assert tuned.name == name
-            assert spec.device.host_dispatch_s > 0
+        for cluster in list_clusters():
+            placed, spec = in_place(framework, load_cluster(cluster, gpus=8))
+            assert placed == framework
+            assert spec.device.host_dispatch_s == pytest.approx(
+                framework.host_dispatch_s * load_cluster(cluster, gpus=8).host_time_factor
+            )
 
 
 def test_no_two_profiles_are_for_the_same_runs():
     matches = [match for name in list_frameworks() for match in load_framework(name).matches]
-    keys = [(each.framework, each.source, each.notes, each.gpu) for each in matches]
+    keys = [(each.framework, each.source, each.notes) for each in matches]
     assert len(set(keys)) == len(keys)
 
 
@@ -87,11 +73,11 @@ def test_an_own_file_is_read_by_its_path(changed):
             "field 'bucket_mib' is 0, it must be above 0",
         ),
         (
-            r'^host_dispatch_us = .*"fitted".*',
+            r"^host_dispatch_us = .*",
             "host_dispatch_us = 45",
-            r"field 'tuned\[0\].host_dispatch_us'",
+            r"field 'host_dispatch_us' needs value, provenance and source",
         ),
-        (r'^gpu = "H100-80GB-SXM"\n', "", r"field 'runs\[0\].gpu' is missing"),
+        (r'^framework = "nanotron"\n', "", r"field 'runs\[0\].framework' is missing"),
         (r"^\[\[runs\]\]", "[[run]]", "field 'run"),
     ],
 )

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from planner.errors import ModelError
-from planner.graph.recording.record import Recorder
+from planner.graph.recording.recorder import Recorder
 from planner.graph.trace import trace_model
 
 
@@ -238,7 +238,7 @@ def test_an_operator_without_a_meta_kernel():
 
 
 def test_a_forward_pass_that_does_not_end(monkeypatch):
-    monkeypatch.setattr("planner.graph.recording.record.MOST_OPS", 1000)
+    monkeypatch.setattr("planner.graph.recording.recorder.MOST_OPS", 1000)
 
     def run(net, x):
         while True:

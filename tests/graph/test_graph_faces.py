@@ -10,7 +10,8 @@ import torch
 from graph_models import EagerBlock, example, mean_square, vectors, wrap
 from torch import nn
 
-from planner.graph.analysis.summary import cut_groups
+from planner.graph.analysis.ops import dataflow_graph, ops_table
+from planner.graph.analysis.summary import cut_groups, summary_html, summary_words
 from planner.graph.operator_graph import Phase
 from planner.graph.trace import trace_model
 from planner.units import DTYPE_BYTES
@@ -21,8 +22,12 @@ def gpt():
     return trace_model(example("gpt.py"), microbatch_size=2, dtype="float32")
 
 
-def test_the_networkx_graph_has_all_ops_and_says_what_they_are(gpt):
-    flow = gpt.nx
+@pytest.fixture(scope="module")
+def flow(gpt):
+    return dataflow_graph(gpt)
+
+
+def test_the_networkx_graph_has_all_ops_and_says_what_they_are(gpt, flow):
     assert isinstance(flow, nx.DiGraph)
     assert nx.is_directed_acyclic_graph(flow)
     assert list(flow.nodes) == [op.id for op in gpt.nodes]
@@ -37,31 +42,31 @@ def test_the_networkx_graph_has_all_ops_and_says_what_they_are(gpt):
     }
 
 
-def test_edges_carry_the_value_and_its_bytes(gpt):
-    for source, target, edge in gpt.nx.edges(data=True):
+def test_edges_carry_the_value_and_its_bytes(gpt, flow):
+    for source, target, edge in flow.edges(data=True):
         assert edge["value"] in gpt.nodes[source].outputs
         assert edge["value"] in gpt.nodes[target].inputs
     between = {
         (source, target): {*gpt.nodes[source].outputs} & {*gpt.nodes[target].inputs}
-        for source, target in gpt.nx.edges
+        for source, target in flow.edges
     }
     assert max(len(values) for values in between.values()) > 1
     for pair, values in between.items():
         elements = sum(torch.Size(gpt.values[value].shape).numel() for value in values)
         dtypes = {gpt.values[value].dtype for value in values}
         if dtypes == {"float32"}:
-            assert gpt.nx.edges[pair]["bytes"] == 4 * elements
+            assert flow.edges[pair]["bytes"] == 4 * elements
 
 
-def test_networkx_can_write_it_to_a_file(gpt):
+def test_networkx_can_write_it_to_a_file(gpt, flow):
     buffer = BytesIO()
-    nx.write_graphml(gpt.nx, buffer)
+    nx.write_graphml(flow, buffer)
     buffer.seek(0)
     assert len(nx.read_graphml(buffer)) == len(gpt.nodes)
 
 
 def test_the_table_has_one_row_per_op(gpt):
-    table = gpt.ops
+    table = ops_table(gpt)
     assert list(table.index) == [op.id for op in gpt.nodes]
     assert list(table.columns) == [
         *("name", "module", "unit", "phase", "flop", "read_bytes", "write_bytes", "saved_bytes"),
@@ -93,13 +98,14 @@ def test_bytes_of_values_are_those_of_torch(gpt):
         assert value.size_bytes == tensor.nbytes
 
 
-def test_it_speaks_of_itself_in_one_line(gpt):
-    assert repr(gpt) == (
-        f"OperatorGraph('{gpt.model}', microbatch 2 x 64 tokens, float32: parameters 412 k, "
+def test_it_is_told_in_one_line(gpt):
+    assert summary_words(gpt) == (
+        f"'{gpt.model}', microbatch 2 x 64 tokens, float32: parameters 412 k, "
         f"forward 120 MFLOP, backward 247 MFLOP, saved for backward 4.2 MiB, "
-        f"operators {len(gpt.nodes)}, blocks 8 A, cuts 9)"
+        f"operators {len(gpt.nodes)}, blocks 8 A, cuts 9"
     )
     assert gpt.model.endswith("gpt.py:build_model")
+    assert repr(gpt) == f"OperatorGraph('{gpt.model}', {len(gpt.nodes):,} operators in 10 units)"
 
 
 def test_frozen_parameters_are_told_apart():
@@ -111,11 +117,11 @@ def test_frozen_parameters_are_told_apart():
     graph = trace_model(wrap(build, vectors(8), mean_square), microbatch_size=2, dtype="float32")
     assert graph.num_parameters == 144
     assert graph.num_trainable_parameters == 72
-    assert "parameters 144, 72 of them trained" in repr(graph)
+    assert "parameters 144, 72 of them trained" in summary_words(graph)
 
 
 def test_in_a_notebook_it_is_a_small_escaped_table(gpt):
-    html = gpt._repr_html_()
+    html = summary_html(gpt)
     assert len(html) < 4096
     assert "<td>transformer.h.0</td>" in html
 
@@ -125,8 +131,8 @@ def test_in_a_notebook_it_is_a_small_escaped_table(gpt):
     build_a_b.__name__ = "a<b"
     model = wrap(build_a_b, vectors(8), mean_square)
     graph = trace_model(model, microbatch_size=2, dtype="float32")
-    assert "a&lt;b" in graph._repr_html_()
-    assert "a<b" not in graph._repr_html_()
+    assert "a&lt;b" in summary_html(graph)
+    assert "a<b" not in summary_html(graph)
 
 
 def test_cuts_across_which_the_same_is_sent_are_grouped(gpt):
@@ -157,7 +163,7 @@ def test_a_model_that_cannot_be_cut_has_no_groups():
     )
     assert cut_groups(graph) == ()
     assert graph.no_cut_reason
-    assert "blocks none, cuts 0" in repr(graph)
+    assert "blocks none, cuts 0" in summary_words(graph)
     assert {op.phase for op in graph.nodes} == set(Phase)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.graph.analysis.causal import masked_flop, masked_pairs
+from planner.graph.analysis.causal import masked_flop, masked_pairs, phase_masked_flop
 from planner.graph.operator_graph import Phase
 from planner.graph.trace import trace_model
 
@@ -107,8 +107,8 @@ def test_flops_of_llama_3_equal_the_closed_form(name):
     assert graph.backward_flop == 2 * matmul + attention * 5 // 2
     # Of s x s pairs a causal mask leaves s (s + 1) / 2.
     left = attention * (seq_len + 1) // (2 * seq_len)
-    assert graph.forward_masked_flop == attention - left
-    assert graph.backward_masked_flop == (attention - left) * 5 // 2
+    assert phase_masked_flop(graph, Phase.FORWARD) == attention - left
+    assert phase_masked_flop(graph, Phase.BACKWARD) == (attention - left) * 5 // 2
 
 
 # Ops that torch's counter is silent about or wrong on ------------------------------------------
@@ -299,7 +299,10 @@ def test_masked_flops_of_unequal_lengths(queries, keys):
     assert [masked_flop(graph, op) for op in kernels] == [
         2 * 3 * 2 * hidden * 8 * count for count in (2, 5)
     ]
-    assert graph.forward_masked_flop + graph.backward_masked_flop == 2 * 3 * 2 * hidden * 8 * 7
+    assert (
+        phase_masked_flop(graph, Phase.FORWARD) + phase_masked_flop(graph, Phase.BACKWARD)
+        == 2 * 3 * 2 * hidden * 8 * 7
+    )
     # The flash kernel takes a causal mask of equal lengths only.
     assert ("flash" in kernels[0].name) == (queries == keys)
 
@@ -307,4 +310,4 @@ def test_masked_flops_of_unequal_lengths(queries, keys):
 def test_without_a_causal_mask_nothing_is_spared():
     graph = trace_model(load("dit"), microbatch_size=1, dtype="bfloat16")
     assert any("attention" in op.name for op in graph.nodes)
-    assert graph.forward_masked_flop == graph.backward_masked_flop == 0
+    assert phase_masked_flop(graph, Phase.FORWARD) == phase_masked_flop(graph, Phase.BACKWARD) == 0

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from planner.graph.operator_graph import Phase, StorageKind
-from planner.graph.recording.record import Recorder
+from planner.graph.recording.recorder import Recorder
 from planner.graph.trace import trace_model
 
 

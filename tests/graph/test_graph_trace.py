@@ -20,6 +20,7 @@ from graph_models import (
 from torch import nn
 from torch.nn import functional
 
+from planner.graph.analysis.ops import dataflow_graph
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.trace import trace_model
 
@@ -51,7 +52,7 @@ def test_values_without_a_producer_are_parameters_buffers_and_inputs(gpt):
 
 
 def test_the_loss_is_reachable_from_the_embedding(gpt):
-    graph = gpt.nx
+    graph = dataflow_graph(gpt)
     assert nx.is_directed_acyclic_graph(graph)
     first = next(op.id for op in gpt.nodes if op.name == "embedding")
     last = max(op.id for op in gpt.nodes if op.phase is Phase.FORWARD)
@@ -145,7 +146,7 @@ def test_writing_a_slice_renews_the_whole():
             return out
 
     graph = trace_model(wrap(Fill, vectors(4), mean_square), microbatch_size=2, dtype="float32")
-    data_flow = graph.nx
+    data_flow = dataflow_graph(graph)
     product = next(op.id for op in graph.nodes if op.name == "addmm")
     loss = next(op.id for op in graph.nodes if op.name == "mean")
     assert loss in nx.descendants(data_flow, product)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.errors import ModelError, RequestError
+from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints, parse_hint, read_hints
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import Phase
@@ -227,7 +228,7 @@ def test_a_draw_is_taken_at_its_mean(draw):
     (note,) = graph.notes
     assert note.startswith(f"{line_of(forward, 1)} (`if draw(x) < 0.1:`)")
     assert note.endswith("taken at the mean of its random draws, which gives False")
-    assert graph.warnings == (note,)
+    assert trace_warnings(graph) == (note,)
 
 
 def test_draws_of_python_are_the_same_every_time_and_told():

@@ -76,6 +76,13 @@ def test_schema_says_what_is_a_view_and_what_is_written():
     assert written == ((0, "self", False),)
 
 
+def test_a_tag_tells_pointwise_overloads():
+    assert torch_private.is_pointwise(aten.gelu.default)
+    assert torch_private.is_pointwise(aten.max.other)
+    assert not torch_private.is_pointwise(aten.max.dim)
+    assert not torch_private.is_pointwise(aten.cummax.default)
+
+
 def test_tags_tell_random_and_data_dependent_ops():
     assert torch_private.is_random(aten.bernoulli.default)
     assert not torch_private.is_random(aten.mm.default)

@@ -99,7 +99,6 @@ def plans(draw):
         stages=draw(stages(len(units))),
         memory_by_rank=draw(st.lists(memories, min_size=1, max_size=3).map(tuple)),
         costs=draw(costs),
-        simulated_step_time_s=draw(seconds),
         tokens_per_step=draw(counts),
         flop_per_step=draw(counts),
     )
@@ -119,9 +118,9 @@ def test_equal_plans_give_equal_bytes():
     assert dump_json(plan_document(make_plan())) == dump_json(plan_document(make_plan()))
 
 
-def test_a_stage_names_its_layers_and_totals_are_written():
+def test_a_stage_names_its_units_and_totals_are_written():
     document = written_plan(make_plan(ParallelDegrees(pp=2), policy="full"))
-    assert document["stages"][0]["layers"] == ["prologue", *(f"layers.{i}" for i in range(6))]
+    assert document["stages"][0]["units"] == ["prologue", *(f"layers.{i}" for i in range(6))]
     assert document["costs"]["step_time_s"] == pytest.approx(0.412)
     assert document["peak_memory_bytes"] == max(
         memory["total_bytes"] for memory in document["memory_by_rank"]
@@ -142,7 +141,7 @@ def test_mixed_checkpointing_is_spelled_with_counts():
     ("edit", "words"),
     [
         (lambda d: d["degrees"].update(tp=4), "world_size"),
-        (lambda d: d["stages"][0].update(layers=["layers.0"]), "layers"),
+        (lambda d: d["stages"][0].update(units=["layers.0"]), "units"),
         (lambda d: d["costs"].update(compute_s=0.001), "step_time_s"),
         (lambda d: d.update(activation_checkpointing="full"), "activation_checkpointing"),
         (lambda d: d["stages"][0].update(activation_checkpointing=["none"]), "another number"),
@@ -176,8 +175,8 @@ def test_load_plan_reads_the_best_plan_of_a_file_or_its_folder(tmp_path):
     [
         ("{", "is not JSON"),
         ("[]", "schema_version None"),
-        ('{"schema_version": 99}', "schema_version 99, this version reads 1"),
-        ('{"schema_version": 1}', "best must be an object, not null"),
+        ('{"schema_version": 99}', "schema_version 99, this version reads 2"),
+        ('{"schema_version": 2}', "best must be an object, not null"),
     ],
 )
 def test_load_plan_refuses_what_is_no_plan(tmp_path, text, words):

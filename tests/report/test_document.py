@@ -14,13 +14,13 @@ def test_equal_runs_give_equal_bytes():
 
 def test_the_contract_of_plan_json():
     document = json.loads(plan_json(make_record(fixed=(("tp", "2"),))))
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["request"]["fixed"] == {"tp": "2"}
     assert document["request"]["global_batch_size"] is None
     assert document["cluster"]["name"] == "h100-sxm"
     assert document["cluster"]["profile_hash"]
     assert document["cluster"]["device"]["memory_bytes"] > 2**36
-    assert document["solver"].keys() == {"status", "objective_s", "bound_s", "gap"}
+    assert document["solver"].keys() == {"status", "objective_s", "bound_s", "limits", "gap"}
     for name in ("best", "runner_up", "rule_of_thumb"):
         plan = document[name]
         assert {
@@ -33,7 +33,7 @@ def test_the_contract_of_plan_json():
             "costs",
         } <= plan.keys()
         assert plan["costs"]["step_time_s"] > 0
-        assert plan["stages"][0]["layers"][0] == "prologue"
+        assert plan["stages"][0]["units"][0] == "prologue"
         assert plan["stages"][0]["memory"]["activations_bytes"] > 0
         assert plan["figures"]["tokens_per_s_per_gpu"] > 0
 

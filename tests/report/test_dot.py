@@ -27,12 +27,12 @@ def edges_of(text):
 
 @pytest.fixture(scope="module")
 def llama():
-    graph = planner.trace(str(EXAMPLES / "llama.py"), dtype="float32")
-    return graph, dot_text(graph)
+    result = planner.trace(str(EXAMPLES / "llama.py"), dtype="float32")
+    return result, dot_text(result.graph)
 
 
 def test_blocks_that_repeat_are_one_box(llama):
-    graph, text = llama
+    result, text = llama
     nodes = nodes_of(text)
     boxes = {name: label for name, label in nodes.items() if name.startswith("blocks")}
     assert list(boxes.values()) == [["layers.1 to layers.7", "7 A"]]
@@ -40,7 +40,7 @@ def test_blocks_that_repeat_are_one_box(llama):
     assert [label[0] for label in products] == ["wq", "wk", "wv", "wo", "w1", "w3", "w2", "output"]
     assert text.count("subgraph cluster_") == 3 + 2
     assert 'label="layers.0 (A): ' in text
-    assert str(graph.block_pattern) == "8 A"
+    assert str(result.block_pattern) == "8 A"
 
 
 def test_every_edge_joins_drawn_nodes_and_crossings_say_their_bytes(llama):
@@ -66,12 +66,14 @@ def test_the_loss_is_reached_from_the_input(llama):
 
 
 def test_different_blocks_are_all_drawn():
-    graph = planner.trace(
+    result = planner.trace(
         nn.Sequential(*(nn.Linear(a, b) for a, b in ((4, 8), (8, 8), (8, 8), (8, 4), (4, 8)))),
         example_batch=lambda size: (torch.randn(size, 4), None),
         loss_fn=lambda output, _: output.float().mean(),
     )
-    boxes = [label for name, label in nodes_of(dot_text(graph)).items() if name[:6] == "blocks"]
+    boxes = [
+        label for name, label in nodes_of(dot_text(result.graph)).items() if name[:6] == "blocks"
+    ]
     assert boxes == [["2", "B"]]
 
 
@@ -80,12 +82,12 @@ def test_names_are_quoted():
         return nn.Linear(3, 5)
 
     build.__name__ = 'a "b" \\c'
-    graph = planner.trace(
+    result = planner.trace(
         build,
         example_batch=lambda size: (torch.randn(size, 3), None),
         loss_fn=lambda output, _: output.float().mean(),
     )
-    assert r'label="a \"b\" \\c: ' in dot_text(graph)
+    assert r'label="a \"b\" \\c: ' in dot_text(result.graph)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")

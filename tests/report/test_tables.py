@@ -41,7 +41,7 @@ DOCUMENTED = [
     "tokens_per_s_per_gpu",
     "mfu",
     "peak_memory_bytes",
-    "peak_stage",
+    "peak_pp_rank",
     "capacity_bytes",
     "headroom_bytes",
     "solver_status",
@@ -120,8 +120,8 @@ def test_memory_has_every_component_of_every_rank():
     plan = make_plan(ParallelDegrees(dp_shard=2, pp=4))
     frame = memory_frame(make_record(make_outcome(plan)))
     best = frame[frame["candidate"] == 1]
-    assert sorted(best["stage"].unique()) == [0, 1, 2, 3]
-    assert best[best["stage"] == 2]["bytes"].sum() == plan.memory_by_rank[2].total_bytes
+    assert sorted(best["pp_rank"].unique()) == [0, 1, 2, 3]
+    assert best[best["pp_rank"] == 2]["bytes"].sum() == plan.memory_by_rank[2].total_bytes
     assert "activations" in set(best["component"])
 
 

@@ -1,17 +1,11 @@
-"""Runs emitted scripts for one step each and writes the collectives that rank 0 took part in.
-
-Called as ``torchrun ... count_collectives.py JOBS``; JOBS is a JSON file with a list of folders.
-"""
+"""Runs emitted scripts for one step each and writes the collectives that rank 0 took part in."""
 
 import json
-import os
-import sys
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from driver import TIMEOUT_S, run_script
+from driver import run_script
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,19 +25,11 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def main(jobs_file):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    for index, folder in enumerate(json.loads(Path(jobs_file).read_text())):
+def count_collectives(folders):
+    """Leave ``collectives.json`` in the folder of each script."""
+    for index, folder in enumerate(folders):
         with Collectives() as collectives:
             run_script(folder, ["--steps", "1"], index)
         if dist.get_rank() == 0:
             counts = json.dumps(collectives.counts, sort_keys=True)
             (Path(folder) / "collectives.json").write_text(counts)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
-    sys.stdout.flush()
-    os._exit(0)  # as an emitted script does, see parallel.leave

@@ -1,7 +1,7 @@
 """Plans made by hand, in the vocabulary that the search uses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
@@ -140,6 +140,15 @@ LLAMA = ModelCase(
     embedding="tok_embeddings",
     head="output",
 )
+SHALLOW_GPT = replace(
+    GPT, name="shallow_gpt", file=Path(__file__).with_name("shallow_gpt.py"), blocks=GPT.blocks[:4]
+)
+SHALLOW_LLAMA = replace(
+    LLAMA,
+    name="shallow_llama",
+    file=Path(__file__).with_name("shallow_llama.py"),
+    blocks=LLAMA.blocks[:4],
+)
 MLP = ModelCase(
     name="mlp",
     file=EXAMPLES / "mlp.py",
@@ -216,7 +225,6 @@ def make_plan(
         stages=stages,
         memory_by_rank=(NO_MEMORY,) * pp,
         costs=NO_COSTS,
-        simulated_step_time_s=0.01,
         tokens_per_step=global_batch_size * (case.seq_len or 1),
         flop_per_step=1,
     )

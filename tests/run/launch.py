@@ -2,18 +2,15 @@
 
 import json
 import subprocess
-import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from driver import run_ranks, run_scripts
 from torch.distributed.checkpoint import FileSystemReader
 
 from planner.codegen.files import script_files
-
-DRIVER = Path(__file__).with_name("driver.py")
 
 
 def write_script(folder, plan):
@@ -23,11 +20,10 @@ def write_script(folder, plan):
     return folder
 
 
-def run_jobs(jobs, jobs_file, *, num_processes=None, timeout_s=400):
-    """Run (folder, arguments) pairs in one process group; None processes: without torchrun."""
-    jobs_file.write_text(json.dumps([[str(folder), arguments] for folder, arguments in jobs]))
-    launcher = [] if num_processes is None else torchrun(num_processes)
-    run([sys.executable, *launcher, str(DRIVER), str(jobs_file)], timeout_s=timeout_s)
+def run_jobs(jobs, *, num_processes=None, timeout_s=900):
+    """Run (folder, arguments) pairs in one process group; None processes: in one without group."""
+    listed = [(str(folder), arguments) for folder, arguments in jobs]
+    run_ranks(run_scripts, listed, num_processes=num_processes, timeout_s=timeout_s)
 
 
 def torchrun(num_processes):

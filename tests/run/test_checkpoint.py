@@ -25,52 +25,80 @@ RESUMED = {
     "pp_4": {"pp": 4, "schedule": "Interleaved1F1B", "virtual_stages": 2},
     "dp_2_tp_2": {"dp_shard": 2, "tp": 2, "microbatch_size": 8},
 }
+LAYOUTS = {"first": SAVED, **RESUMED, "one_process": SAVED}
+MODELS = (GPT, LLAMA)
 LIMIT = 1e-8
 
 
-@pytest.fixture(scope="module", params=[GPT, LLAMA], ids=lambda case: case.name)
-def runs(request, tmp_path_factory):
-    """Save after two steps of one layout, take two more in others and on one process."""
-    root, case = tmp_path_factory.mktemp("checkpoint"), request.param
-    first = write_script(root / "first", make_plan(case, **SAVED))
-    run_jobs([(first, arguments_of(first, steps=2))], root / "first.json", num_processes=4)
-    more = {}
-    for name in (*RESUMED, "one_process"):
-        layout = RESUMED.get(name, SAVED)
-        more[name] = write_script(root / name, make_plan(case, **layout))
-        shutil.copytree(first / "run", more[name] / "run")
-    on_many = [
-        (more[name], arguments_of(more[name], steps=4, extra=["--resume"])) for name in RESUMED
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """One script per model and layout; those of the same processes run in one group.
+
+    Each model saves after two steps of one layout, takes two more in others and on one process,
+    and starts from written weights.
+    """
+    root = tmp_path_factory.mktemp("checkpoint")
+    made = {
+        (case.name, name): write_script(root / f"{case.name}-{name}", make_plan(case, **layout))
+        for case in MODELS
+        for name, layout in LAYOUTS.items()
+    }
+    run_jobs(jobs_of(made, "first", alone_from_the_start))
+    run_jobs(jobs_of(made, "first", first_steps), num_processes=4)
+    for (model, name), folder in made.items():
+        if name != "first":
+            shutil.copytree(made[model, "first"] / "run", folder / "run")
+    resumed = [job for name in RESUMED for job in jobs_of(made, name, more_steps)]
+    run_jobs(resumed, num_processes=4)
+    run_jobs(jobs_of(made, "one_process", more_steps_alone))
+    return made
+
+
+def jobs_of(made, layout, arguments):
+    return [
+        (folder, each)
+        for (_, name), folder in made.items()
+        if name == layout
+        for each in arguments(folder)
     ]
-    run_jobs(on_many, root / "more.json", num_processes=4)
-    alone = more["one_process"]
-    jobs = [
-        (alone, arguments_of(alone, steps=4, extra=["--resume", "--reference"])),
-        (first, arguments_of(first, name="reference", steps=4, extra=["--reference"])),
+
+
+def alone_from_the_start(folder):
+    return [
+        arguments_of(folder, name="reference", steps=4, extra=["--reference"]),
+        arguments_of(folder, name="init_reference", extra=["--reference"]),
+        ["--write-init", str(folder / "weights")],
     ]
-    run_jobs(jobs, root / "alone.json")
-    return outcome_of(first, name="reference", steps=4), more
+
+
+def first_steps(folder):
+    init = ["--init", str(folder / "weights")]
+    return [arguments_of(folder, steps=2), arguments_of(folder, name="from_init", extra=init)]
+
+
+def more_steps(folder):
+    return [arguments_of(folder, steps=4, extra=["--resume"])]
+
+
+def more_steps_alone(folder):
+    return [arguments_of(folder, steps=4, extra=["--resume", "--reference"])]
 
 
 @pytest.mark.parametrize("name", [*RESUMED, "one_process"])
-def test_resumed_training_ends_where_uninterrupted_training_does(runs, name):
-    expected, folders = runs
-    found = outcome_of(folders[name], steps=4)
+@pytest.mark.parametrize("model", [case.name for case in MODELS])
+def test_resumed_training_ends_where_uninterrupted_training_does(scripts, model, name):
+    expected = outcome_of(scripts[model, "first"], name="reference", steps=4)
+    found = outcome_of(scripts[model, name], steps=4)
     assert [row["step"] for row in found.rows] == [3, 4]
     assert largest_difference(found.losses, expected.losses[2:]) < LIMIT
     assert largest_weight_difference(found.weights, expected.weights) < LIMIT
 
 
-@pytest.mark.parametrize("case", [GPT, LLAMA], ids=lambda case: case.name)
-def test_weights_read_from_init_train_as_built_ones(tmp_path, case):
-    layout = {"pp": 2, "tp": 2, "microbatch_size": 8, "sequence_parallel": True}
-    folder = write_script(tmp_path / "run", make_plan(case, **layout))
-    init = str(tmp_path / "init")
-    reference = arguments_of(folder, name="reference", extra=["--reference"])
-    run_jobs([(folder, ["--write-init", init]), (folder, reference)], tmp_path / "alone.json")
-    from_init = arguments_of(folder, extra=["--init", init])
-    run_jobs([(folder, from_init)], tmp_path / "jobs.json", num_processes=4)
-    expected, found = outcome_of(folder, name="reference"), outcome_of(folder)
+@pytest.mark.parametrize("model", [case.name for case in MODELS])
+def test_weights_read_from_init_train_as_built_ones(scripts, model):
+    folder = scripts[model, "first"]
+    expected = outcome_of(folder, name="init_reference")
+    found = outcome_of(folder, name="from_init")
     assert largest_difference(found.losses, expected.losses) < LIMIT
     assert largest_weight_difference(found.weights, expected.weights) < LIMIT
 

@@ -1,17 +1,16 @@
 """Emitted scripts communicate exactly what the layout needs, no hidden collective."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from example_plans import GPT, LLAMA, make_plan
-from launch import run, torchrun, write_script
+from count_collectives import count_collectives
+from driver import run_ranks
+from example_plans import SHALLOW_GPT, SHALLOW_LLAMA, make_plan
+from launch import write_script
 
 pytestmark = pytest.mark.run
 
-COUNTER = Path(__file__).with_name("count_collectives.py")
-LAYERS, MICROBATCHES = 8, 2
+LAYERS, MICROBATCHES = 4, 2
 LOSS = 3  # maximum, sum of exponentials, picked logit: of one number per token
 ENDS = 2  # embedding output forward, head input backward
 STEP = 3  # loss, gradient norm, slowest rank for the log: one or two numbers each
@@ -64,16 +63,14 @@ def counted(tmp_path_factory):
     root = tmp_path_factory.mktemp("communication")
     folders = [
         write_script(root / f"{case.name}-{name}", make_plan(case, **layout))
-        for case in (GPT, LLAMA)
+        for case in (SHALLOW_GPT, SHALLOW_LLAMA)
         for name, (layout, _) in EXPECTED.items()
     ]
-    jobs = root / "jobs.json"
-    jobs.write_text(json.dumps([str(folder) for folder in folders]))
-    run([sys.executable, *torchrun(2), str(COUNTER), str(jobs)], timeout_s=300)
+    run_ranks(count_collectives, [str(folder) for folder in folders], num_processes=2)
     return root
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("model", ["shallow_gpt", "shallow_llama"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_collectives_are_those_of_the_layout(counted, model, name):
     counts = json.loads((counted / f"{model}-{name}" / "collectives.json").read_text())

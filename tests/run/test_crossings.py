@@ -55,8 +55,8 @@ def folders(tmp_path_factory):
         jobs.append((folder, arguments_of(folder)))
         arguments = arguments_of(folder, name="reference", extra=("--reference",))
         references.setdefault(model.name, (folder, arguments))
-    run_jobs(list(references.values()), root / "references.json")
-    run_jobs(jobs, root / "jobs.json", num_processes=4)
+    run_jobs(list(references.values()))
+    run_jobs(jobs, num_processes=4)
     return root, {name: folder for name, (folder, _) in references.items()}
 
 

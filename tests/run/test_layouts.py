@@ -3,7 +3,16 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from example_plans import GPT, LLAMA, MLP, ModelCase, make_plan, module_sharding
+from example_plans import (
+    GPT,
+    LLAMA,
+    MLP,
+    SHALLOW_GPT,
+    SHALLOW_LLAMA,
+    ModelCase,
+    make_plan,
+    module_sharding,
+)
 from launch import (
     arguments_of,
     largest_difference,
@@ -47,10 +56,12 @@ class Case:
 
 WHOLE_ATTENTION = (
     UnitSharding(
-        units=tuple(range(1, 9)),
+        units=tuple(range(1, 5)),
         modules=(
             module_sharding("attention.wo", "replicate", output_layout="Shard(1)"),
-            module_sharding("ffn_norm", "sequence"),
+            module_sharding(
+                "ffn_norm", "sequence", input_layout="Shard(1)", output_layout="Shard(1)"
+            ),
             module_sharding("feed_forward.w1", "column", output_layout="Shard(-1)"),
             module_sharding("feed_forward.w3", "column", output_layout="Shard(-1)"),
             module_sharding(
@@ -61,26 +72,15 @@ WHOLE_ATTENTION = (
 )
 """Attention whole on each rank, from the norm before it to its last projection."""
 
-LAYOUTS = {
+SHALLOW = {
     "dp_shard_4": {"dp_shard": 4},
     "dp_shard_4_keep": {"dp_shard": 4, "reshard_after_forward": False},
     "dp_replicate_4": {"dp_replicate": 4},
     "hsdp": {"dp_replicate": 2, "dp_shard": 2},
     "tp_4": {"tp": 4, "microbatch_size": 8},
     "tp_4_sequence": {"tp": 4, "sequence_parallel": True, "microbatch_size": 8},
-    "pp_4_1f1b": {"pp": 4},
-    "pp_4_gpipe": {"pp": 4, "schedule": "GPipe", "reshard_after_forward": False},
-    "pp_4_interleaved": {"pp": 4, "schedule": "Interleaved1F1B", "virtual_stages": 2},
     "full": {"dp_shard": 2, "tp": 2, "recompute": "full", "microbatch_size": 4},
     "selective": {"dp_shard": 2, "pp": 2, "recompute": "selective", "microbatch_size": 4},
-    "mixed": {
-        "tp": 2,
-        "pp": 2,
-        "recompute": MIXED,
-        "sequence_parallel": True,
-        "microbatch_size": 8,
-    },
-    "lone_ends": {"pp": 4, "cuts": (1, 3, 9)},
     "tp_2_pp_2_dp_2": {
         "tp": 2,
         "pp": 2,
@@ -89,27 +89,41 @@ LAYOUTS = {
         "microbatch_size": 4,
     },
 }
+"""Layouts that four blocks show as well as more: at most two stages, and all blocks alike."""
+
+DEEP = {
+    "pp_4_1f1b": {"pp": 4},
+    "pp_4_gpipe": {"pp": 4, "schedule": "GPipe", "reshard_after_forward": False},
+    "pp_4_interleaved": {"pp": 4, "schedule": "Interleaved1F1B", "virtual_stages": 2},
+    "mixed": {
+        "tp": 2,
+        "pp": 2,
+        "recompute": MIXED,
+        "sequence_parallel": True,
+        "microbatch_size": 8,
+    },
+    "lone_ends": {"pp": 4, "cuts": (1, 3, 9)},
+}
+GROUPS = ((SHALLOW, (SHALLOW_GPT, SHALLOW_LLAMA)), (DEEP, (GPT, LLAMA)))
+IN_FLOAT32 = ("hsdp", "tp_4_sequence", "pp_4_1f1b")
 CASES = [
     *(
-        Case(name=name, model=model, layout=layout)
-        for model in (GPT, LLAMA)
-        for name, layout in LAYOUTS.items()
-    ),
-    *(
-        Case(name=name, model=model, layout=LAYOUTS[name], dtype="float32")
-        for model in (GPT, LLAMA)
-        for name in ("hsdp", "tp_4_sequence", "pp_4_1f1b")
+        Case(name=name, model=model, layout=layout, dtype=dtype)
+        for layouts, models in GROUPS
+        for model in models
+        for name, layout in layouts.items()
+        for dtype in ("float64", *(("float32",) if name in IN_FLOAT32 else ()))
     ),
     Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
     Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),
     Case(
         name="whole_attention",
-        model=LLAMA,
+        model=SHALLOW_LLAMA,
         layout={"tp": 2, "dp_shard": 2, "microbatch_size": 8, "sequence_parallel": True},
         shardings=WHOLE_ATTENTION,
     ),
-    Case(name="bf16", model=LLAMA, layout={"tp": 2, "dp_shard": 2}, dtype="bfloat16"),
-    Case(name="bf16", model=GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
+    Case(name="bf16", model=SHALLOW_LLAMA, layout={"tp": 2, "dp_shard": 2}, dtype="bfloat16"),
+    Case(name="bf16", model=SHALLOW_GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
 ]
 
 
@@ -127,9 +141,9 @@ def folders(tmp_path_factory):
         if key not in references:
             arguments = arguments_of(folder, name="reference", extra=(*extra, "--reference"))
             references[key] = (folder, arguments)
-    run_jobs(list(references.values()), root / "references.json")
+    run_jobs(list(references.values()))
     for num_processes, listed in jobs.items():
-        run_jobs(listed, root / f"jobs{num_processes}.json", num_processes=num_processes)
+        run_jobs(listed, num_processes=num_processes)
     return root, {key: folder for key, (folder, _) in references.items()}
 
 

@@ -1,16 +1,15 @@
 """Predicted memory against the live tensors of the emitted script, rank by rank."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from launch import run, torchrun
+from driver import run_ranks
+from track_peak import track_peak
 
 import planner
 
 pytestmark = pytest.mark.run
 
-TRACKER = Path(__file__).with_name("track_peak.py")
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 
 MODEL = f"""
@@ -26,6 +25,7 @@ def build_model():
 ZERO_3 = {"dp_shard": 2, "reshard_after_forward": True}
 ZERO_2 = {"dp_shard": 2, "reshard_after_forward": False}
 PIPELINE = {"pp": 2, "schedule": "1F1B"}
+SPLIT = {"tp": 2, "sequence_parallel": True}
 
 CASES = {
     "zero_3": {**ZERO_3, "microbatch_size": 4, "activation_checkpointing": "none"},
@@ -34,6 +34,15 @@ CASES = {
     "zero_2_selective": {**ZERO_2, "microbatch_size": 8, "activation_checkpointing": "selective"},
     "pipeline": {**PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
     "pipeline_full": {**PIPELINE, "microbatch_size": 4, "activation_checkpointing": "full"},
+    "tensor_parallel": {**SPLIT, "microbatch_size": 4, "activation_checkpointing": "none"},
+    "tensor_parallel_full": {**SPLIT, "microbatch_size": 8, "activation_checkpointing": "full"},
+    "whole_stream": {
+        **SPLIT,
+        "sequence_parallel": False,
+        "microbatch_size": 8,
+        "activation_checkpointing": "selective",
+    },
+    "both": {**SPLIT, **PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
 }
 TOLERANCE = 0.04
 
@@ -42,15 +51,18 @@ TOLERANCE = 0.04
 def test_the_peak_is_what_was_predicted(case, tmp_path):
     model = tmp_path / "model.py"
     model.write_text(MODEL)
+    fixed = CASES[case]
+    gpus = max(2, fixed.get("tp", 1) * fixed.get("pp", 1))
     result = planner.estimate(
-        str(model), gpus=2, cluster="cpu", dtype="float32", seq_len=256, global_batch_size=16,
-        fix=CASES[case],
+        str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=256, global_batch_size=16,
+        fix=fixed,
     )  # fmt: skip
     folder = tmp_path / "run"
     result.save(folder)
-    run([sys.executable, *torchrun(2), str(TRACKER), str(folder)], timeout_s=100)
-    for rank in range(2):
-        memory = result.best.memory_by_rank[rank if result.best.degrees.pp > 1 else 0]
+    run_ranks(track_peak, str(folder), num_processes=gpus)
+    for rank in range(gpus):
+        memory = result.best.memory_by_rank[rank * result.best.degrees.pp // gpus]
         predicted = memory.total_bytes - memory.reserve_bytes
-        measured = int((folder / f"peak-{rank}").read_text())
+        measured, *starts = map(int, (folder / f"peak-{rank}").read_text().split())
         assert predicted == pytest.approx(measured, rel=TOLERANCE), memory
+        assert len(set(starts)) == 1, "a step leaves tensors behind"

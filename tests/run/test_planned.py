@@ -21,6 +21,8 @@ from planner.hardware.profiles import PROFILES_FOLDER
 pytestmark = pytest.mark.run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = {"whole_rows": Path(__file__).with_name("whole_rows.py")}
+"""Models that are no examples."""
 
 CASES = {
     "gpt-dp_shard_4": ("gpt", {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2}),
@@ -34,6 +36,8 @@ CASES = {
     "llama-pp_2_tp_2": ("llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
     "llama-selective": ("llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
+    "whole_rows-tp_2": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
+    "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
 }
 SLOW_LINKS = {
     "gpt-slow": ("gpt", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
@@ -63,7 +67,8 @@ def outcomes(tmp_path_factory, fast_links):
     jobs, references = [], {}
     for name, (model, fix) in CASES.items():
         result = planner.plan(
-            str(EXAMPLES / f"{model}.py"), gpus=4, dtype="float64", global_batch_size=16, fix=fix,
+            str(FILES.get(model, EXAMPLES / f"{model}.py")), gpus=4, dtype="float64",
+            global_batch_size=16, fix=fix,
             cluster="cpu" if name in SLOW_LINKS else fast_links,
         )  # fmt: skip
         result.save(root / name)
@@ -73,8 +78,8 @@ def outcomes(tmp_path_factory, fast_links):
             model,
             (root / name, arguments_of(root / name, name="reference", extra=("--reference",))),
         )
-    run_jobs(list(references.values()), root / "references.json")
-    run_jobs(jobs, root / "jobs.json", num_processes=4)
+    run_jobs(list(references.values()))
+    run_jobs(jobs, num_processes=4)
     return root, plans, {model: folder for model, (folder, _) in references.items()}
 
 
@@ -98,6 +103,22 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
     assert styles["attention.wo"] == styles["feed_forward.w2"] == "row"
     assert styles["attention_norm"] == styles["ffn_norm"] == "sequence"
+
+
+@pytest.mark.parametrize("name", ["whole_rows-tp_2", "whole_rows-tp_2_sequence"])
+def test_what_lies_between_projections_is_split_only_where_a_rule_says_how(outcomes, name):
+    _, plans, _ = outcomes
+    plan = plans[name]
+    leaving = {
+        plan.units[unit]: (module.style, module.output_layout)
+        for sharding in plan.shardings
+        for unit in sharding.units
+        for module in sharding.modules
+        if module.module == "up"
+    }
+    split = [unit for unit, found in leaving.items() if found[1] != "Replicate"]
+    assert leaving.pop("blocks.5") == ("column", "Shard(-1)")
+    assert split == ["blocks.5"], "cummax, cumprod, logcumsumexp, tril and rot90 stay whole"
 
 
 def test_three_axes_run_from_the_command_line(tmp_path, fast_links):

@@ -1,22 +1,26 @@
-"""Runs an emitted script and prints the bytes of live tensors at the fullest moment of a step.
+"""Runs an emitted script, notes the bytes of live tensors at the fullest moment of a step.
 
-Called as ``torchrun ... track_peak.py FOLDER ARGUMENTS``. The first step is left out: optimiser
-states are made in it.
+The first step is left out: optimiser states are made in it. The bytes at the start of the steps
+after it are noted as well.
+
+A storage is known by its identity and forgotten when it dies. DTensor asks for the shapes of its
+results on fake tensors of the whole size: these have no memory and do not count.
 """
 
 import gc
 import importlib.util
-import os
 import sys
 import weakref
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 MEASURED_STEP = 2
+NUM_STEPS = 3
 
 
 class LiveBytes(TorchDispatchMode):
@@ -55,7 +59,7 @@ class LiveBytes(TorchDispatchMode):
         if is_traceable_wrapper_subclass(tensor):
             for name in tensor.__tensor_flatten__()[0]:
                 self.see_tensor(getattr(tensor, name))
-        elif not tensor.is_meta:
+        elif not tensor.is_meta and not isinstance(tensor, FakeTensor):
             self.see(tensor.untyped_storage())
 
     def see(self, storage):
@@ -79,33 +83,30 @@ class LiveBytes(TorchDispatchMode):
             self.now -= entry[0]
 
 
-def main(folder, arguments):
+def track_peak(folder, arguments=()):
+    """Leave ``peak-RANK`` in the folder of the script, from each rank that runs this."""
     sys.path.insert(0, folder)
     import parallel
 
     tracker = LiveBytes()
     run = parallel.Runner.run
-    steps = []
+    starts, peaks = [], []
 
     def measured(self, *args):
-        steps.append(1)
         gc.collect()
         tracker.peak = tracker.now
+        starts.append(tracker.now)
         loss = run(self, *args)
-        if len(steps) == MEASURED_STEP:
+        peaks.append(tracker.peak)
+        if len(peaks) == NUM_STEPS:
+            numbers = [peaks[MEASURED_STEP - 1], *starts[MEASURED_STEP - 1 :]]
             report = Path(folder) / f"peak-{dist.get_rank()}"
-            report.write_text(str(tracker.peak))
+            report.write_text(" ".join(map(str, numbers)))
         return loss
 
     parallel.Runner.run = measured
-    parallel.leave = lambda: None
     spec = importlib.util.spec_from_file_location("train", Path(folder) / "train.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     with tracker:
-        script.main(["--steps", str(MEASURED_STEP), *arguments])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    os._exit(0)
+        script.main(["--steps", str(NUM_STEPS), *arguments])

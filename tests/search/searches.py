@@ -45,7 +45,6 @@ def request_for(
         dtype="bfloat16",
         fixed=FixedValues(**fixed),
         top=5,
-        time_limit_s=60.0,
     )
 
 

@@ -77,7 +77,7 @@ def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, c
     graph = gpt.at(size)
     problem = sharding_problem(graph, unit_of(graph, kind), tp=2, sequence_dim=None)
     rates = pricing(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
-    solution = solve_sharding(problem, rates, time_limit_s=20)
+    solution = solve_sharding(problem, rates)
     prices = price_strategies(problem, rates)
     least = enumerated_s(problem, prices, lambda change: sum(conversion_s(graph, *change, rates)))
     assert solution.objective_s == pytest.approx(least, rel=1e-6)
@@ -98,7 +98,7 @@ def test_a_transformer_block_gets_columns_then_rows(big_gpt, sequence_dim):
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=4, sequence_dim=sequence_dim)
     assert is_solvable(problem)
-    solution = solve_sharding(problem, pricing(tp=4), time_limit_s=20)
+    solution = solve_sharding(problem, pricing(tp=4))
     found = styles(solution)
     assert found["attn.c_attn"] == ("column", 3)
     assert found["attn.c_proj"] == ("row", 1)
@@ -116,7 +116,7 @@ def test_query_key_and_value_share_one_collective(llama):
     graph = llama.at(128)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=2, compute=1e-4), time_limit_s=20)
+    solution = solve_sharding(problem, pricing(tp=2, compute=1e-4))
     assert styles(solution)["attention.wq"] == ("column", 1)
     assert styles(solution)["attention.wk"] == ("column", 1)
     assert len(solution.conversions) == 2
@@ -126,7 +126,7 @@ def test_the_head_is_split_over_the_vocabulary(big_gpt):
     graph = big_gpt.at(4)
     unit = unit_of(graph, UnitKind.EPILOGUE)
     problem = sharding_problem(graph, unit, tp=4, sequence_dim=None, split_tables=True)
-    solution = solve_sharding(problem, pricing(tp=4), time_limit_s=20)
+    solution = solve_sharding(problem, pricing(tp=4))
     heads = [s for s in solution.chosen if s.style == "column"]
     assert len(heads) == 1
     assert all(layout.is_shard for layout in heads[0].outputs.values())
@@ -136,7 +136,7 @@ def test_slow_links_leave_everything_whole(gpt):
     graph = gpt.at(1)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=2, bandwidth=1e-4), time_limit_s=20)
+    solution = solve_sharding(problem, pricing(tp=2, bandwidth=1e-4))
     assert {style for style, _ in styles(solution).values()} == {"replicate"}
 
 
@@ -144,7 +144,7 @@ def test_heads_that_do_not_divide_keep_attention_whole(llama):
     graph = llama.at(2)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=8, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=8, compute=1e-4), time_limit_s=20)
+    solution = solve_sharding(problem, pricing(tp=8, compute=1e-4))
     attention = [
         strategy
         for node, strategy in zip(problem.folded.nodes, solution.chosen, strict=True)

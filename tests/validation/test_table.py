@@ -204,7 +204,6 @@ def test_every_limit_of_a_row_is_told():
         ({"step_time_s": -1.0}, "step_time_s: -1.0 is not above 0"),
         ({"seq_parallel": "maybe"}, "seq_parallel: maybe is neither yes nor no"),
         ({"seq_parallel": None}, "seq_parallel: is empty"),
-        ({"zero_stage_or_fsdp": None}, "zero_stage_or_fsdp: is empty"),
         ({"arch": "bert"}, "arch: bert is none of gpt, llama, mpt"),
         ({"tp": 4}, "num_gpus: tp 4 x cp 1 x pp 2 x dp 2 = 16, not num_gpus 8"),
         ({"schedule": "1F1B-I"}, "vpp: an interleaved schedule has at least 2 stages per rank"),

@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from planner.cost.node_pricing import Pricing
 from planner.framework.spec import KernelForms
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
+from planner.hardware.profiles import load_cluster
+from planner.hardware.topology import comm_group
+from planner.search.model_pricing import ModelPricer, ShardingChoice
 from planner.validation.pricing.models import ModelShape, build, loaded
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
@@ -39,6 +43,7 @@ SHAPES = {
     "mpt": replace(GPT, biases=False, learned_positions=False, dropout=0.0),
 }
 BOOK = WorkBook()
+CLUSTER = load_cluster("a100-80gb-sxm", gpus=8)
 
 
 def key(shape, **change):
@@ -59,7 +64,7 @@ def shape(request):
 
 
 def units(work):
-    return (work.prologue, *[work.block] * LAYERS, work.head, work.loss)
+    return (work.units[0], *[work.units[2]] * LAYERS, work.units[-1])
 
 
 def test_blocks_add_up_to_the_traced_model(shape):
@@ -80,7 +85,7 @@ def test_parameters_are_those_of_the_module(shape):
     work = BOOK.work(key(shape))
     with torch.device("meta"):
         counted = sum(parameter.numel() for parameter in build(shape).parameters())
-    tied = sum(each.gathered_bytes // 2 for each in work.tied)
+    tied = sum(elements for _, elements in work.tied_elements)
     assert sum(unit.parameter_elements for unit in units(work)) - tied == counted
     assert bool(tied) is shape.tied
 
@@ -99,7 +104,7 @@ def test_small_models_are_split_too(tp, sequence_parallel, hidden):
     small = replace(GPT, hidden=hidden, ffn=4 * hidden, heads=8, kv_heads=8)
     work = BOOK.work(
         key(small, tp=tp, sequence_parallel=sequence_parallel, microbatch_size=1)
-    ).block
+    ).units[2]
     norms_and_row_biases = 6 * hidden
     split = 12 * hidden**2 + 7 * hidden
     assert work.parameter_elements == split // tp + norms_and_row_biases
@@ -109,21 +114,53 @@ def test_small_models_are_split_too(tp, sequence_parallel, hidden):
 
 def test_a_stage_sends_the_stream_or_a_rank_its_share():
     stream_bytes = 2 * BATCH * GPT.seq_len * GPT.hidden
-    assert BOOK.work(key(GPT, tp=4)).entering_bytes == stream_bytes
+    assert BOOK.work(key(GPT, tp=4)).entering_bytes[2] == stream_bytes
     split = KernelForms(splits_transfers=True)
-    assert BOOK.work(key(GPT, tp=4, kernels=split)).entering_bytes == stream_bytes // 4
-    assert BOOK.work(key(GPT, tp=4, sequence_parallel=True)).entering_bytes == stream_bytes // 4
+    assert BOOK.work(key(GPT, tp=4, kernels=split)).entering_bytes[2] == stream_bytes // 4
+    assert BOOK.work(key(GPT, tp=4, sequence_parallel=True)).entering_bytes[2] == stream_bytes // 4
 
 
 def test_a_stage_of_the_loss_receives_its_share_of_the_logits():
     logits_bytes = 2 * BATCH * GPT.seq_len * GPT.vocab_size
-    assert BOOK.work(key(GPT)).logits_bytes == logits_bytes
-    assert BOOK.work(key(GPT, tp=4)).logits_bytes == logits_bytes // 4
+    apart = KernelForms(loss_apart=True)
+    assert BOOK.work(key(GPT, kernels=apart)).entering_bytes[-1] == logits_bytes
+    assert BOOK.work(key(GPT, kernels=apart, tp=4)).entering_bytes[-1] == logits_bytes // 4
+
+
+def test_the_loss_apart_is_what_the_epilogue_had_of_it(shape):
+    whole = BOOK.work(key(shape)).units[-1]
+    apart = BOOK.work(key(shape, kernels=KernelForms(loss_apart=True)))
+    head, loss = apart.units[-2:]
+    assert apart.epilogue_units == 2
+    assert len(head.forward.ops) + len(loss.forward.ops) == len(whole.forward.ops)
+    assert head.parameter_elements == whole.parameter_elements
+    assert loss.parameter_elements == 0
+
+
+def test_more_blocks_are_those_of_a_deeper_trace(shape):
+    """Unit by unit, with what they share and send."""
+    pricing = Pricing(
+        device=CLUSTER.device,
+        dtype="bfloat16",
+        tp_group=comm_group(CLUSTER, degree=1, stride=1),
+    )
+    deep = trace_family(loaded(shape), dtype="bfloat16")
+    pricer = ModelPricer(deep, CLUSTER, "bfloat16", kernels=KernelForms())
+    choice = ShardingChoice(
+        tp=1, sequence_parallel=False, split_tables=False, microbatch_size=BATCH
+    )
+    traced = pricer.work(choice).priced(pricing)
+    stretched = BOOK.work(key(shape)).priced(pricing).with_blocks(LAYERS)
+    assert stretched.blocks == traced.blocks
+    for name in ("units", "entering_bytes", "tied", "matmul_flop"):
+        assert getattr(stretched, name) == getattr(traced, name)
+    places = [(each.size_bytes, each.units, each.owners) for each in stretched.shared]
+    assert places == [(each.size_bytes, each.units, each.owners) for each in traced.shared]
 
 
 def test_dropout_costs_kernels_and_masks():
-    plain = BOOK.work(key(replace(GPT, dropout=0.0))).block
-    dropped = BOOK.work(key(GPT)).block
+    plain = BOOK.work(key(replace(GPT, dropout=0.0))).units[2]
+    dropped = BOOK.work(key(GPT)).units[2]
     assert len(dropped.forward.ops) == len(plain.forward.ops) + 2
     masks_bytes = 2 * BATCH * GPT.seq_len * GPT.hidden
     assert dropped.activation_bytes["none"] - plain.activation_bytes["none"] == masks_bytes

@@ -1246,6 +1246,7 @@ class TensorParallel:
                 self._shard(module, sharding, Replicate())
         self._tie_containers()
         self._check_ties()
+        self._made.clear()  # FSDP2 keeps its own shards: these would live on beside them
         if self.sequence_dim is not None:
             self._split_stream()
         for path, module in self.stage.model.named_modules():
@@ -1499,7 +1500,8 @@ class _Edge:
         if kept is not None and kept[0] == key:
             shared: DTensor = kept[1]
             return shared
-        view = DTensor.from_local(x, self.mesh, [self.stream], run_check=False)
+        # Of an alias: a view of x, which x holds here, would keep x alive for ever.
+        view = DTensor.from_local(_alias(x), self.mesh, [self.stream], run_check=False)
         view = _redistribute(view, wanted)
         x.__dict__["_tensor_parallel_view"] = (key, view)
         return view

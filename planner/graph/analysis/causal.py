@@ -1,6 +1,6 @@
 """What a causal mask spares a fused attention kernel."""
 
-from planner.graph.operator_graph import OperatorGraph, OpNode
+from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 
 _CAUSAL_ARGUMENT = {
     "_scaled_dot_product_flash_attention": 4,
@@ -51,3 +51,8 @@ def masked_flop(graph: OperatorGraph, op: OpNode) -> int:
     query, key = (graph.values[value].shape for value in op.inputs[first : first + 2])
     num_queries, num_keys = query[-2], key[-2]
     return op.flop // (num_queries * num_keys) * masked_pairs(num_queries, num_keys)
+
+
+def phase_masked_flop(graph: OperatorGraph, phase: Phase) -> int:
+    """Sum ``masked_flop`` over the ops of forward or of backward."""
+    return sum(masked_flop(graph, op) for op in graph.nodes if op.phase is phase)

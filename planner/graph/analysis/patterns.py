@@ -61,6 +61,8 @@ class BlockKind:
 
     letter: str
     """Its name in the pattern: A, B, ..., Z, AA, ..."""
+    is_block: bool
+    """False for the prologue and the epilogue."""
     count: int
     """Blocks of this kind."""
     first: str
@@ -93,8 +95,7 @@ def unit_kinds(graph: OperatorGraph) -> tuple[BlockKind, ...]:
 
 def block_kinds(graph: OperatorGraph) -> tuple[BlockKind, ...]:
     """Group the blocks of a graph by structure, in order of appearance."""
-    names = {unit.name for unit in graph.units if unit.kind is not UnitKind.BLOCK}
-    return tuple(kind for kind in unit_kinds(graph) if kind.letter not in names)
+    return tuple(kind for kind in unit_kinds(graph) if kind.is_block)
 
 
 def unit_letters(graph: OperatorGraph) -> tuple[str, ...]:
@@ -136,6 +137,7 @@ def unit_sizes(
     last = units[-1]
     return BlockKind(
         letter=letter,
+        is_block=last.kind is UnitKind.BLOCK,
         count=len(units),
         first=units[0].name,
         num_parameters=sum(graph.parameters[each].num_elements for each in last.parameters),

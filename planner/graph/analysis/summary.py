@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from planner.graph.analysis.patterns import block_kinds, block_pattern
 from planner.graph.operator_graph import CutPoint, OperatorGraph, TensorValue
 from planner.units import format_bytes, format_count, format_flop
 
@@ -87,7 +88,7 @@ def summary_rows(graph: OperatorGraph) -> tuple[tuple[str, str], ...]:
         ("backward", format_flop(graph.backward_flop)),
         ("saved for backward", format_bytes(graph.saved_bytes)),
         ("operators", f"{len(graph.nodes):,}"),
-        ("blocks", str(graph.block_pattern) or "none"),
+        ("blocks", str(block_pattern(graph)) or "none"),
         ("cuts", str(len(graph.cuts))),
     )
 
@@ -104,10 +105,11 @@ def summary_html(graph: OperatorGraph) -> str:
     figures = "".join(_html_row("td", row) for row in summary_rows(graph))
     title = escape(" ".join(filter(None, (graph.model, f"({batch_words(graph)})"))))
     tables = f"<p><b>{title}</b></p><table>{figures}</table>"
-    if not graph.block_kinds:
+    kinds = block_kinds(graph)
+    if not kinds:
         return tables
     head = ("block", "count", "first", "parameters", "forward", "backward", "saved")
-    kinds = "".join(
+    rows = "".join(
         _html_row(
             "td",
             (
@@ -120,9 +122,9 @@ def summary_html(graph: OperatorGraph) -> str:
                 format_bytes(kind.saved_bytes),
             ),
         )
-        for kind in graph.block_kinds
+        for kind in kinds
     )
-    return f"{tables}<table>{_html_row('th', head)}{kinds}</table>"
+    return f"{tables}<table>{_html_row('th', head)}{rows}</table>"
 
 
 def _cut_group(graph: OperatorGraph, cuts: Sequence[CutPoint]) -> CutGroup:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.graph.loading.devices import BuildingMode, DeviceMode
-from planner.graph.recording.draws import fixed_draws
+from planner.graph.loading.fixed_seed import fixed_seed
 from planner.graph.torch_private import TorchResult
 from planner.units import format_bytes
 
@@ -74,7 +74,7 @@ def build_on_meta(make_model: Callable[[], nn.Module], description: str) -> Buil
         ModelError: It returns no module, or one that cannot be traced.
     """
     try:
-        with DeviceMode("meta"), fixed_draws():
+        with DeviceMode("meta"), fixed_seed():
             made = make_model()
         return BuiltModel(module=_on_meta(made, description), buffers=real_buffers(made))
     except (RuntimeError, TypeError, ValueError) as error:
@@ -83,7 +83,7 @@ def build_on_meta(make_model: Callable[[], nn.Module], description: str) -> Buil
         first = error
     for mode in (BuildingMode(), _CountingMode()):
         try:
-            with mode, fixed_draws():
+            with mode, fixed_seed():
                 made = make_model()
         except ModelError:
             raise
@@ -116,7 +116,7 @@ def first_buffers(make_model: Callable[[], nn.Module]) -> dict[str, Tensor]:
         The buffers by name, without those whose data cannot be had.
     """
     try:
-        with BuildingMode(), fixed_draws():
+        with BuildingMode(), fixed_seed():
             return real_buffers(make_model())
     except Exception:
         return {}

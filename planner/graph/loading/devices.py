@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.graph import torch_private
-from planner.graph.loading.packed import packing, padding
+from planner.graph.loading.packed_sequences import packing, padding
 
 _Result = Any
 """What a function of torch takes or returns."""

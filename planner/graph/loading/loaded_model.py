@@ -18,9 +18,9 @@ from planner.graph.loading.build import (
     first_buffers,
 )
 from planner.graph.loading.devices import DeviceMode
+from planner.graph.loading.fixed_seed import fixed_seed
 from planner.graph.loading.hints import Hint
 from planner.graph.loading.user_code import user_code
-from planner.graph.recording.draws import fixed_draws
 
 DEFAULT_FACTORY = "build_model"
 
@@ -112,7 +112,7 @@ class LoadedModel:
         """
         with (
             self.running(f"Calling example_batch({microbatch_size})"),
-            fixed_draws(),
+            fixed_seed(),
             DeviceMode("cpu"),
         ):
             if self.seq_len is None:

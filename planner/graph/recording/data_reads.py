@@ -10,11 +10,10 @@ from torch import Tensor
 from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
 from planner.graph.loading.hints import Hint, HintValue
-from planner.graph.loading.source import UserLine, lines_of_stack, runs_inside
-from planner.graph.loading.statements import value_that_goes_on
+from planner.graph.loading.source import UserLine, lines_of_stack, runs_inside, value_that_goes_on
 from planner.graph.recording.assumed import Assumption
-from planner.graph.recording.table import ValueTable
-from planner.graph.recording.values import KnownValues, run_for_real
+from planner.graph.recording.known_values import KnownValues, run_for_real
+from planner.graph.recording.value_table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
 
 _META = torch.device("meta")

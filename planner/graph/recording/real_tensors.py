@@ -8,8 +8,8 @@ from torch import Tensor
 
 from planner.graph import torch_private
 from planner.graph.loading.source import UserLine, lines_of_stack
-from planner.graph.recording.table import ValueTable
-from planner.graph.recording.values import KnownValues
+from planner.graph.recording.known_values import KnownValues
+from planner.graph.recording.value_table import ValueTable
 
 _META = torch.device("meta")
 

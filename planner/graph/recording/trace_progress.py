@@ -4,7 +4,7 @@ import time
 
 from torch import Tensor, nn
 
-from planner.graph.recording.record import Recorder
+from planner.graph.recording.recorder import Recorder
 from planner.progress import PhaseEvent, ProgressCallback
 
 TRACE_PHASE = "trace"

@@ -84,7 +84,7 @@ class AffineSteps:
     def _fit_sizes(self, high: Recording) -> dict[int, int]:
         deltas: dict[int, int] = {}
         for low_storage, high_storage in zip(self.low.storages, high.storages, strict=True):
-            if (low_storage.kind, low_storage.name) != (high_storage.kind, high_storage.name):
+            if fixed_owner(low_storage) != fixed_owner(high_storage):
                 raise NotAffineError
             if low_storage.size_bytes != high_storage.size_bytes:
                 growth = high_storage.size_bytes - low_storage.size_bytes
@@ -134,6 +134,11 @@ def fixed_part(value: TensorValue) -> tuple[object, ...]:
     return value.storage, value.dtype, value.requires_grad, len(value.shape)
 
 
+def fixed_owner(storage: Storage) -> tuple[object, ...]:
+    """What of a storage no size changes."""
+    return storage.kind, storage.name, storage.gradient_of
+
+
 def wiring(op: OpNode) -> tuple[object, ...]:
     """What of an op no size changes."""
     return (
@@ -141,6 +146,7 @@ def wiring(op: OpNode) -> tuple[object, ...]:
         op.module,
         op.phase,
         op.is_view,
+        op.is_pointwise,
         op.inputs,
         op.outputs,
         op.forward_op,
@@ -181,6 +187,7 @@ def _grown_storage(storage: Storage, growth_bytes: int) -> Storage:
         size_bytes=storage.size_bytes + growth_bytes,
         kind=storage.kind,
         name=storage.name,
+        gradient_of=storage.gradient_of,
     )
 
 
@@ -192,6 +199,7 @@ def _grown_op(op: OpNode, growth: _OpGrowth, steps: int) -> OpNode:
         module=op.module,
         phase=op.phase,
         is_view=op.is_view,
+        is_pointwise=op.is_pointwise,
         inputs=op.inputs,
         outputs=op.outputs,
         arguments=_grow_tuple(op.arguments, growth.arguments, steps),

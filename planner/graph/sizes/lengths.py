@@ -17,7 +17,7 @@ from planner.graph.division.units import assemble, find_layout
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, OpNode, Storage, TensorValue
 from planner.graph.recording.recording import Recording
-from planner.graph.sizes.affine import fixed_part, wiring
+from planner.graph.sizes.affine import fixed_owner, fixed_part, wiring
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trace import record_step, trace_model
 
@@ -178,7 +178,7 @@ class _Mixture:
 
     def _storage(self, *storages: Storage) -> Storage:
         first = storages[0]
-        if any((each.kind, each.name) != (first.kind, first.name) for each in storages):
+        if any(fixed_owner(each) != fixed_owner(first) for each in storages):
             raise NotQuadraticError
         return replace(first, size_bytes=self._integer([each.size_bytes for each in storages]))
 

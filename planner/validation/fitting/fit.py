@@ -1,42 +1,38 @@
-"""Fits the few constants of a framework on a cluster to measured runs.
+"""Fits the few constants of devices, clusters and frameworks to a table of measured runs.
 
 The fit minimises the mean of min(|ln(predicted / measured)|, cap) over the rows: the logarithm
 weighs a step that is twice too long like one that is twice too short, and the cap keeps runs that
 something unusual slowed down from pulling the constants. It is a search along one constant at a
-time, over those that the framework's profile lists for the cluster, the same on every run.
+time, all of them together, the same on every run. A constant that changes no price of the table's
+rows is not fitted.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from planner.cost.pattern_search import pattern_search
 from planner.errors import PlannerError
-from planner.framework.calibration import FrameworkOnCluster
+from planner.framework.constants import KEYS, PROFILES_OWN, Constants, Owner
+from planner.hardware.profiles import load_cluster
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
-from planner.validation.fitting.calibration import Calibration, FittedConstants
+from planner.validation.fitting.calibration import Calibration, PairErrors
 from planner.validation.pricing.cases import Case, case_of, unpriced_because
 from planner.validation.pricing.pricing import CasePricer
 from planner.validation.reading.table import RunTable, refuse_wrong_rows
 from planner.validation.types import Run, Unpriced
 
-MOST = {
-    "sustained_fraction_of_peak": 1.0,
-    "attention_forward_fraction_of_peak": 1.0,
-    "pointwise_fraction_of_bandwidth": 1.0,
-    "gradient_overlap": 1.0,
-    "tp_overlap": 0.99,
+START: Mapping[Owner, Mapping[str, float]] = {
+    "device": {"training_fraction_of_sustained": 0.8},
+    "cluster": {"outer_bandwidth_share": 0.9},
+    "framework": {"host_dispatch_us": 40.0, "gradient_overlap": 0.5, "step_us": 20000.0},
 }
-"""Largest values of constants that are shares."""
+"""What is fitted, and from where."""
 
-START = {
-    "sustained_fraction_of_peak": 0.6,
-    "host_dispatch_us": 20.0,
-    "gradient_overlap": 0.5,
-    "step_us": 10000.0,
-}
-"""What is fitted, and from where, for a cluster that the framework's profile does not list."""
+MOST = {"training_fraction_of_sustained": 1.0, "gradient_overlap": 1.0}
+"""Largest values of constants that are shares."""
 
 RESERVE = "reserve_gib"
 """Fitted by itself, to the memory."""
@@ -44,18 +40,29 @@ RESERVE = "reserve_gib"
 _CAP = 0.5
 
 
+class Constant(NamedTuple):
+    """One number, and what it belongs to."""
+
+    owner: Owner
+    """Device, cluster or framework."""
+    name: str
+    """Of its profile."""
+    key: str
+    """One of ``planner.framework.constants.KEYS``."""
+
+
 def calibrate_runs(
     table: RunTable, *, keep_going: bool, progress: ProgressCallback | None
 ) -> Calibration:
-    """Fit the constants of every framework and cluster in a table.
+    """Fit the constants of every device, cluster and framework in a table.
 
     Args:
         table: Measured runs; those without a step time are left out.
-        keep_going: Leave out rows of unknown frameworks and accelerators instead of raising.
+        keep_going: Leave out rows of unknown accelerators instead of raising.
         progress: Called when a phase begins and ends.
 
     Raises:
-        RequestError: A row names an unknown framework or accelerator.
+        RequestError: A row names an unknown accelerator.
     """
     pricer = CasePricer()
     with timed_phase(progress, "price"):
@@ -63,15 +70,21 @@ def calibrate_runs(
     left_out = tuple(each for each in answers if isinstance(each, Unpriced))
     if not keep_going:
         refuse_wrong_rows(left_out, name=table.name)
-    by_pair: dict[FrameworkOnCluster, list[Case]] = {}
-    for case in answers:
-        if isinstance(case, Case) and case.run.step_time_s:
-            by_pair.setdefault((case.framework.name, case.cluster), []).append(case)
-    fitted = {}
-    for (framework, cluster), cases in by_pair.items():
-        with timed_phase(progress, f"fit {framework} on {cluster}"):
-            fitted[framework, cluster] = _calibrated(cases, pricer)
-    return Calibration(fitted=fitted, left_out=left_out)
+    cases = [each for each in answers if isinstance(each, Case) and each.run.step_time_s]
+    values: dict[Constant, float] = {}
+    if cases:
+        with timed_phase(progress, "fit"):
+            values = fit_constants(cases, _start(cases, pricer), pricer=pricer)
+            values |= centred_reserves(cases, values, pricer=pricer)
+    constants = constants_of(values)
+    return Calibration(
+        constants=constants,
+        errors=_errors(cases, constants, pricer),
+        at_bound=frozenset(
+            each.key for each, value in values.items() if value >= MOST.get(each.key, math.inf)
+        ),
+        left_out=left_out,
+    )
 
 
 def _priceable(run: Run, pricer: CasePricer) -> Case | Unpriced:
@@ -83,75 +96,116 @@ def _priceable(run: Run, pricer: CasePricer) -> Case | Unpriced:
     return case
 
 
-def _calibrated(cases: Sequence[Case], pricer: CasePricer) -> FittedConstants:
-    """All constants of a framework on a cluster that its profile lists, or the usual ones."""
-    before = cases[0].framework.tuned.get(cases[0].cluster, {})
-    start = {key: value for key, value in (before or START).items() if key != RESERVE}
-    values = fit_constants(cases, start, pricer=pricer)
-    values |= centred_reserve(pricer, cases, values)
-    return FittedConstants(
-        values=values,
-        num_rows=len(cases),
-        error_before=mean_error(cases, before, pricer=pricer),
-        error_after=mean_error(cases, values, pricer=pricer),
-        at_bound=tuple(key for key, value in values.items() if value >= MOST.get(key, math.inf)),
-    )
+def owners_of(case: Case) -> Mapping[Owner, str]:
+    """Names of what a run's constants belong to."""
+    device = load_cluster(case.cluster, gpus=case.run.num_gpus).device
+    return {"device": device.name, "cluster": case.cluster, "framework": case.framework.name}
+
+
+def _start(cases: Sequence[Case], pricer: CasePricer) -> dict[Constant, float]:
+    """What the runs can tell: constants that change some price of theirs."""
+    found: dict[Constant, float] = {}
+    for case in cases:
+        owners = owners_of(case)
+        for owner in KEYS:
+            for key, value in START[owner].items():
+                constant = Constant(owner, owners[owner], key)
+                if constant not in found and _matters(case, constant, value, pricer):
+                    found[constant] = value
+    return found
+
+
+def _matters(case: Case, constant: Constant, value: float, pricer: CasePricer) -> bool:
+    prices = [
+        pricer.price(case, constants_of({constant: each})).costs.step_time_s
+        for each in (value, value / 2)
+    ]
+    return prices[0] != prices[1]
 
 
 def fit_constants(
     cases: Sequence[Case],
-    start: Mapping[str, float],
+    start: Mapping[Constant, float],
     *,
-    own: Mapping[str, Mapping[str, float]] = {},
+    held: Mapping[Constant, float] = {},
     pricer: CasePricer,
-) -> dict[str, float]:
-    """Fit constants that some runs on one cluster share.
+) -> dict[Constant, float]:
+    """Fit constants to runs.
 
     Args:
         cases: Measured runs.
-        start: Constants by their keys in ``planner.framework.tuning.SETTINGS``; one that is 0
-            keeps that value.
-        own: Constants that are not fitted, by the name of the framework that has them.
+        start: First values; one that is 0 keeps that value.
+        held: Constants that are not fitted and take the place of the profiles'.
         pricer: Prices the cases.
     """
     timed = [case for case in cases if case.run.step_time_s]
+    names = {"/".join(constant): constant for constant in start}
 
     def errors(values: Mapping[str, float]) -> list[float]:
-        return [
-            abs(math.log(_ratio(pricer, case, {**own.get(case.framework.name, {}), **values})))
-            for case in timed
-        ]
+        put = {names[name]: value for name, value in values.items()}
+        constants = constants_of({**held, **put})
+        return [abs(math.log(_ratio(pricer, case, constants))) for case in timed]
 
+    first = {name: start[constant] for name, constant in names.items()}
     # Where all rows are far off at first, a cap below them would show no way to go.
-    cap = max(_CAP, 2 * statistics.median(errors(start)))
+    cap = max(_CAP, 2 * statistics.median(errors(first)))
 
     def loss(values: Mapping[str, float]) -> float:
         return statistics.fmean(min(error, cap) for error in errors(values))
 
-    held = [key for key, value in start.items() if value <= 0]
-    return pattern_search(loss, start, fixed=held, most=MOST, pairs=False)
+    fixed = [name for name, value in first.items() if value <= 0]
+    most = {name: MOST[names[name].key] for name in names if names[name].key in MOST}
+    found = pattern_search(loss, first, fixed=fixed, most=most)
+    return {names[name]: value for name, value in found.items()}
 
 
-def mean_error(cases: Sequence[Case], values: Mapping[str, float], *, pricer: CasePricer) -> float:
+def constants_of(values: Mapping[Constant, float]) -> Constants:
+    """Numbers by their owners."""
+    found: dict[Owner, dict[str, dict[str, float]]] = {owner: {} for owner in KEYS}
+    for constant, value in values.items():
+        found[constant.owner].setdefault(constant.name, {})[constant.key] = value
+    return Constants(device=found["device"], cluster=found["cluster"], framework=found["framework"])
+
+
+def mean_error(
+    cases: Iterable[Case], constants: Constants = PROFILES_OWN, *, pricer: CasePricer
+) -> float:
     """Mean absolute error of the step times of some cases."""
     return statistics.fmean(
-        abs(_ratio(pricer, case, values) - 1) for case in cases if case.run.step_time_s
+        abs(_ratio(pricer, case, constants) - 1) for case in cases if case.run.step_time_s
     )
 
 
-def _ratio(pricer: CasePricer, case: Case, values: Mapping[str, float]) -> float:
+def _ratio(pricer: CasePricer, case: Case, constants: Constants) -> float:
     """Predicted over measured step time."""
     assert case.run.step_time_s
-    return pricer.price(case, values).costs.step_time_s / case.run.step_time_s
+    return pricer.price(case, constants).costs.step_time_s / case.run.step_time_s
 
 
-def centred_reserve(
-    pricer: CasePricer, cases: Sequence[Case], values: Mapping[str, float]
-) -> dict[str, float]:
-    """The constant that centres the memory; nothing where no row states memory."""
-    missing = [
-        case.run.peak_mem_bytes - pricer.price(case, {**values, RESERVE: 0.0}).memory.total_bytes
-        for case in cases
-        if case.run.peak_mem_bytes
-    ]
-    return {RESERVE: statistics.median(missing) / GIB} if missing else {}
+def centred_reserves(
+    cases: Sequence[Case], values: Mapping[Constant, float], *, pricer: CasePricer
+) -> dict[Constant, float]:
+    """By framework, the constant that centres the memory; none where no row states memory."""
+    missing: dict[Constant, list[float]] = {}
+    for case in cases:
+        if case.run.peak_mem_bytes:
+            constant = Constant("framework", case.framework.name, RESERVE)
+            counted = pricer.price(case, constants_of({**values, constant: 0.0})).memory
+            missing.setdefault(constant, []).append(case.run.peak_mem_bytes - counted.total_bytes)
+    return {constant: statistics.median(sizes) / GIB for constant, sizes in missing.items()}
+
+
+def _errors(
+    cases: Sequence[Case], constants: Constants, pricer: CasePricer
+) -> dict[tuple[str, str], PairErrors]:
+    by_pair: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        by_pair.setdefault((case.framework.name, case.cluster), []).append(case)
+    return {
+        pair: PairErrors(
+            num_rows=len(own),
+            before=mean_error(own, pricer=pricer),
+            after=mean_error(own, constants, pricer=pricer),
+        )
+        for pair, own in by_pair.items()
+    }

@@ -1,18 +1,28 @@
 """From a row of a table to what is priced: the model, the framework, the cluster."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 from planner.errors import PlannerError
 from planner.framework.profiles import list_frameworks, load_framework
-from planner.framework.spec import FrameworkSpec, RunMatch
+from planner.framework.spec import FrameworkSpec, StateForm
 from planner.hardware.fields import near_names
+from planner.hardware.profiles import list_clusters
+from planner.hardware.runs import cluster_matches
+from planner.strategy.configuration import EVERY_OTHER_LAYER
 from planner.validation.pricing.models import ModelShape
-from planner.validation.types import EVERY_OTHER_LAYER, Run, Unpriced
+from planner.validation.types import DataParallel, Run, Unpriced
 
 _TIED_TOLERANCE = 0.5
 """Share of the embedding by which a stated size may miss a count and still tell it is meant."""
+
+SHARDED_STAND_IN, REPLICATED_STAND_IN = "planner", "megatron"
+"""What frameworks without a profile are priced as: those that shard gradients or parameters as the
+emitted script, the others as Megatron-LM."""
+
+_USUAL_SHARDING: Mapping[StateForm, DataParallel] = {"fsdp": "zero3", "replicated": "zero1"}
+"""What data parallelism shards where a row does not say, by the framework's form."""
 
 _FFN_STEP = 256
 """A gated MLP is 8/3 as wide as the stream where nothing else is stated, rounded up to a multiple
@@ -62,9 +72,14 @@ def case_of(run: Run) -> Case:
     """Fill in a run.
 
     Raises:
-        RunError: No profile knows its framework or accelerator, or it uses what is not modelled.
+        RunError: No profile knows its accelerator, or it uses what is not modelled.
     """
-    framework, match = _matching(run, _profiles())
+    assumptions = list(run.assumed)
+    framework = _framework_of(run, assumptions)
+    cluster = _cluster_of(run)
+    if not run.is_sharding_stated:
+        run = replace(run, data_parallel=_USUAL_SHARDING[framework.state_form])
+        assumptions.append(f"zero_stage_or_fsdp {run.data_parallel} (not stated)")
     if run.cp > 1:
         raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
     if run.ep > 1:
@@ -75,7 +90,6 @@ def case_of(run: Run) -> Case:
         raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
     if framework.state_form == "fsdp" and run.pp > 1:
         raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
-    assumptions: list[str] = []
     shape = _shape(run, framework, assumptions)
     if run.tp > 1 and shape.heads % run.tp:
         raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
@@ -93,7 +107,7 @@ def case_of(run: Run) -> Case:
         dtype=dtype,
         recompute=recompute,
         framework=framework,
-        cluster=match.cluster,
+        cluster=cluster,
         assumptions=tuple(assumptions),
     )
 
@@ -123,44 +137,46 @@ def unpriced_because(run: Run, error: PlannerError) -> Unpriced:
     return Unpriced(row=run.row, reason=str(error).replace("\n", "; "), column=column)
 
 
-def _matching(run: Run, profiles: Sequence[FrameworkSpec]) -> tuple[FrameworkSpec, RunMatch]:
+def _framework_of(run: Run, assumptions: list[str]) -> FrameworkSpec:
     """The profile of the row; the one that names more of its source and notes goes first."""
     named = [
-        (framework, match)
-        for framework in profiles
+        (len(match.source) + len(match.notes), framework)
+        for framework in _profiles()
         for match in framework.matches
         if match.framework == run.framework
         and match.source.lower() in run.source.lower()
         and match.notes.lower() in run.notes.lower()
     ]
-    if not named:
-        raise _no_profile(run, profiles)
-    found = [pair for pair in named if pair[1].gpu == run.gpu]
+    if named:
+        return max(named, key=lambda pair: pair[0])[1]
+    name = run.framework if run.framework in list_frameworks() else _stand_in(run)
+    if name != run.framework:
+        assumptions.append(f"framework as {name} ({run.framework} has no profile)")
+    return next(framework for framework in _profiles() if framework.name == name)
+
+
+def _stand_in(run: Run) -> str:
+    """What a framework without a profile is priced as, by what it shards."""
+    return SHARDED_STAND_IN if run.data_parallel in ("zero2", "zero3") else REPLICATED_STAND_IN
+
+
+def _cluster_of(run: Run) -> str:
+    """The cluster of the row: the one that names more of its source goes first."""
+    if run.gpu in list_clusters():
+        return run.gpu
+    found = [
+        match
+        for match in cluster_matches()
+        if match.gpu == run.gpu and match.source.lower() in run.source.lower()
+    ]
     if not found:
-        known = sorted({match.gpu for _, match in named})
+        known = {match.gpu for match in cluster_matches()} | set(list_clusters())
         raise RunError(
-            f"accelerator {run.gpu!r} has no cluster in profile {named[0][0].name!r}",
+            f"accelerator {run.gpu!r} is of no cluster profile",
             hint=near_names(run.gpu, known),
             column="gpu",
         )
-    return max(found, key=lambda pair: len(pair[1].source) + len(pair[1].notes))
-
-
-def _no_profile(run: Run, profiles: Sequence[FrameworkSpec]) -> RunError:
-    """The framework is unknown, or known from other sources only."""
-    known = [match for framework in profiles for match in framework.matches]
-    same = [match for match in known if match.framework == run.framework]
-    if not same:
-        return RunError(
-            f"framework {run.framework!r} has no profile",
-            hint=near_names(run.framework, {match.framework for match in known}),
-            column="framework",
-        )
-    words = sorted({f"{match.source} {match.notes}".strip() for match in same})
-    return RunError(
-        f"framework {run.framework!r} has no profile for such a source and notes",
-        hint=f"known: {', '.join(words)}",
-    )
+    return max(found, key=lambda match: len(match.source)).cluster
 
 
 def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelShape:

@@ -1,16 +1,15 @@
 """Prices measured runs with the cost model of the search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.framework.calibration import FrameworkOnCluster, load_calibration
+from planner.framework.calibration import load_calibration
+from planner.framework.constants import PROFILES_OWN, Constants
 from planner.progress import ProgressCallback, timed_phase
 from planner.validation.pricing.cases import case_of, unpriced_because
 from planner.validation.pricing.pricing import CasePricer
 from planner.validation.types import Prediction, Run, Unpriced
-
-Constants = Mapping[FrameworkOnCluster, Mapping[str, float]]
 
 
 def predict_runs(
@@ -29,17 +28,19 @@ def predict_runs(
     Raises:
         ProfileError: The calibration file is wrong.
     """
-    constants: Constants = {} if calibration is None else load_calibration(calibration)
+    constants = PROFILES_OWN if calibration is None else load_calibration(calibration)
     pricer = CasePricer()
     with timed_phase(progress, "price"):
         return [predict_run(run, pricer, constants) for run in runs]
 
 
-def predict_run(run: Run, pricer: CasePricer, constants: Constants) -> Prediction | Unpriced:
+def predict_run(
+    run: Run, pricer: CasePricer, constants: Constants = PROFILES_OWN
+) -> Prediction | Unpriced:
     """Price one run, or say why it cannot be priced."""
     try:
         case = case_of(run)
-        price = pricer.price(case, constants.get((case.framework.name, case.cluster)))
+        price = pricer.price(case, constants)
     except PlannerError as error:
         return unpriced_because(run, error)
     return Prediction(

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from planner.validation.types import EVERY_OTHER_LAYER, RECOMPUTATIONS, SCHEDULES, DataParallel
+from planner.strategy.configuration import EVERY_OTHER_LAYER
+from planner.validation.types import RECOMPUTATIONS, SCHEDULES, DataParallel
 
 DTYPES = {
     "bf16": "bfloat16",

@@ -1,7 +1,7 @@
 """Reads a table of measured runs, row by row, and says of every row that it cannot use why."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 from planner.errors import RequestError
 from planner.units import GIB
+from planner.validation.reading.assume import check_assumed, with_assumed
 from planner.validation.reading.cells import BadCellError, Cells
 from planner.validation.reading.mixups import Work, approximate_flop_per_token, check_units
 from planner.validation.reading.spellings import (
@@ -33,6 +34,9 @@ OPTIONAL_COLUMNS = (
 )
 """Columns that count as empty where a table does not have them."""
 
+ASSUMED_MICROBATCH_SIZE = 1
+"""Sequences of a microbatch where a row does not say."""
+
 MOST_LISTED = 10
 """Rows that an error lists."""
 
@@ -55,42 +59,56 @@ class RunTable:
 
 
 def read_table(
-    source: pd.DataFrame | str | Path, *, keep_going: bool = False, name: str = "the table"
+    source: pd.DataFrame | str | Path,
+    *,
+    keep_going: bool = False,
+    assume: Mapping[str, str] = {},
+    name: str = "the table",
 ) -> RunTable:
     """Read a table of measured runs.
 
     Args:
         source: The table, or the path of a CSV file.
         keep_going: List wrong rows among the problems instead of raising.
+        assume: Values of open cells by column.
         name: What messages call a table that is no file.
 
     Raises:
         RequestError: The file cannot be read, a column is missing, or a row is wrong.
     """
     if isinstance(source, pd.DataFrame):
-        return read_runs(source, keep_going=keep_going, name=name)
-    return read_runs(_read_csv(Path(source)), keep_going=keep_going, name=Path(source).name)
+        return read_runs(source, keep_going=keep_going, assume=assume, name=name)
+    frame = _read_csv(Path(source))
+    return read_runs(frame, keep_going=keep_going, assume=assume, name=Path(source).name)
 
 
 def read_runs(
-    frame: pd.DataFrame, *, keep_going: bool = False, name: str = "the table"
+    frame: pd.DataFrame,
+    *,
+    keep_going: bool = False,
+    assume: Mapping[str, str] = {},
+    name: str = "the table",
 ) -> RunTable:
     """Read the rows of a table.
 
     Args:
         frame: Columns as ``REQUIRED_COLUMNS`` and ``OPTIONAL_COLUMNS``; others are ignored.
         keep_going: List wrong rows among the problems instead of raising.
+        assume: Values of open cells by column.
         name: What messages call the table.
 
     Raises:
-        RequestError: A column is missing; or, without ``keep_going``, a cell is no number, a
-            number is not positive, or numbers of a row contradict each other.
+        RequestError: A column is missing, or cannot be assumed; or, without ``keep_going``, a
+            cell is no number, a number is not positive, or numbers of a row contradict each
+            other.
     """
+    check_assumed(assume, REQUIRED_COLUMNS + OPTIONAL_COLUMNS)
     frame = frame.reset_index(drop=True)
-    _check_columns(frame, name)
+    filled, assumed = with_assumed(frame, assume)
+    _check_columns(filled, name)
     answers = [
-        _read_or_say_why(row, cast("dict[str, object]", cells))
-        for row, cells in enumerate(frame.to_dict("records"))
+        _read_or_say_why(row, cast("dict[str, object]", cells), assumed[row])
+        for row, cells in enumerate(filled.to_dict("records"))
     ]
     problems = tuple(each for each in answers if isinstance(each, Unpriced))
     if not keep_going:
@@ -159,9 +177,12 @@ def _check_columns(frame: pd.DataFrame, name: str) -> None:
     )
 
 
-def _read_or_say_why(row: int, cells: dict[str, object]) -> Run | Unpriced:
+def _read_or_say_why(
+    row: int, cells: dict[str, object], assumed: tuple[str, ...]
+) -> Run | Unpriced:
     try:
-        return _read_row(row, Cells(cells))
+        run = _read_row(row, Cells(cells))
+        return replace(run, assumed=assumed + run.assumed)
     except BadCellError as error:
         return Unpriced(row=row, reason=str(error), column=error.column)
     except NotModelledError as limit:
@@ -212,7 +233,7 @@ def _read_numbers(row: int, cells: Cells, arch: Arch) -> Run:
         dp=dp,
         data_parallel=data_parallel,
         shard_ranks=shard_ranks,
-        microbatch_size=cells.count("micro_batch"),
+        microbatch_size=cells.count("micro_batch", empty=ASSUMED_MICROBATCH_SIZE),
         global_batch_size=cells.count("global_batch"),
         recompute=cells.word(lambda: read_recompute(cells.text("recompute")), None),
         # Without tensor parallelism there is nothing to split: an empty cell says enough.
@@ -225,14 +246,18 @@ def _read_numbers(row: int, cells: Cells, arch: Arch) -> Run:
         ),
         step_time_s=cells.quantity("step_time_s"),
         peak_mem_bytes=None if peak_mem_gib is None else peak_mem_gib * GIB,
+        is_sharding_stated=dp * cp == 1 or bool(cells.text("zero_stage_or_fsdp")),
+        assumed=()
+        if cells.text("micro_batch")
+        else (f"micro_batch {ASSUMED_MICROBATCH_SIZE} (not stated)",),
     )
 
 
 def _data_parallel(cells: Cells, ranks: int) -> tuple[DataParallel, int | None]:
-    """Read what is sharded; with one rank nothing is, whatever an empty cell leaves open."""
-    if ranks == 1 and not cells.text("zero_stage_or_fsdp"):
+    """Read what is sharded; an empty cell leaves it to the framework."""
+    text = cells.text("zero_stage_or_fsdp")
+    if not text:
         return "ddp", None
-    text = cells.stated("zero_stage_or_fsdp")
     otherwise: tuple[DataParallel, int | None] = ("ddp", None)
     return cells.word(lambda: read_data_parallel(text, ranks=ranks), otherwise)
 

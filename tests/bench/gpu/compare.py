@@ -142,7 +142,7 @@ def _priced_model(shape: BlockShape, cluster: ClusterSpec) -> PricedModel:
 
     loaded = wrap_module(shape.whole_model, example_batch=example_batch, loss_fn=loss_fn)
     family = trace_family(loaded, dtype=shape.dtype)
-    pricer = ModelPricer(family, cluster, shape.dtype, time_limit_s=60)
+    pricer = ModelPricer(family, cluster, shape.dtype)
     choice = ShardingChoice(
         tp=1,
         sequence_parallel=False,

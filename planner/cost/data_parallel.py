@@ -1,0 +1,226 @@
+"""Data-parallel traffic of a stage: FSDP2, and ranks that hold their parameters whole."""
+
+import math
+from collections.abc import Callable, Hashable
+from itertools import accumulate
+
+from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, reduce_scatter_s
+from planner.cost.link_budget import UnitPasses, exposed_s
+from planner.cost.model_units import ModelUnits
+from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
+from planner.framework.spec import FrameworkSpec
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import CommGroup
+from planner.strategy.configuration import Configuration, axis_group
+
+Collective = Callable[[float, CommGroup], float]
+"""Seconds of a collective of some bytes over a group."""
+
+
+class ShardedState:
+    """FSDP2: parameters are gathered from their shards.
+
+    Without a pipeline, ZeRO-3 gathers forward and backward and reduce-scatters in every
+    microbatch (replicas add their shards in the last), ZeRO-2 gathers in the first and reduces in
+    the last, behind its backward. torch's schedules reduce after the last backward of the stage,
+    unhidden; with ZeRO-3 a backward leaves the parameters for the next forward, so that each
+    microbatch gathers once and the step once more.
+
+    Prologue and epilogue are the root, gathered at the start of the stage. Nothing runs behind
+    their reduction and that of the first block.
+    """
+
+    def __init__(
+        self,
+        model: ModelUnits,
+        configuration: Configuration,
+        cluster: ClusterSpec,
+        framework: FrameworkSpec,
+        passes: UnitPasses,
+    ) -> None:
+        """Sum up the units' traffic.
+
+        Args:
+            model: Priced units.
+            configuration: ZeRO form, microbatches, pipeline.
+            cluster: Devices and links.
+            framework: Bytes of its reductions.
+            passes: What hides behind the units' passes.
+        """
+        self._units = model.units
+        self._blocks = model.blocks
+        self._passes = passes
+        self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
+        self._shard = shard = axis_group(cluster, configuration.degrees, "dp_shard")
+        self._replicate = axis_group(cluster, configuration.degrees, "dp_replicate")
+        self._microbatches = configuration.num_microbatches
+        self._pipelined = configuration.degrees.pp > 1
+        self._reshards = configuration.reshard_after_forward
+        self._known: dict[Hashable, float] = {}
+        copied = framework.accumulated_bytes / PARAMETER_BYTES
+        bandwidth = cluster.device.pointwise_bytes_per_s if shard.num_ranks > 1 else math.inf
+        # FSDP copies what it gathers out of a buffer (read and written), and what it reduces
+        # into one.
+        self._gathers = self._sums(
+            lambda i: self._forward_gather_s(i) + 2.0 * self._units[i].gathered_bytes / bandwidth
+        )
+        self._regathers = self._sums(lambda i: 2.0 * self._units[i].gathered_bytes / bandwidth)
+        self._reduce_copies = self._sums(
+            lambda i: copied * self._units[i].parameter_bytes / bandwidth
+        )
+        self._every = self._sums(lambda i: self._every_s(i, "none"))
+        self._once = self._sums(lambda i: self._once_s(i, "none"))
+
+    def _sums(self, of_unit: Callable[[int], float]) -> list[float]:
+        return list(accumulate((of_unit(i) for i in range(len(self._units))), initial=0.0))
+
+    # -- one unit ---------------------------------------------------------------------------------
+
+    def _collective_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
+        """A collective, priced once for each size."""
+        key = (collective, num_bytes, group is self._shard)
+        if key not in self._known:
+            self._known[key] = collective(num_bytes, group)
+        return self._known[key]
+
+    def _gather_s(self, index: int) -> float:
+        return self._collective_s(all_gather_s, self._units[index].gathered_bytes, self._shard)
+
+    def _scatter_s(self, index: int) -> float:
+        num_bytes = self._units[index].parameter_bytes * self._wire
+        return self._collective_s(reduce_scatter_s, num_bytes, self._shard)
+
+    def _replicas_s(self, index: int) -> float:
+        num_bytes = self._units[index].parameter_bytes / self._shard.num_ranks * self._wire
+        return self._collective_s(all_reduce_s, num_bytes, self._replicate)
+
+    def _forward_gather_s(self, index: int) -> float:
+        """The gather of a block hides behind the forward of the block before it."""
+        gather_s = self._gather_s(index)
+        if index not in self._blocks:
+            return gather_s
+        return self._passes.forward_exposed_s(self._units[index], gather_s)
+
+    def _backward_s(self, index: int, kind: str, *, gathers_s: float, reductions_s: float) -> float:
+        """Exposed traffic of a unit's backward; that of the root and the first block is alone."""
+        if index not in self._blocks:
+            return gathers_s + reductions_s
+        unit = self._units[index]
+        alone_s = 0.0
+        if index == self._blocks.start:
+            alone_s, reductions_s = reductions_s, 0.0
+        hidden_s = self._passes.backward_exposed_s(
+            unit, kind, gathers_s=gathers_s, reductions_s=reductions_s
+        )
+        return hidden_s + alone_s
+
+    def _every_s(self, index: int, kind: str) -> float:
+        """Exposed traffic of a unit's backward in every microbatch."""
+        if not self._reshards:
+            return 0.0
+        return self._backward_s(
+            index,
+            kind,
+            gathers_s=self._gather_s(index) if index in self._blocks else 0.0,
+            reductions_s=0.0 if self._pipelined else self._scatter_s(index),
+        )
+
+    def _once_s(self, index: int, kind: str) -> float:
+        """What the last backward adds to that."""
+        reductions_s = self._scatter_s(index) + self._replicas_s(index)
+        if self._pipelined:
+            return reductions_s
+        gathers = self._reshards and index in self._blocks
+        last_s = self._backward_s(
+            index,
+            kind,
+            gathers_s=self._gather_s(index) if gathers else 0.0,
+            reductions_s=reductions_s,
+        )
+        return last_s - self._every_s(index, kind)
+
+    # -- a stage ----------------------------------------------------------------------------------
+
+    def microbatch_s(self, first: int, end: int) -> float:
+        """Exposed traffic of every microbatch, nothing recomputed, with its copies."""
+        if not self._reshards:
+            return 0.0
+        seconds = _between(self._every, first, end) + _between(self._regathers, first, end)
+        if not self._pipelined:
+            seconds += _between(self._gathers, first, end)
+            seconds += _between(self._reduce_copies, first, end)
+        return seconds
+
+    def step_s(self, first: int, end: int) -> float:
+        """Exposed traffic once a step, nothing recomputed, with its copies."""
+        seconds = _between(self._once, first, end)
+        if self._pipelined or not self._reshards:
+            seconds += _between(self._gathers, first, end)
+            seconds += _between(self._reduce_copies, first, end)
+        return seconds
+
+    def hidden_by_recomputation_s(self, index: int, kind: str) -> float:
+        """Traffic that a unit's recomputation hides, per microbatch; its share of the step's."""
+        hidden_s = self._every_s(index, "none") - self._every_s(index, kind)
+        once_s = self._once_s(index, "none") - self._once_s(index, kind)
+        return hidden_s + once_s / self._microbatches
+
+
+class WholeState:
+    """DDP and ZeRO-1: every rank holds all parameters of its stages.
+
+    Rajbhandari et al. 2020 (1910.02054): gradients are all-reduced a bucket at a time, behind a
+    share of the last backward; with ZeRO-1 the ranks then gather the parameters that each has
+    updated, with nothing to hide behind.
+    """
+
+    def __init__(
+        self, framework: FrameworkSpec, memory: StageMemory, *, ranks: CommGroup, shard: CommGroup
+    ) -> None:
+        """Keep the groups.
+
+        Args:
+            framework: Its buckets and overlap.
+            memory: Sizes of stages.
+            ranks: All ranks that hold the same parameters.
+            shard: Those of them that share the optimiser's states.
+        """
+        self._framework = framework
+        self._memory = memory
+        self._ranks = ranks
+        self._shard = shard
+
+    def step_s(self, first: int, end: int, *, backward_s: float, busy_s: float) -> float:
+        """Exposed traffic once a step.
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            backward_s: The stage's backward of one microbatch.
+            busy_s: Other traffic of this backward on the same link.
+        """
+        framework = self._framework
+        parameters = self._memory.local_parameter_bytes(first, end) / PARAMETER_BYTES
+        reduce_s = self._in_buckets_s(
+            all_reduce_s, parameters * framework.gradient_wire_bytes, self._ranks
+        )
+        share = framework.gradient_overlap
+        seconds = exposed_s(reduce_s, busy_s=share * busy_s, window_s=share * backward_s)
+        if self._shard.num_ranks > 1:
+            seconds += self._gather_s(self._memory.whole_gathered_bytes(first, end))
+        return seconds
+
+    def _gather_s(self, num_bytes: float) -> float:
+        """Every rank gets the parameters that the others updated, at once or from each in turn."""
+        ranks = self._shard.num_ranks
+        if self._framework.broadcasts_shards:
+            return ranks * broadcast_s(num_bytes / ranks, self._shard)
+        return self._in_buckets_s(all_gather_s, num_bytes, self._shard)
+
+    def _in_buckets_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
+        buckets = max(1, math.ceil(num_bytes / self._framework.bucket_bytes))
+        return buckets * collective(num_bytes / buckets, group)
+
+
+def _between(sums: list[float], first: int, end: int) -> float:
+    return sums[end] - sums[first]

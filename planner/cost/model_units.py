@@ -1,0 +1,136 @@
+"""The units of a model in order: what they compute, and what that costs.
+
+``ModelWork`` is drawn from a graph once. Priced on a device it becomes ``ModelUnits``, from which
+the stages of any configuration are summed up (``planner.cost.stage_costs``).
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from planner.cost.node_pricing import Pricing
+from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
+from planner.cost.unit_work import UnitWork
+from planner.graph.analysis.shared import SharedActivation
+from planner.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedWeight:
+    """A weight that several units read: once on each stage that holds some of them."""
+
+    units: tuple[int, ...]
+    """Its readers, in order."""
+    parameter_bytes: int
+    """Bytes on a tp rank in the optimiser's dtype."""
+    gathered_bytes: int
+    """The same in the compute dtype."""
+
+    def copies(self, units: Collection[int]) -> int:
+        """How often it is counted too much in a set of units."""
+        return max(0, sum(unit in units for unit in self.units) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnits:
+    """The priced units of a model in order, for one tp, stream layout and microbatch size."""
+
+    units: tuple[PricedUnit, ...]
+    """Prologue, blocks, epilogue; the epilogue may come as two, head and loss."""
+    entering_bytes: tuple[int, ...]
+    """Bytes of one microbatch on a rank that a stage receives which begins with each unit; 0
+    where no stage can."""
+    tied: tuple[TiedWeight, ...]
+    """Weights that several units read, counted in each of them."""
+    shared: tuple[SharedActivation, ...]
+    """Activations that units share, counted in none of them."""
+    matmul_flop: tuple[int, ...] = ()
+    """FLOPs of each unit's products with parameters: what frameworks divide models by."""
+    epilogue_units: int = 1
+    """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
+
+    @property
+    def blocks(self) -> range:
+        """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
+        return range(1, max(1, len(self.units) - self.epilogue_units))
+
+    def with_blocks(self, number: int) -> "ModelUnits":
+        """The same model with another number of blocks, each as the second of its three."""
+        last = self.blocks.stop
+        assert last == _TRACED_BLOCKS + 1, "a prologue, three blocks and an epilogue"
+        places = (0, *[2] * number, *range(last, len(self.units)))
+        return replace(
+            self,
+            units=tuple(self.units[place] for place in places),
+            entering_bytes=tuple(self.entering_bytes[place] for place in places),
+            matmul_flop=tuple(self.matmul_flop[place] for place in places),
+            tied=tuple(
+                replace(tied, units=tuple(_moved(tied.units, number))) for tied in self.tied
+            ),
+            shared=tuple(
+                replace(
+                    each,
+                    units=frozenset(_moved(each.units, number)),
+                    owners=frozenset(_moved(each.owners, number)),
+                )
+                for each in self.shared
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWork:
+    """The work of one microbatch through each unit, with its layouts chosen."""
+
+    units: tuple[UnitWork, ...]
+    """As in ``ModelUnits``; units that compute the same are one object."""
+    entering_bytes: tuple[int, ...]
+    """As in ``ModelUnits``."""
+    tied_elements: tuple[tuple[tuple[int, ...], int], ...]
+    """Units that read a weight, and its elements on a tp rank."""
+    shared: tuple[SharedActivation, ...]
+    """As in ``ModelUnits``."""
+    matmul_flop: tuple[int, ...]
+    """As in ``ModelUnits``."""
+    epilogue_units: int
+    """As in ``ModelUnits``."""
+
+    def priced(self, pricing: Pricing) -> ModelUnits:
+        """Price every unit."""
+        prices = {key: price_unit(work, pricing) for key, work in _by_identity(self.units)}
+        return ModelUnits(
+            units=tuple(prices[id(work)] for work in self.units),
+            entering_bytes=self.entering_bytes,
+            tied=tuple(
+                TiedWeight(
+                    units=units,
+                    parameter_bytes=elements * master_bytes(pricing.dtype),
+                    gathered_bytes=elements * DTYPE_BYTES[pricing.dtype],
+                )
+                for units, elements in self.tied_elements
+            ),
+            shared=self.shared,
+            matmul_flop=self.matmul_flop,
+            epilogue_units=self.epilogue_units,
+        )
+
+
+def _by_identity(works: Iterable[UnitWork]) -> Iterable[tuple[int, UnitWork]]:
+    """Each object once."""
+    return {id(work): work for work in works}.items()
+
+
+_TRACED_BLOCKS = 3
+"""Blocks of a model that stands for others: the first, one for all between, the last."""
+
+
+def _moved(units: Iterable[int], number: int) -> Iterable[int]:
+    """Where units of a model of three blocks lie in one of ``number`` blocks."""
+    for unit in units:
+        if unit == 2:
+            yield from range(2, number)
+        elif unit == 0:
+            yield 0
+        elif unit == 1:
+            yield 1
+        else:
+            yield unit - _TRACED_BLOCKS + number

@@ -1,0 +1,294 @@
+"""Time and memory of any run of neighbouring units under one configuration.
+
+All sums over units are prefix sums, so that a stage [first, end) costs constant time to price.
+
+Time of one microbatch on a stage:
+
+    forward + backward kernels + exposed tensor-parallel collectives + recomputation
+    + data-parallel traffic that its compute does not hide (``planner.cost.link_budget``)
+    + transfers to and from the neighbouring stages
+
+and once per step: gradient reduction, parameter gathers that happen once, the optimiser. How the
+state is held is a parameter of the configuration, what a framework does otherwise one of its own.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from planner.cost.collective import all_reduce_s, point_to_point_s
+from planner.cost.data_parallel import ShardedState, WholeState
+from planner.cost.link_budget import UnitPasses
+from planner.cost.model_units import ModelUnits
+from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
+from planner.framework.spec import FrameworkSpec
+from planner.hardware.spec import ClusterSpec, LinkSpec
+from planner.hardware.topology import comm_group, link_between, shares_link
+from planner.strategy.configuration import Configuration, axis_group, axis_stride
+
+Links = tuple[LinkSpec, LinkSpec]
+"""To the stage before and to the stage behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """Seconds of a stage; all but the last two per microbatch."""
+
+    compute_s: float
+    """Forward and backward kernels."""
+    recompute_s: float
+    """What recomputation adds: its kernels and collectives, less the data-parallel traffic that
+    hides behind them."""
+    tp_comm_s: float
+    """Exposed tensor-parallel collectives."""
+    dp_comm_s: float
+    """Exposed parameter gathers (and gradient reductions) of every microbatch."""
+    pp_comm_s: float
+    """Transfers to and from the neighbouring stages."""
+    forward_s: float
+    """The forward pass, all in, with half of the transfers."""
+    weight_backward_s: float
+    """The part of the backward pass that only the parameters' gradients need."""
+    step_comm_s: float
+    """Exposed data-parallel traffic once per step."""
+    optimizer_s: float
+    """Gradient norm, clipping, AdamW."""
+
+    @property
+    def microbatch_s(self) -> float:
+        """One microbatch, forward and backward."""
+        return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s + self.pp_comm_s
+
+    @property
+    def backward_s(self) -> float:
+        """The backward pass, all in, with half of the transfers."""
+        return self.microbatch_s - self.forward_s
+
+    @property
+    def step_s(self) -> float:
+        """All that comes once per step."""
+        return self.step_comm_s + self.optimizer_s
+
+
+class StageCosts:
+    """Prices stages of one configuration."""
+
+    def __init__(
+        self,
+        model: ModelUnits,
+        configuration: Configuration,
+        cluster: ClusterSpec,
+        framework: FrameworkSpec,
+    ) -> None:
+        """Build the prefix sums.
+
+        Args:
+            model: Units priced for the configuration's tp, stream and microbatch size.
+            configuration: Degrees, schedule and form of the state.
+            cluster: Devices and links.
+            framework: What runs the step.
+        """
+        self.model = model
+        self.units = model.units
+        self.configuration = configuration
+        self.cluster = cluster
+        self.device = cluster.device
+        self.framework = framework
+        self.memory = StageMemory(model, configuration, cluster.device, framework)
+        """What the same stages hold."""
+        degrees = configuration.degrees
+        self._tp = axis_group(cluster, degrees, "tp")
+        self._pipelined = degrees.pp > 1
+        stalled = cluster.num_nodes >= framework.congested_nodes
+        self._message_s = framework.congested_message_s if stalled else framework.message_s
+        ranks = comm_group(cluster, degree=degrees.dp, stride=degrees.tp)
+        self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
+        self._passes = passes = UnitPasses(framework, tp_shares_link=self._tp_shares_link)
+        self._whole: WholeState | None = None
+        self._sharded: ShardedState | None = None
+        if configuration.state_form == "replicated":
+            shard = axis_group(cluster, degrees, "dp_shard")
+            self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
+        else:
+            self._sharded = ShardedState(model, configuration, cluster, framework, passes)
+        self._sums: dict[str, list[float]] = {}
+        self._recomputes: dict[tuple[int, str, bool], float] = {}
+        self._build()
+
+    def _build(self) -> None:
+        units, passes = self.units, self._passes
+        self._add("forward", lambda i: units[i].forward_s)
+        self._add("compute", lambda i: units[i].forward_s + units[i].backward_s)
+        self._add("weight", lambda i: min(units[i].weight_backward_s, units[i].backward_s))
+        self._add("tp_forward", lambda i: passes.forward_comm_s(units[i]))
+        self._add(
+            "tp", lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
+        )
+        self._add("tp_busy", lambda i: units[i].backward_comm_s)
+        self._add("summed", lambda i: units[i].summed_gradient_bytes)
+
+    def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
+        self._sums[name] = list(
+            accumulate((of_unit(i) for i in range(len(self.units))), initial=0.0)
+        )
+
+    def total(self, name: str, first: int, end: int) -> float:
+        """Sum of a quantity over the units [first, end)."""
+        sums = self._sums[name]
+        return sums[end] - sums[first]
+
+    # -- links between stages ---------------------------------------------------------------------
+
+    @cached_property
+    def _boundary_links(self) -> tuple[LinkSpec, ...]:
+        """The link in front of each stage and behind the last; stages go round the ranks."""
+        degrees = self.configuration.degrees
+        stride = axis_stride(degrees, "pp")
+        found = []
+        for stage in range(self.configuration.num_stages + 1):
+            sender, receiver = ((s % degrees.pp) * stride for s in (stage - 1, stage))
+            found.append(link_between(self.cluster, sender, receiver))
+        return tuple(found)
+
+    @cached_property
+    def _slowest_link(self) -> LinkSpec:
+        return axis_group(self.cluster, self.configuration.degrees, "pp").slowest
+
+    @cached_property
+    def recomputation_key(self) -> Hashable:
+        """What ``recompute_s`` depends on besides the priced units: equal where that is."""
+        configuration = self.configuration
+        degrees = configuration.degrees
+        if self._sharded is None or (self._pipelined and not configuration.reshard_after_forward):
+            return None
+        return (
+            degrees.dp_replicate,
+            degrees.dp_shard,
+            self._pipelined,
+            configuration.reshard_after_forward,
+            configuration.num_microbatches,
+        )
+
+    def links(self, stage: int) -> Links:
+        """The links of a stage; where they are equal, runs of units cost the same."""
+        return self._boundary_links[stage], self._boundary_links[stage + 1]
+
+    # -- a stage ----------------------------------------------------------------------------------
+
+    def seconds(
+        self, first: int, end: int, kinds: Sequence[str] | None = None, *, stage: int | None = None
+    ) -> StageSeconds:
+        """Time of the stage [first, end).
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            kinds: Recomputation of each unit; None for none at all.
+            stage: Its position, which tells its links; None for the slowest on both sides.
+        """
+        recompute_s = 0.0
+        if kinds is not None:
+            recompute_s = sum(
+                self.recompute_s(index, kind)
+                for index, kind in zip(range(first, end), kinds, strict=True)
+            )
+        return self.seconds_with(first, end, recompute_s, stage=stage)
+
+    def recompute_s(self, index: int, kind: str) -> float:
+        """What recomputing one unit adds to each microbatch.
+
+        Its kernels and collectives, less the data-parallel traffic that hides behind them: that of
+        every microbatch, and what comes once a step divided by the microbatches.
+        """
+        unit = self.units[index]
+        key = (id(unit), kind, index == self.model.blocks.start)
+        if key not in self._recomputes:
+            seconds = self._passes.recompute_s(unit, kind)
+            if self._sharded is not None and kind != "none":
+                seconds -= self._sharded.hidden_by_recomputation_s(index, kind)
+            self._recomputes[key] = max(0.0, seconds)
+        return self._recomputes[key]
+
+    def seconds_with(
+        self, first: int, end: int, recompute_s: float, *, stage: int | None = None
+    ) -> StageSeconds:
+        """Time of the stage [first, end) to which recomputation adds ``recompute_s``."""
+        total = self.total
+        accumulate_s = self._accumulate_s(first, end)
+        tp_s = total("tp", first, end)
+        links = (self._slowest_link,) * 2 if stage is None else self.links(stage)
+        transfers_s = self._transfers_s(first, end, links)
+        compute_s = total("compute", first, end) + accumulate_s
+        forward_s = total("forward", first, end) + total("tp_forward", first, end)
+        forward_s += transfers_s / 2
+        every_s = self._sharded.microbatch_s(first, end) if self._sharded else 0.0
+        microbatch_s = compute_s + recompute_s + tp_s + every_s + transfers_s
+        return StageSeconds(
+            compute_s=compute_s,
+            recompute_s=recompute_s,
+            tp_comm_s=tp_s,
+            dp_comm_s=every_s,
+            pp_comm_s=transfers_s,
+            forward_s=forward_s,
+            weight_backward_s=total("weight", first, end) + accumulate_s,
+            step_comm_s=self._step_comm_s(first, end, microbatch_s - forward_s),
+            optimizer_s=self._optimizer_s(first, end),
+        )
+
+    def _accumulate_s(self, first: int, end: int) -> float:
+        """Adding a microbatch's gradients to those before where they are whole.
+
+        FSDP's copies belong to its reduction.
+        """
+        if self._whole is None:
+            return 0.0
+        parameters = self.memory.local_parameter_bytes(first, end) / PARAMETER_BYTES
+        return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s
+
+    def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
+        if self._sharded is not None:
+            reduced_s = self._sharded.step_s(first, end)
+        else:
+            assert self._whole is not None
+            busy_s = self.total("tp_busy", first, end) if self._tp_shares_link else 0.0
+            reduced_s = self._whole.step_s(first, end, backward_s=backward_s, busy_s=busy_s)
+        summed_s = all_reduce_s(self.total("summed", first, end), self._tp)
+        return reduced_s + summed_s + self._tied_s(first, end)
+
+    def _tied_s(self, first: int, end: int) -> float:
+        """All-reduce of the gradients of weights that this stage and others hold."""
+        wire = self.framework.gradient_wire_bytes / PARAMETER_BYTES
+        shards = self.configuration.degrees.dp_shard if self._sharded is not None else 1
+        total = 0.0
+        for tied in self.model.tied:
+            held = sum(first <= unit < end for unit in tied.units)
+            if 0 < held < len(tied.units):
+                num_bytes = tied.parameter_bytes * wire / shards
+                total += 2 * point_to_point_s(num_bytes, self._slowest_link)
+        return total
+
+    def _optimizer_s(self, first: int, end: int) -> float:
+        """Clipping and the optimiser on a rank's share, and what else a step has.
+
+        The rank has the latter once, so that each of its stages has a share.
+        """
+        parameters = self.memory.sharded_parameter_bytes(first, end) / PARAMETER_BYTES
+        moved_s = (
+            parameters * self.framework.optimizer_moved_bytes / self.device.pointwise_bytes_per_s
+        )
+        return moved_s + self.framework.step_s / self.configuration.virtual_stages
+
+    def _transfers_s(self, first: int, end: int, links: Links) -> float:
+        """Transfers of one microbatch, activations and gradients.
+
+        torch's schedules send to a neighbour and receive from it in one batch and wait for both,
+        so that each boundary costs one transfer per microbatch on both its sides.
+        """
+        if not self._pipelined or first == end:
+            return 0.0
+        return sum(
+            point_to_point_s(self.model.entering_bytes[cut], link) + self._message_s
+            for cut, link in zip((first, end), links, strict=True)
+            if 0 < cut < len(self.units)
+        )

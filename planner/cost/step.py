@@ -1,0 +1,197 @@
+"""The price of one optimiser step: the one that plans, estimates and validation show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.cost.model_units import ModelUnits
+from planner.cost.node_pricing import Pricing
+from planner.cost.pipeline import pipeline_times
+from planner.cost.stage_costs import StageCosts, StageSeconds
+from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
+from planner.cost.stage_memory import HeldStage
+from planner.framework.spec import FrameworkSpec
+from planner.hardware.spec import ClusterSpec
+from planner.strategy.configuration import EVERY_OTHER_LAYER, Configuration, axis_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChoice:
+    """What a stage holds."""
+
+    first: int
+    """First unit."""
+    end: int
+    """One past the last unit."""
+    kinds: tuple[str, ...]
+    """Recomputation of each unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrice:
+    """What a step costs."""
+
+    costs: CostBreakdown
+    """Where its time goes; the parts add up to that of the schedule's action list."""
+    stages: tuple[StageSeconds, ...]
+    """Seconds of each stage in model order."""
+    in_flight: tuple[tuple[tuple[int, ...], ...], ...]
+    """Microbatches that each rank holds of each of its stages at its fullest moments."""
+    memory_by_rank: tuple[MemoryBreakdown, ...]
+    """Each pipeline rank at its fullest moment."""
+    fits: bool
+    """Whether the fullest rank fits into its device, and every rank has a part of the model."""
+
+    @property
+    def peak_memory(self) -> MemoryBreakdown:
+        """That of the fullest rank."""
+        return max(self.memory_by_rank, key=lambda memory: memory.total_bytes)
+
+
+def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
+    """Price a step.
+
+    Args:
+        costs: Prices of the configuration's stages.
+        stages: What each stage holds, in model order.
+    """
+    configuration = costs.configuration
+    pp = configuration.degrees.pp
+    seconds = tuple(
+        costs.seconds(choice.first, choice.end, choice.kinds, stage=index)
+        for index, choice in enumerate(stages)
+    )
+    times = pipeline_times(
+        configuration.schedule,
+        pp=pp,
+        num_microbatches=configuration.num_microbatches,
+        forward_s=[each.forward_s for each in seconds],
+        backward_s=[each.backward_s for each in seconds],
+        weight_backward_s=[each.weight_backward_s for each in seconds],
+    )
+    memories = tuple(
+        _fullest(costs, stages[rank::pp], moments) for rank, moments in enumerate(times.in_flight)
+    )
+    most = costs.device.memory_bytes - costs.framework.unusable_bytes
+    return StepPrice(
+        costs=_breakdown(configuration, seconds, times.step_s),
+        stages=seconds,
+        in_flight=times.in_flight,
+        memory_by_rank=memories,
+        fits=max(memory.total_bytes for memory in memories) <= most,
+    )
+
+
+def _fullest(
+    costs: StageCosts, stages: Sequence[StageChoice], moments: Sequence[Sequence[int]]
+) -> MemoryBreakdown:
+    """A rank at the fullest of the moments of its schedule."""
+    found = [
+        costs.memory.peak(
+            [
+                HeldStage(first=each.first, end=each.end, kinds=each.kinds, in_flight=number)
+                for each, number in zip(stages, counts, strict=True)
+            ]
+        )
+        for counts in moments
+    ]
+    return max(found, key=lambda memory: memory.total_bytes)
+
+
+def _breakdown(
+    configuration: Configuration, seconds: Sequence[StageSeconds], pipeline_s: float
+) -> CostBreakdown:
+    """Split a step by cause, as the slowest rank sees it."""
+    pp, m = configuration.degrees.pp, configuration.num_microbatches
+    ranks = [seconds[rank::pp] for rank in range(pp)]
+    slowest = max(ranks, key=lambda held: sum(time.microbatch_s for time in held))
+    last = max(ranks, key=lambda held: sum(time.step_s for time in held))
+    busy_s = m * sum(time.microbatch_s for time in slowest)
+    return CostBreakdown(
+        compute_s=m * sum(time.compute_s for time in slowest),
+        recompute_s=m * sum(time.recompute_s for time in slowest),
+        tp_comm_s=m * sum(time.tp_comm_s for time in slowest),
+        pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
+        dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
+        + sum(time.step_comm_s for time in last),
+        bubble_s=max(0.0, pipeline_s - busy_s) if pp > 1 else 0.0,
+        optimizer_s=sum(time.optimizer_s for time in last),
+    )
+
+
+def rank_pricing(
+    cluster: ClusterSpec, framework: FrameworkSpec, configuration: Configuration, dtype: str
+) -> Pricing:
+    """What the price of a unit's work depends on under a configuration."""
+    degrees = configuration.degrees
+    pipeline = axis_group(cluster, degrees, "pp")
+    crosses = pipeline.outer is not None
+    return Pricing(
+        device=cluster.device,
+        dtype=dtype,
+        tp_group=axis_group(cluster, degrees, "tp"),
+        collective_host_s=framework.collective_host_s,
+        network_host_s=framework.network_host_s * degrees.tp * crosses,
+    )
+
+
+def price_layout(
+    model: ModelUnits,
+    *,
+    configuration: Configuration,
+    recompute: str,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+) -> StepPrice:
+    """Price a layout whose stages are cut as its framework cuts them.
+
+    Args:
+        model: Units priced under ``rank_pricing``.
+        configuration: Degrees, schedule, microbatches, form of the state.
+        recompute: Recomputation of all blocks, or EVERY_OTHER_LAYER.
+        cluster: Devices and links.
+        framework: What runs the step.
+    """
+    stages = framework_stages(
+        model,
+        framework,
+        num_stages=configuration.num_stages,
+        recompute=recompute,
+    )
+    price = price_step(StageCosts(model, configuration, cluster, framework), stages)
+    starts = not leaves_ranks_empty(
+        model.matmul_flop, configuration.num_stages, framework.stage_cuts
+    )
+    return replace(price, fits=price.fits and starts)
+
+
+def framework_stages(
+    model: ModelUnits, framework: FrameworkSpec, *, num_stages: int, recompute: str
+) -> list[StageChoice]:
+    """Cut a model as a framework does, all blocks recomputed alike.
+
+    Args:
+        model: Its units.
+        framework: Its rule for cuts.
+        num_stages: Stages in all, virtual ones counted.
+        recompute: Recomputation of all blocks, or EVERY_OTHER_LAYER.
+    """
+    bounds = stage_bounds(
+        model.matmul_flop,
+        epilogue_units=model.epilogue_units,
+        stages=num_stages,
+        cuts=framework.stage_cuts,
+    )
+    kinds = _kinds(model, recompute)
+    return [StageChoice(first=first, end=end, kinds=kinds[first:end]) for first, end in bounds]
+
+
+def _kinds(model: ModelUnits, recompute: str) -> tuple[str, ...]:
+    """Recomputation of every unit; only blocks are recomputed."""
+    found = ["none"] * len(model.units)
+    for position, index in enumerate(model.blocks):
+        if recompute != EVERY_OTHER_LAYER:
+            found[index] = recompute
+        elif position % 2 == 0:
+            found[index] = "full"
+    return tuple(found)

@@ -1,0 +1,211 @@
+"""Constants by what they belong to: a device, a cluster or a framework, never a pair of them.
+
+A device's constants say what kernels reach of it while a model is trained, a cluster's what
+collectives reach of its links and how fast its hosts are, a framework's what its code does. So any
+framework is priced on any cluster: ``in_place`` joins the three.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from planner.errors import ProfileError
+from planner.framework.spec import FrameworkSpec
+from planner.hardware.fields import near_names
+from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
+from planner.units import GIB, MIB
+
+Owner = Literal["device", "cluster", "framework"]
+"""What a constant can belong to."""
+
+Values = Mapping[str, float]
+"""Numbers by their keys in ``KEYS``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Numbers that take the place of those of the profiles, by the owner's name."""
+
+    device: Mapping[str, Values] = field(default_factory=dict)
+    """By the names of device profiles."""
+    cluster: Mapping[str, Values] = field(default_factory=dict)
+    """By the names of cluster profiles."""
+    framework: Mapping[str, Values] = field(default_factory=dict)
+    """By the names of framework profiles."""
+
+    def of(self, owner: Owner) -> Mapping[str, Values]:
+        """Those of one kind of owner."""
+        return {"device": self.device, "cluster": self.cluster, "framework": self.framework}[owner]
+
+
+PROFILES_OWN = Constants()
+"""Nothing is replaced."""
+
+_SetDevice = Callable[[DeviceSpec, float], DeviceSpec]
+_SetCluster = Callable[[ClusterSpec, float], ClusterSpec]
+_SetFramework = Callable[[FrameworkSpec, float], FrameworkSpec]
+
+
+def _efficiency(*fields: str) -> _SetDevice:
+    """The first field takes the value, the others keep their proportion to it."""
+
+    def put(device: DeviceSpec, value: float) -> DeviceSpec:
+        factor = value / getattr(device.efficiency, fields[0])
+        changed = {name: getattr(device.efficiency, name) * factor for name in fields}
+        return replace(device, efficiency=replace(device.efficiency, **changed))
+
+    return put
+
+
+def _device(name: str, scale: float = 1.0) -> _SetDevice:
+    def put(device: DeviceSpec, value: float) -> DeviceSpec:
+        return replace(device, **{name: value * scale})  # type: ignore[arg-type]
+
+    return put
+
+
+def _links(position: int, change: Callable[[LinkSpec, float], LinkSpec]) -> _SetCluster:
+    def put(cluster: ClusterSpec, value: float) -> ClusterSpec:
+        links = list(cluster.links)
+        links[position] = change(links[position], value)
+        return replace(cluster, links=tuple(links))
+
+    return put
+
+
+def _bandwidth(link: LinkSpec, share: float) -> LinkSpec:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share)
+
+
+def _latency(link: LinkSpec, factor: float) -> LinkSpec:
+    return replace(
+        link, latency_s=link.latency_s * factor, base_latency_s=link.base_latency_s * factor
+    )
+
+
+def _host(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    return replace(cluster, host_time_factor=factor)
+
+
+def _framework(name: str, scale: float = 1.0) -> _SetFramework:
+    def put(framework: FrameworkSpec, value: float) -> FrameworkSpec:
+        return replace(framework, **{name: value * scale})  # type: ignore[arg-type]
+
+    return put
+
+
+_DEVICE: Mapping[str, _SetDevice] = {
+    "training_fraction_of_sustained": _device("training_fraction"),
+    "attention_forward_fraction_of_peak": _efficiency(
+        "attention_forward_fraction", "attention_backward_fraction"
+    ),
+    "pointwise_fraction_of_bandwidth": _efficiency(
+        "pointwise_bandwidth_fraction", "reduction_bandwidth_fraction"
+    ),
+    "matmul_k_overhead_elements": _efficiency("matmul_k_overhead"),
+    "kernel_launch_us": _device("kernel_launch_s", 1e-6),
+}
+
+_CLUSTER: Mapping[str, _SetCluster] = {
+    "inner_bandwidth_share": _links(0, _bandwidth),
+    "inner_latency_factor": _links(0, _latency),
+    "outer_bandwidth_share": _links(-1, _bandwidth),
+    "outer_latency_factor": _links(-1, _latency),
+    "host_time_factor": _host,
+}
+
+_FRAMEWORK: Mapping[str, _SetFramework] = {
+    "host_dispatch_us": _framework("host_dispatch_s", 1e-6),
+    "launch_wait_us": _framework("launch_wait_s", 1e-6),
+    "attention_share": _framework("attention_share"),
+    "collective_host_us": _framework("collective_host_s", 1e-6),
+    "network_host_us_per_rank": _framework("network_host_s", 1e-6),
+    "bucket_mib": _framework("bucket_bytes", MIB),
+    "gradient_overlap": _framework("gradient_overlap"),
+    "tp_overlap": _framework("tp_overlap"),
+    "message_us": _framework("message_s", 1e-6),
+    "congested_message_us": _framework("congested_message_s", 1e-6),
+    "step_us": _framework("step_s", 1e-6),
+    "optimizer_moved_bytes_per_parameter": _framework("optimizer_moved_bytes"),
+    "accumulated_bytes_per_parameter": _framework("accumulated_bytes"),
+    "reserve_gib": _framework("reserve_bytes", GIB),
+}
+
+KEYS: Mapping[Owner, tuple[str, ...]] = {
+    "device": tuple(_DEVICE),
+    "cluster": tuple(_CLUSTER),
+    "framework": tuple(_FRAMEWORK),
+}
+"""What can be fitted, by what it belongs to."""
+
+
+def check_keys(owner: Owner, name: str, values: Values) -> None:
+    """Refuse what is no constant of such an owner.
+
+    Raises:
+        ProfileError: A key is unknown, or belongs to another kind of owner.
+    """
+    for key in values:
+        if key not in KEYS[owner]:
+            others = [other for other, keys in KEYS.items() if key in keys]
+            raise ProfileError(
+                f"{owner} {name!r}: {key!r} is no constant of a {owner}",
+                hint=f"it belongs to a {others[0]}" if others else near_names(key, KEYS[owner]),
+            )
+
+
+def in_place(
+    framework: FrameworkSpec, cluster: ClusterSpec, constants: Constants = PROFILES_OWN
+) -> tuple[FrameworkSpec, ClusterSpec]:
+    """A framework, and what it reaches of a cluster.
+
+    Args:
+        framework: As its profile has it.
+        cluster: As its profile has it.
+        constants: Numbers that take the place of the profiles'; those of other owners do nothing.
+
+    Returns:
+        The framework, and the cluster with what training reaches of its devices, with the time
+        that the framework's code takes on its hosts.
+
+    Raises:
+        ProfileError: A key is no constant of its owner.
+    """
+    device = cluster.device
+    own = (
+        constants.device.get(device.name, {}),
+        {**cluster.in_training, **constants.cluster.get(cluster.name, {})},
+        constants.framework.get(framework.name, {}),
+    )
+    for owner, name, values in zip(
+        KEYS, (device.name, cluster.name, framework.name), own, strict=True
+    ):
+        check_keys(owner, name, values)
+    for key, value in own[0].items():
+        device = _DEVICE[key](device, value)
+    for key, value in own[1].items():
+        cluster = _CLUSTER[key](cluster, value)
+    for key, value in own[2].items():
+        framework = _FRAMEWORK[key](framework, value)
+    device = _in_training(framework, device, cluster)
+    return framework, replace(cluster, device=device, in_training={})
+
+
+def _in_training(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec) -> DeviceSpec:
+    """A device as the kernels and the host code of a framework use it."""
+    efficiency = device.efficiency
+    return replace(
+        device,
+        training_fraction=1.0,
+        host_dispatch_s=framework.host_dispatch_s * cluster.host_time_factor,
+        kernel_launch_s=device.kernel_launch_s + framework.launch_wait_s,
+        efficiency=replace(
+            efficiency,
+            sustained_fraction=efficiency.sustained_fraction * device.training_fraction,
+            matmul_fraction=efficiency.matmul_fraction * device.training_fraction,
+            attention_forward_fraction=efficiency.attention_forward_fraction
+            * framework.attention_share,
+            attention_backward_fraction=efficiency.attention_backward_fraction
+            * framework.attention_share,
+        ),
+    )

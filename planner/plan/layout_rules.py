@@ -1,0 +1,369 @@
+"""Rules of a plan's layout: what its script is made of, and what it must share with its model.
+
+A rule yields a sentence, with its numbers, for each place where it is broken. Each may take for
+granted that those before it in its table hold.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from planner.graph.analysis.retained import RECOMPUTATIONS
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.types import Plan
+from planner.strategy.configuration import MESH_ORDER
+from planner.strategy.facts import SEQUENCE_DIM, ModelFacts, model_facts
+from planner.strategy.rules import broken_rule
+from planner.strategy.schedules import NO_SCHEDULE, SCHEDULES, rank_of_stage, schedule_rule
+from planner.strategy.sharding import ModuleSharding, UnitSharding
+
+if TYPE_CHECKING:
+    from planner.graph.sizes.family import GraphFamily
+
+_REPLICATE, _LAST = "Replicate", "Shard(-1)"
+_STREAM = "stream"
+"""Stands in ``_STYLES`` for the layout of the stream."""
+
+_STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "column": (frozenset({_REPLICATE}), frozenset({_LAST, _REPLICATE})),
+    "row": (frozenset({_LAST}), frozenset({_REPLICATE, _STREAM})),
+    "vocab_embedding": (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
+    "replicate": (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
+    "sequence": (frozenset({_STREAM}), frozenset({_STREAM})),
+}
+"""Legal input and output layouts of each style."""
+
+_LAYOUT = re.compile(r"Replicate|Shard\((-?\d+)\)")
+_OUTER = ("prologue", "epilogue")
+
+
+def blocks(plan: Plan) -> range:
+    """Positions of the units that are blocks."""
+    return range(1, len(plan.units) - 1)
+
+
+def _units(plan: Plan) -> Iterator[str]:
+    """Prologue, blocks, epilogue; "model" alone without blocks; no name twice."""
+    names = plan.units
+    if names != ("model",) and (len(names) < 3 or (names[0], names[-1]) != _OUTER):
+        yield f"units are {', '.join(names)}, not prologue, blocks, epilogue"
+    for name, count in Counter(names).items():
+        if count > 1 or not name or (name in _OUTER and name not in (names[0], names[-1])):
+            yield f"{count} units have the name {name!r}"
+
+
+def _degrees(plan: Plan) -> Iterator[str]:
+    """Every degree is 1 or more; no script has context or expert parallelism."""
+    degrees = plan.degrees
+    for axis in (*MESH_ORDER, "cp", "ep"):
+        if getattr(degrees, axis) < 1:
+            yield f"{axis} is {getattr(degrees, axis)}"
+    if degrees.cp != 1 or degrees.ep != 1:
+        yield f"cp is {degrees.cp} and ep is {degrees.ep}, but both are planned as 1"
+
+
+def _mesh(plan: Plan) -> Iterator[str]:
+    """Each axis once, in the order that links were priced for."""
+    order = tuple(axis for axis in plan.mesh_order if axis not in ("cp", "ep"))
+    if order != MESH_ORDER:
+        yield f"mesh order {' x '.join(plan.mesh_order)} is not {' x '.join(MESH_ORDER)}"
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    """microbatch_size * num_microbatches * data-parallel ranks is the global batch."""
+    factors = (plan.microbatch_size, plan.num_microbatches, plan.degrees.dp)
+    size, number, dp = factors
+    if min(factors) < 1 or size * number * dp != plan.global_batch_size:
+        yield (
+            f"microbatch_size {size} x num_microbatches {number} x data-parallel ranks {dp} = "
+            f"{size * number * dp}, but global_batch_size is {plan.global_batch_size}"
+        )
+
+
+def _schedule(plan: Plan) -> Iterator[str]:
+    """No schedule exactly where pp is 1; virtual stages exactly where stages interleave."""
+    pp, stages = plan.degrees.pp, plan.virtual_stages
+    known = (NO_SCHEDULE,) if pp == 1 else SCHEDULES
+    if plan.schedule not in known:
+        yield f"schedule is {plan.schedule!r} with pp {pp}, not one of {', '.join(known)}"
+    if (stages > 1) != (plan.schedule == "Interleaved1F1B") or stages < 1:
+        yield f"schedule {plan.schedule} has {stages} stages per pipeline rank"
+    reason = schedule_rule(
+        plan.schedule, pp=pp, virtual_stages=stages, num_microbatches=plan.num_microbatches
+    )
+    if reason:
+        yield reason
+
+
+def _stages(plan: Plan) -> Iterator[str]:
+    """In number pp * virtual_stages, and in order; they divide the units without a gap."""
+    stages = plan.stages
+    if len(stages) != plan.degrees.pp * plan.virtual_stages:
+        yield (
+            f"{len(stages)} stages for pp {plan.degrees.pp} x virtual_stages {plan.virtual_stages}"
+        )
+    begin = 0
+    for position, stage in enumerate(stages):
+        if stage.index != position:
+            yield f"the stage at position {position} has index {stage.index}"
+        if stage.first_unit != begin or stage.end_unit <= begin:
+            yield (
+                f"stage {position} holds units [{stage.first_unit}, {stage.end_unit}), but units "
+                f"from {begin} on are left"
+            )
+        begin = stage.end_unit
+    if begin != len(plan.units):
+        yield f"the last stage ends at unit {begin} of {len(plan.units)}"
+
+
+def _pipeline_ranks(plan: Plan) -> Iterator[str]:
+    """Stages go round the pipeline ranks."""
+    for stage in plan.stages:
+        wanted = rank_of_stage(stage.index, plan.degrees.pp)
+        if stage.pp_rank != wanted:
+            yield f"stage {stage.index} is on pipeline rank {stage.pp_rank}, not {wanted}"
+
+
+def _recomputation(plan: Plan) -> Iterator[str]:
+    """One known policy per unit; only blocks are recomputed."""
+    for stage in plan.stages:
+        policies = stage.activation_checkpointing
+        if len(policies) != stage.end_unit - stage.first_unit:
+            yield f"stage {stage.index} has {len(policies)} policies for its units"
+        for unit, policy in enumerate(policies, stage.first_unit):
+            if policy not in RECOMPUTATIONS:
+                yield f"{plan.units[unit]} has the unknown policy {policy!r}"
+            elif policy != "none" and unit not in blocks(plan):
+                yield f"{plan.units[unit]} is no block, but is recomputed ({policy})"
+
+
+def _tensor_parallelism(plan: Plan) -> Iterator[str]:
+    """Modules are split exactly where tp is above 1; only then can the sequence be."""
+    tp = plan.degrees.tp
+    split = any(
+        module.style in ("column", "row", "vocab_embedding")
+        for sharding in plan.shardings
+        for module in sharding.modules
+    )
+    if tp == 1 and (plan.shardings or plan.sequence_parallel):
+        yield "tp is 1, but modules or the sequence are split over it"
+    if tp > 1 and not split:
+        yield f"tp is {tp}, but no module is split over it"
+    if plan.sequence_dim != SEQUENCE_DIM:
+        yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
+
+
+def _sharded_units(plan: Plan) -> Iterator[str]:
+    """Groups of existing units, no unit in two, blocks apart from prologue and epilogue."""
+    seen: set[int] = set()
+    for sharding in plan.shardings:
+        units = set(sharding.units)
+        if not units or not sharding.modules:
+            yield f"units {sharding.units} have {len(sharding.modules)} sharded modules"
+        if len(units) < len(sharding.units) or units & seen:
+            yield f"units {sharding.units} are named twice"
+        if not units <= set(range(len(plan.units))):
+            yield f"units {sharding.units} are not all among the {len(plan.units)}"
+        if units & set(blocks(plan)) and units - set(blocks(plan)):
+            yield f"units {sharding.units} are blocks and others"
+        seen |= units
+
+
+def _sharded_modules(plan: Plan) -> Iterator[str]:
+    """Each module once in its group, as a path; "" is the block itself."""
+    for sharding in plan.shardings:
+        for name, count in Counter(module.module for module in sharding.modules).items():
+            parts = name.split(".") if name else []
+            is_path = all(parts) and (bool(name) or set(sharding.units) <= set(blocks(plan)))
+            if count > 1 or not is_path:
+                yield f"module {name!r} of units {sharding.units} occurs {count} times"
+
+
+def _instructions(plan: Plan) -> Iterator[tuple[UnitSharding, ModuleSharding]]:
+    for sharding in plan.shardings:
+        yield from ((sharding, module) for module in sharding.modules)
+
+
+def _layouts(plan: Plan) -> Iterator[str]:
+    """Spelled "Replicate" or "Shard(dim)", as the style allows."""
+    for sharding, module in _instructions(plan):
+        if module.style not in _STYLES:
+            yield f"{module.module} has the unknown style {module.style!r}"
+            continue
+        sides = zip(("input", "output"), _STYLES[module.style], strict=True)
+        for side, allowed in sides:
+            layout = getattr(module, f"{side}_layout")
+            if not _LAYOUT.fullmatch(layout):
+                yield f"the {side} layout of {module.module} is spelled {layout!r}"
+            elif layout not in _spelled(plan, sharding, allowed):
+                yield f"the {side} layout of {module.module}, style {module.style}, is {layout}"
+
+
+def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> frozenset[str]:
+    """Write out what the stream is; its last dim may be the sequence in tensors of two dims."""
+    split = plan.sequence_parallel and set(sharding.units) <= set(blocks(plan))
+    stream = {f"Shard({plan.sequence_dim})", _LAST} if split and _STREAM in allowed else set()
+    return (allowed - {_STREAM}) | stream
+
+
+def _fused_projections(plan: Plan) -> Iterator[str]:
+    """Several projections only in a weight split by columns, whose output stays split."""
+    for _, module in _instructions(plan):
+        may_fuse = module.style == "column" and module.output_layout == _LAST
+        if module.fused < 1 or (module.fused > 1 and not may_fuse):
+            yield f"{module.module}, style {module.style}, holds {module.fused} projections"
+
+
+def _tied_parameters(plan: Plan) -> Iterator[str]:
+    """Groups of names, none in two; all modules of a group split the weight alike."""
+    for name, count in Counter(name for group in plan.tied_parameters for name in group).items():
+        if count > 1 or not name:
+            yield f"the name {name!r} is tied {count} times"
+    split_of = {
+        path: module
+        for sharding, module in _instructions(plan)
+        for path in _paths(plan, sharding, module)
+    }
+    for group in plan.tied_parameters:
+        if len(group) < 2:
+            yield f"{', '.join(group)} is tied to nothing"
+        splits = {
+            name: _split(split_of[name.rpartition(".")[0]], name)
+            for name in group
+            if name.rpartition(".")[0] in split_of
+        }
+        if len(set(splits.values())) > 1:
+            yield "one parameter is split in several ways: " + ", ".join(
+                f"{name} {split}" for name, split in splits.items()
+            )
+
+
+def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterator[str]:
+    """Paths in the model of what an instruction names."""
+    for unit in sharding.units:
+        prefix = f"{plan.units[unit]}." if unit in blocks(plan) else ""
+        yield f"{prefix}{module.module}".removesuffix(".")
+
+
+def _split(module: ModuleSharding, parameter: str) -> str:
+    """Say how a module splits one of its parameters."""
+    if module.style in ("column", "vocab_embedding"):
+        return f"by rows ({module.fused})"
+    return "by columns" if module.style == "row" and parameter.endswith("weight") else "whole"
+
+
+def _crossings(plan: Plan) -> Iterator[str]:
+    """What a stage receives beside the stream was made before it; none with a split stream."""
+    first_unit = {name: unit for unit, name in enumerate(plan.units) if unit in blocks(plan)}
+    for stage in plan.stages:
+        beside = [*stage.carried, *([stage.stream_output] if stage.stream_output else [])]
+        if beside and (stage.index == 0 or plan.sequence_parallel):
+            yield f"stage {stage.index} receives {beside[0].module} beside the stream"
+        for output in beside:
+            late = first_unit.get(output.module, 0) >= stage.first_unit
+            if late or output.index < 0 or not output.module or beside.count(output) > 1:
+                yield f"stage {stage.index} receives output {output.index} of {output.module!r}"
+
+
+LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
+    "units": _units,
+    "degrees": _degrees,
+    "mesh": _mesh,
+    "batch": _batch,
+    "schedule": _schedule,
+    "stages": _stages,
+    "pipeline ranks": _pipeline_ranks,
+    "recomputation": _recomputation,
+    "tensor parallelism": _tensor_parallelism,
+    "sharded units": _sharded_units,
+    "sharded modules": _sharded_modules,
+    "layouts": _layouts,
+    "fused projections": _fused_projections,
+    "tied parameters": _tied_parameters,
+    "crossings": _crossings,
+}
+"""Rules of a plan by itself."""
+
+
+def _model_units(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """The plan's units are the model's."""
+    names = tuple(unit.name for unit in graphs.at(plan.microbatch_size).units)
+    if plan.units != names:
+        yield f"the plan has {len(plan.units)} units, other than the model's {len(names)}"
+
+
+def _model_ties(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """The plan's tied parameters are the model's."""
+    parameters = graphs.at(plan.microbatch_size).parameters
+    tied = {each.names for each in parameters if len(each.names) > 1}
+    for group in tied.symmetric_difference(plan.tied_parameters):
+        yield f"{', '.join(group)} are tied in one of plan and model only"
+
+
+def _model_cuts(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """Stages begin at legal cuts and receive what crosses them."""
+    cuts = {cut.after_unit + 1: cut for cut in graphs.at(plan.microbatch_size).cuts}
+    for stage in plan.stages[1:]:
+        cut = cuts.get(stage.first_unit)
+        if cut is None:
+            yield f"the model cannot be cut before unit {stage.first_unit}"
+        elif (stage.carried, stage.stream_output) != (cut.carried, cut.stream_output):
+            yield f"what stage {stage.index} receives is not what crosses the cut before it"
+
+
+def _model_modules(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """Instructions name modules with parameters, and units that compute the same."""
+    graph = graphs.at(plan.microbatch_size)
+    owners = {name.rpartition(".")[0] for each in graph.parameters for name in each.names}
+    for sharding in plan.shardings:
+        if len({graph.units[unit].structure for unit in sharding.units}) > 1:
+            yield f"units {sharding.units} do not compute the same"
+    for sharding, module in _instructions(plan):
+        for path in _paths(plan, sharding, module):
+            if path not in owners:
+                yield f"the model has no module {path!r} with parameters"
+
+
+@lru_cache(maxsize=1)
+def _facts(graphs: "GraphFamily") -> ModelFacts:
+    """Sizes of a model, read once for all plans of a search."""
+    return model_facts(graphs.at(1))
+
+
+def _model_sizes(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """Degrees divide the model's sizes; no recomputation reads what is overwritten."""
+    facts = _facts(graphs)
+    broken = broken_rule(plan.degrees, facts, plan.global_batch_size)
+    if broken:
+        yield broken.detail
+    if plan.sequence_parallel and (facts.sequence or 1) % plan.degrees.tp:
+        yield f"a sequence of {facts.sequence} is split over tp {plan.degrees.tp}"
+    for policy, reason in facts.recompute_refusals.items():
+        if any(policy in stage.activation_checkpointing for stage in plan.stages):
+            yield f"blocks are recomputed ({policy}), but {reason}"
+
+
+def _model_work(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
+    """Tokens and FLOPs of a step are those of its samples."""
+    graph: OperatorGraph = graphs.at(plan.microbatch_size)
+    tokens = plan.global_batch_size * graph.tokens_per_sample
+    flop = graph.forward_flop + graph.backward_flop
+    flop *= plan.global_batch_size // plan.microbatch_size
+    if plan.tokens_per_step != tokens:
+        yield f"{plan.tokens_per_step} tokens per step, but {tokens} are in its samples"
+    if not math.isclose(plan.flop_per_step, flop, rel_tol=1e-9):
+        yield f"{plan.flop_per_step} FLOPs per step, but its samples take {flop}"
+
+
+MODEL_RULES: "Mapping[str, Callable[[Plan, GraphFamily], Iterator[str]]]" = {
+    "model's units": _model_units,
+    "model's ties": _model_ties,
+    "model's cuts": _model_cuts,
+    "model's modules": _model_modules,
+    "model's sizes": _model_sizes,
+    "model's work": _model_work,
+}
+"""Rules of a plan beside the model that it trains."""

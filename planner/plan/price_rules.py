@@ -1,0 +1,254 @@
+"""Rules of a plan's prices: alone, on its cluster, and beside the other plans of its search.
+
+Sums of floats that are made in another order differ by rounding: ``_ROUNDING``. What a solver
+found differs by its own tolerance: ``_SOLVED``.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+
+from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.hardware.spec import ClusterSpec
+from planner.plan.types import Plan, SearchOutcome, SolverReport
+from planner.units import format_bytes
+
+_ROUNDING = 1e-9
+_SOLVED = 1e-6
+_CLOSED_GAP = 1e-4
+"""Gap that counts as none: the solver's tolerance of a row, times thousands of microbatches."""
+
+STATUSES = ("optimal", "work limit", "time limit")
+"""What a search may say of its proof."""
+
+
+def _above(value: float, most: float, tolerance: float = _ROUNDING) -> bool:
+    """Whether a value is above another by more than rounding."""
+    return value > most + tolerance * max(abs(value), abs(most))
+
+
+def _numbers(plan: Plan) -> Iterator[str]:
+    """Every time, size and count is finite and at least 0, the step takes time."""
+    named: list[tuple[str, CostBreakdown | MemoryBreakdown]] = [("costs", plan.costs)]
+    named += [(f"memory of rank {i}", memory) for i, memory in enumerate(plan.memory_by_rank)]
+    named += [(f"memory of stage {stage.index}", stage.memory) for stage in plan.stages]
+    for where, parts in named:
+        for field in fields(parts):
+            value = getattr(parts, field.name)
+            if not 0 <= value < math.inf:
+                yield f"{field.name} in the {where} is {value}"
+    for stage in plan.stages:
+        if not (0 <= stage.forward_s < math.inf and 0 <= stage.backward_s < math.inf):
+            yield (
+                f"stage {stage.index} takes {stage.forward_s} s forward, {stage.backward_s} s "
+                "backward"
+            )
+    if not plan.costs.step_time_s > 0:
+        yield f"the step takes {plan.costs.step_time_s} s"
+    if plan.tokens_per_step < plan.global_batch_size or plan.flop_per_step < 0:
+        yield f"a step has {plan.tokens_per_step} tokens and {plan.flop_per_step} FLOPs"
+
+
+def _idle_parts(plan: Plan) -> Iterator[str]:
+    """What the layout does not do costs nothing."""
+    degrees, costs = plan.degrees, plan.costs
+    recomputes = any(set(stage.activation_checkpointing) != {"none"} for stage in plan.stages)
+    for is_idle, reason, names in (
+        (degrees.tp == 1, "tp is 1", ("tp_comm_s",)),
+        (degrees.pp == 1, "pp is 1", ("pp_comm_s", "bubble_s")),
+        (degrees.world_size == 1, "there is one device", ("dp_comm_s",)),
+        (not recomputes, "nothing is recomputed", ("recompute_s",)),
+    ):
+        for name in names:
+            if is_idle and getattr(costs, name) != 0:
+                yield f"{reason}, but {name} is {getattr(costs, name)}"
+
+
+def _rank_seconds(plan: Plan) -> list[float]:
+    """Seconds that each pipeline rank computes and waits for links in a step."""
+    pp, m = plan.degrees.pp, plan.num_microbatches
+    return [
+        m * sum(stage.forward_s + stage.backward_s for stage in plan.stages[rank::pp])
+        for rank in range(pp)
+    ]
+
+
+def _busy_time(plan: Plan) -> Iterator[str]:
+    """The parts of the step are those of its slowest rank.
+
+    Its forwards and backwards hold all parts but the bubble, the optimiser, and the traffic of
+    data parallelism that comes once a step.
+    """
+    costs = plan.costs
+    slowest_s = max(_rank_seconds(plan))
+    least_s = costs.compute_s + costs.recompute_s + costs.tp_comm_s + costs.pp_comm_s
+    if _above(least_s, slowest_s) or _above(slowest_s, least_s + costs.dp_comm_s):
+        yield (
+            f"the slowest rank is busy for {slowest_s:.6g} s, but the parts of the step make "
+            f"{least_s:.6g} s, with data-parallel traffic {least_s + costs.dp_comm_s:.6g} s"
+        )
+
+
+def _bubble(plan: Plan) -> Iterator[str]:
+    """The pipeline runs for one microbatch through all stages at least.
+
+    It runs for all microbatches one after the other at most.
+    """
+    through_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
+    running_s = max(_rank_seconds(plan)) + plan.costs.bubble_s
+    most_s = plan.num_microbatches * through_s
+    if _above(through_s, running_s) or _above(running_s, most_s):
+        yield (
+            f"the pipeline runs for {running_s:.6g} s; one microbatch alone takes "
+            f"{through_s:.6g} s, all of them one by one {most_s:.6g} s"
+        )
+
+
+def _rank_memories(plan: Plan) -> Iterator[str]:
+    """One entry per pipeline rank, between the fullest of its stages and all of them.
+
+    Every stage alone has the whole reserve. Sums round to a byte for each stage and part.
+    """
+    pp = plan.degrees.pp
+    if len(plan.memory_by_rank) != pp:
+        yield f"{len(plan.memory_by_rank)} ranks have a memory, but pp is {pp}"
+        return
+    for rank, memory in enumerate(plan.memory_by_rank):
+        alone = [stage.memory for stage in plan.stages[rank::pp]]
+        slack = len(alone) * len(fields(MemoryBreakdown)) if len(alone) > 1 else 0
+        least = max(each.total_bytes for each in alone)
+        most = sum(each.total_bytes - each.reserve_bytes for each in alone) + memory.reserve_bytes
+        params = sum(each.params_bytes for each in alone)
+        if not least - slack <= memory.total_bytes <= most + slack:
+            yield (
+                f"rank {rank} needs {memory.total_bytes} bytes, its fullest stage {least}, all "
+                f"of its stages {most}"
+            )
+        if abs(memory.params_bytes - params) > slack:
+            yield f"rank {rank} keeps {memory.params_bytes} bytes of parameters, not {params}"
+        if any(each.reserve_bytes != memory.reserve_bytes for each in alone):
+            yield f"rank {rank} and its stages have different reserves"
+
+
+PRICE_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
+    "numbers": _numbers,
+    "idle parts": _idle_parts,
+    "busy time": _busy_time,
+    "bubble": _bubble,
+    "rank memories": _rank_memories,
+}
+"""Rules of a plan by itself."""
+
+
+def _devices(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """The degrees multiply to the number of devices."""
+    if plan.degrees.world_size != cluster.num_gpus:
+        yield (
+            f"the degrees multiply to {plan.degrees.world_size}, but the cluster has "
+            f"{cluster.num_gpus} devices"
+        )
+
+
+def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """Every rank fits into the device."""
+    capacity = cluster.device.memory_bytes
+    for rank, memory in enumerate(plan.memory_by_rank):
+        if memory.total_bytes > capacity:
+            yield (
+                f"pipeline rank {rank} needs {format_bytes(memory.total_bytes)} "
+                f"({memory.total_bytes} bytes) of {format_bytes(capacity)} ({capacity} bytes)"
+            )
+
+
+def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """No more FLOPs per second than the devices' peak."""
+    peak = cluster.device.peak_flop_per_s.get(plan.dtype)
+    if peak is not None:
+        mfu = plan.flop_per_step / (plan.costs.step_time_s * cluster.num_gpus * peak)
+        if not mfu <= 1:
+            yield f"the MFU is {mfu:.1%}"
+
+
+CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
+    "devices": _devices,
+    "memory": _memory,
+    "MFU": _mfu,
+}
+"""Rules of a plan on its cluster."""
+
+
+def _bound(solver: SolverReport, best: Plan) -> Iterator[str]:
+    """The bound is a time, and at most the objective."""
+    if not 0 <= solver.bound_s < math.inf or _above(solver.bound_s, solver.objective_s, _SOLVED):
+        yield f"the bound is {solver.bound_s} s, the objective {solver.objective_s} s"
+
+
+def _objective(solver: SolverReport, best: Plan) -> Iterator[str]:
+    """The objective is the step time of the best plan."""
+    if not math.isclose(solver.objective_s, best.costs.step_time_s, rel_tol=_SOLVED):
+        yield (
+            f"the objective is {solver.objective_s:.9g} s, but the best plan takes "
+            f"{best.costs.step_time_s:.9g} s"
+        )
+
+
+def _status(solver: SolverReport, best: Plan) -> Iterator[str]:
+    """A known status; an optimal plan leaves no gap."""
+    if solver.status not in STATUSES:
+        yield f"the status is {solver.status!r}, not one of {', '.join(STATUSES)}"
+    if solver.status == "optimal" and solver.gap > _CLOSED_GAP:
+        yield f"the plan is called optimal with a gap of {solver.gap:.2%}"
+
+
+PROOF_RULES: Mapping[str, Callable[[SolverReport, Plan], Iterator[str]]] = {
+    "bound": _bound,
+    "objective": _objective,
+    "status": _status,
+}
+"""Rules of what is proven of the best plan."""
+
+
+def _fastest_first(outcome: SearchOutcome) -> Iterator[str]:
+    """The best plan is the first candidate, and none is faster."""
+    if outcome.candidates[:1] != (outcome.best,):
+        yield "the first candidate is not the best plan"
+    best_s = outcome.best.costs.step_time_s
+    for place, plan in enumerate(outcome.candidates):
+        if _above(best_s, plan.costs.step_time_s, _SOLVED):
+            yield (
+                f"candidate {place} takes {plan.costs.step_time_s:.9g} s, the best plan "
+                f"{best_s:.9g} s"
+            )
+
+
+def _same_training(outcome: SearchOutcome) -> Iterator[str]:
+    """All plans train the same model on the same samples."""
+    thumb = () if outcome.rule_of_thumb is None else (outcome.rule_of_thumb,)
+    best = outcome.best
+    for plan in (*outcome.candidates, *thumb):
+        for name in (
+            "model", "global_batch_size", "dtype", "units", "tied_parameters", "tokens_per_step"
+        ):  # fmt: skip
+            if getattr(plan, name) != getattr(best, name):
+                yield f"{name} differs between two plans of one search"
+
+
+OUTCOME_RULES: Mapping[str, Callable[[SearchOutcome], Iterator[str]]] = {
+    "fastest first": _fastest_first,
+    "same training": _same_training,
+}
+"""Rules of the plans of one search."""
+
+
+def _baseline(outcome: SearchOutcome) -> Iterator[str]:
+    """The rule of thumb is a layout like others: the bound holds for it."""
+    thumb, bound_s = outcome.rule_of_thumb, outcome.solver.bound_s
+    if thumb is not None and _above(bound_s, thumb.costs.step_time_s, _SOLVED):
+        yield (
+            f"nothing takes less than {bound_s:.9g} s, but the rule of thumb takes "
+            f"{thumb.costs.step_time_s:.9g} s"
+        )
+
+
+OPEN_RULES: Mapping[str, Callable[[SearchOutcome], Iterator[str]]] = {"baseline": _baseline}
+"""Rules of a search for which the request fixed no value."""

@@ -1,0 +1,143 @@
+"""Lower bounds on the time of a pipeline, whatever its stages take.
+
+What lies on a path through the action list (``planner.cost.pipeline.Path``) takes its time, and no
+list is faster than one of its paths. With f[s] and b[s] the forward and backward of stage s, m
+microbatches and r a rank, three paths are long for any schedule without split backwards:
+
+    all of r        the forwards before r, all actions of r, the backwards before r
+    fill            the first microbatch all the way forward and back to r, then what r has left
+                    after its first backward, the backwards before r
+    drain           the forwards before r, what r does up to its last forward, the last microbatch
+                    on from there and all the way back
+
+These rows bound the ILP's objective from below; where the action list takes longer than all of
+them, its longest path becomes one more (``stage_ilp``).
+
+Any convex combination of rows is a bound too. ``least_s`` takes their mean, with stage times as
+unfavourable as they can be: precondition is that the stages' forwards (backwards) add up to at
+least the given sum, and that each is at least the given share.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from planner.cost.pipeline import Path
+from planner.strategy.configuration import Configuration
+from planner.strategy.schedules import NO_SCHEDULE, Actions, actions_by_rank, shortened
+
+
+def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
+    """The three paths of every rank; the one path where there is no pipeline."""
+    return _paths(
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[Path, ...]:
+    if schedule == NO_SCHEDULE:
+        return (Path(forwards=(num_microbatches,), backwards=(num_microbatches,)),)
+    short = shortened(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    lists = actions_by_rank(schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=short)
+    stages = pp * virtual_stages
+    left_out = num_microbatches - short
+    return tuple(
+        path
+        for rank in range(pp)
+        for path in _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
+    )
+
+
+def _of_rank(
+    row: Actions, rank: int, *, pp: int, stages: int, left_out: int
+) -> tuple[Path, Path, Path]:
+    """All of a rank, its fill, its drain.
+
+    Args:
+        row: Its actions, from which ``left_out`` microbatches of the steady part are missing.
+        rank: The rank.
+        pp: Pipeline ranks.
+        stages: Stages in all.
+        left_out: Microbatches.
+    """
+    mine = range(rank, stages, pp)
+    last = mine[-1]
+    first_backward = next(at for at, (_, is_forward) in enumerate(row) if not is_forward)
+    last_forward = max(at for at, (_, is_forward) in enumerate(row) if is_forward)
+    number = sum(stage == rank and is_forward for stage, is_forward in row) + left_out
+    before = [1 if stage < rank else 0 for stage in range(stages)]
+    beyond = [1 if stage < rank or stage > last else 0 for stage in range(stages)]
+    busy = [number if stage in mine else each for stage, each in enumerate(before)]
+    later, earlier = [1] * stages, [1] * stages
+    for stage in mine:
+        later[stage] += left_out
+        earlier[stage] += left_out
+    for stage, is_forward in row[first_backward:]:
+        later[stage] += is_forward
+    for stage, is_forward in row[:last_forward]:
+        earlier[stage] += not is_forward
+    around = [number if stage in mine else each for stage, each in enumerate(beyond)]
+    return (
+        Path(forwards=tuple(busy), backwards=tuple(busy)),
+        Path(forwards=tuple(later), backwards=tuple(around)),
+        Path(forwards=tuple(around), backwards=tuple(earlier)),
+    )
+
+
+@lru_cache(maxsize=4096)
+def mean_path(
+    schedule: str, pp: int, virtual_stages: int, num_microbatches: int, kind: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean over the ranks of one of their three paths, by stage: forwards, backwards."""
+    paths = _paths(schedule, pp, virtual_stages, num_microbatches)
+    alike = paths[kind::3] if len(paths) > 1 else paths
+    return (
+        tuple(
+            sum(column) / len(alike) for column in zip(*(p.forwards for p in alike), strict=True)
+        ),
+        tuple(
+            sum(column) / len(alike) for column in zip(*(p.backwards for p in alike), strict=True)
+        ),
+    )
+
+
+def least_s(
+    configuration: Configuration,
+    *,
+    forward_s: float,
+    backward_s: float,
+    least_forward_s: float = 0.0,
+    least_backward_s: float = 0.0,
+) -> float:
+    """No cut of a model is faster under a configuration.
+
+    Args:
+        configuration: Schedule and microbatches.
+        forward_s: Forward of one microbatch through all stages, at the least.
+        backward_s: Backward likewise.
+        least_forward_s: Forward of one microbatch through each stage, at the least.
+        least_backward_s: Backward likewise.
+    """
+    key = (
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    )
+    return max(
+        _cheapest_s(forwards, forward_s, least_forward_s)
+        + _cheapest_s(backwards, backward_s, least_backward_s)
+        for kind in range(3)
+        for forwards, backwards in [mean_path(*key, kind)]
+    )
+
+
+def _cheapest_s(counts: Sequence[float], total_s: float, least_s: float) -> float:
+    """Every stage takes its least, the stage that counts least takes the rest."""
+    rest_s = total_s - least_s * len(counts)
+    return least_s * sum(counts) + rest_s * min(counts)

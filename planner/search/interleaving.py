@@ -1,0 +1,169 @@
+"""Configurations whose ranks hold several stages: a bound without an ILP, and a first choice.
+
+The bound relaxes the ILP. All ranks together hold at least what the model keeps with the cheapest
+recomputation that lets their summed memory fit, a knapsack that may be filled in fractions; its
+time is part of every backward. Preconditions: stages lie within REACH_UNITS of their even share
+(the searched set); a rank's memory is at least the mean over its fullest moments; a unit's
+recomputation frees at most what the stage frees that holds most microbatches.
+"""
+
+from itertools import pairwise
+
+from planner.search.bounds import least_s
+from planner.search.columns import Column
+from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+
+
+def sharpen(search: ConfigurationSearch) -> None:
+    """Raise ``search.bound_s`` by even shares and by the recomputation that memory asks for."""
+    recompute_s = _recompute_s(search)
+    if recompute_s is None:
+        search.bound_s = float("inf")
+        return
+    share_s = max(0.0, search.even_s - REACH_UNITS * search.unit_s)
+    forward, backward = _least_shares(search)
+    bound_s = least_s(
+        search.configuration,
+        forward_s=search.forward_s,
+        backward_s=search.backward_s + recompute_s,
+        least_forward_s=share_s * forward,
+        least_backward_s=share_s * backward,
+    )
+    search.bound_s = max(search.bound_s, search.once_s + bound_s)
+
+
+def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
+    """Least share of forward and of backward in the time of any unit."""
+    forward, backward = [1.0], [1.0]
+    for unit in range(search.num_units):
+        whole_s = search.least_s(unit, unit + 1)
+        if whole_s > 0:
+            share = search.least_forward_s(unit, unit + 1) / whole_s
+            forward.append(share)
+            backward.append(1 - share)
+    return min(forward), min(backward)
+
+
+def _mean_counts(search: ConfigurationSearch) -> list[float]:
+    """Microbatches in flight of each stage, the mean over the fullest moments of its rank."""
+    pp = search.configuration.degrees.pp
+    counts = [0.0] * search.configuration.num_stages
+    for rank in range(pp):
+        moments = search.in_flight(rank)
+        for local in range(search.configuration.virtual_stages):
+            counts[local * pp + rank] = sum(moment[local] for moment in moments) / len(moments)
+    return counts
+
+
+def _recompute_s(search: ConfigurationSearch) -> float | None:
+    """Least recomputation of a microbatch, all stages together; None where none is enough."""
+    configuration, units, memory = search.configuration, search.table.units, search.table.memory
+    pp, stages = configuration.degrees.pp, configuration.num_stages
+    counts = _mean_counts(search)
+    whole = (0, search.num_units)
+    static = memory.static_bytes(*whole)
+    sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
+    static += 2 * configuration.num_microbatches * sum(sent[: stages - 1])
+    ends = {0, search.num_units - 1}
+    kept = sum(units[i].activation_bytes["none"] for i in ends) * min(counts)
+    freed: list[tuple[float, float]] = []
+    fixed_s = 0.0
+    for index in range(1, search.num_units - 1):
+        fastest_s, most_bytes = min(_choices(search, index))
+        fixed_s += fastest_s
+        kept += most_bytes * _least_count(search, counts, index)
+        freed += _cheapest_first(search, index, max(counts))
+    short = static + kept - pp * search.room_bytes
+    for seconds, size in sorted(freed, key=lambda item: item[0] / item[1]):
+        if short <= 0:
+            break
+        share = min(1.0, short / size)
+        fixed_s += share * seconds
+        short -= share * size
+    return fixed_s if short <= 0 else None
+
+
+def _least_count(search: ConfigurationSearch, counts: list[float], index: int) -> float:
+    """Microbatches in flight of the stages that may hold a unit, at the least.
+
+    A unit that begins after some share of the model lies in a stage whose place in the model is
+    near to that, since stages are near to even.
+    """
+    slack_s = REACH_UNITS * search.unit_s
+    before_s = search.least_s(0, index)
+    longest_s, shortest_s = search.even_s + slack_s, search.even_s - slack_s
+    earliest = int(before_s / longest_s) if longest_s > 0 else 0
+    latest = len(counts) - 1
+    if shortest_s > 0:
+        latest = min(latest, int(before_s / shortest_s) + 1)
+    rest_s = search.least_s(index + 1, search.num_units)
+    if longest_s > 0:
+        latest = min(latest, len(counts) - 1 - int(max(0.0, rest_s / longest_s - 1)))
+    return min(counts[max(0, earliest - 1) : latest + 1])
+
+
+def _cheapest_first(
+    search: ConfigurationSearch, index: int, most: float
+) -> list[tuple[float, float]]:
+    """Steps of a unit's recomputation: seconds, and bytes that each frees at the most.
+
+    The lower convex hull of its kinds, so that a fraction of a step is never cheaper than it.
+    """
+    hull: list[tuple[float, float]] = []
+    for point in sorted(_choices(search, index)):
+        if hull and point[1] >= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return [
+        (after[0] - before[0], (before[1] - after[1]) * most) for before, after in pairwise(hull)
+    ]
+
+
+def _choices(search: ConfigurationSearch, index: int) -> list[tuple[float, float]]:
+    """Seconds and kept bytes of a unit under each recomputation."""
+    kept_bytes = search.table.units[index].activation_bytes
+    return [
+        (search.table.recompute_s(index, kind), float(kept_bytes[kind]))
+        for kind in search.maker.kinds
+    ]
+
+
+def _is_above(
+    left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]
+) -> bool:
+    """Whether the middle point lies on or above the line from left to right."""
+    return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (
+        middle[0] - left[0]
+    )
+
+
+def even_interleaving(search: ConfigurationSearch) -> Partition | None:
+    """The cut nearest to even shares with a recomputation that fits, None where none is found.
+
+    On each rank the stage whose next recomputation frees most per second takes it, until the rank
+    fits.
+    """
+    cuts = search.even_cut()
+    pp, stages = search.configuration.degrees.pp, search.configuration.num_stages
+    choices = [search.columns(s, cuts[s], cuts[s + 1]) for s in range(stages)]
+    if not all(choices):
+        return None
+    chosen: list[Column] = [columns[0] for columns in choices]
+    for rank in range(pp):
+        mine = list(range(rank, stages, pp))
+        places = dict.fromkeys(mine, 0)
+        while not search.fits(rank, [chosen[stage] for stage in mine]):
+            open_stages = [stage for stage in mine if places[stage] + 1 < len(choices[stage])]
+            if not open_stages:
+                return None
+            stage = min(
+                open_stages,
+                key=lambda stage: (
+                    choices[stage][places[stage] + 1].backward_s - chosen[stage].backward_s
+                ),
+            )
+            places[stage] += 1
+            chosen[stage] = choices[stage][places[stage]]
+    return search.partition(chosen)

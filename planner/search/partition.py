@@ -1,0 +1,163 @@
+"""The best stages of a configuration with one stage per rank, and a bound on all of them.
+
+Stages are chosen from the front. What is chosen so far is told by three sums: the time of one
+microbatch through it, the longest detour of one of its ranks, and the dearest end of a step. The
+detour of rank r is what its fill or its drain (``planner.search.bounds``) takes beyond one pass of
+a microbatch through all stages, so that
+
+    pass + longest detour + dearest end
+
+bounds the step of a partition from below. Of the choices that end at the same unit, those that no
+other beats in all three sums are kept, as a set: neither memory nor time needs to grow with a run
+of units. Where there are many, neighbours are merged into one that is as good as either in each
+sum; it keeps the bound a bound.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.cost.pipeline import Path
+from planner.search.bounds import bounding_paths
+from planner.search.columns import Column
+from planner.search.configuration_search import ConfigurationSearch, Partition
+
+_MOST_LABELS = 24
+"""Choices that are kept for one end."""
+_MOST_PRICED = 8
+"""Complete choices whose action list is run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Label:
+    """The stages chosen so far."""
+
+    passing_s: float
+    """One microbatch through them."""
+    detour_s: float
+    """Longest detour of their ranks."""
+    once_s: float
+    """Dearest end of a step."""
+    before: "_Label | None"
+    """Without the last of them."""
+    column: Column | None
+    """The last of them."""
+
+    @property
+    def least_s(self) -> float:
+        """No completion is faster."""
+        return self.passing_s + self.detour_s + self.once_s
+
+
+def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | None:
+    """A good partition, and a proven bound on all in ``search.bound_s``.
+
+    Args:
+        search: A configuration with one stage per rank.
+        limit_s: Partitions that are no faster than this need not be found.
+
+    Returns:
+        The fastest partition that was met, None where none is faster than the limit, or none fits.
+    """
+    even = _even(search)
+    reach_s = limit_s if even is None else min(limit_s, even.objective_s)
+    if search.configuration.degrees.pp == 1:
+        if even is not None:
+            search.bound_s = even.objective_s
+        return even
+    labels = [_Label(passing_s=0.0, detour_s=0.0, once_s=0.0, before=None, column=None)]
+    ends = {0: labels}
+    for stage in range(search.configuration.degrees.pp):
+        ends = _extended(search, stage, ends, reach_s)
+    found = sorted(ends.get(search.num_units, []), key=lambda label: label.least_s)
+    bound_s = found[0].least_s if found else reach_s
+    search.bound_s = max(search.bound_s, min(bound_s, reach_s))
+    partitions = [search.partition(_columns(label)) for label in found[:_MOST_PRICED]]
+    partitions += [even] if even is not None else []
+    return min(partitions, key=lambda p: p.objective_s, default=None)
+
+
+def _even(search: ConfigurationSearch) -> Partition | None:
+    """The partition nearest to even shares, where it fits."""
+    cuts = search.even_cut()
+    columns = []
+    for stage, (first, end) in enumerate(pairwise(cuts)):
+        column = search.column(stage, first, end)
+        if column is None:
+            return None
+        columns.append(column)
+    return search.partition(columns)
+
+
+def _extended(
+    search: ConfigurationSearch, stage: int, ends: dict[int, list[_Label]], limit_s: float
+) -> dict[int, list[_Label]]:
+    """Add a stage to every choice."""
+    detours = bounding_paths(search.configuration)[3 * stage + 1 : 3 * stage + 3]
+    later = search.configuration.num_stages - 1 - stage
+    slowest_s = search.slowest_s(limit_s)
+    found: dict[int, list[_Label]] = {}
+    for first in sorted(ends):
+        for end in search.ends(stage, first, slowest_s):
+            if later and search.least_s(end, search.num_units) > later * slowest_s:
+                continue
+            column = search.column(stage, first, end)
+            if column is None or column.microbatch_s > slowest_s:
+                continue
+            rest_s = search.least_s(end, search.num_units)
+            detour_s = _detour_s(detours, stage, column)
+            for label in ends[first]:
+                longer = _Label(
+                    passing_s=label.passing_s + column.microbatch_s,
+                    detour_s=max(label.detour_s, detour_s),
+                    once_s=max(label.once_s, column.step_s),
+                    before=label,
+                    column=column,
+                )
+                if longer.least_s + rest_s <= limit_s * (1 + 1e-9):
+                    found.setdefault(end, []).append(longer)
+    return {end: _undominated(labels) for end, labels in found.items()}
+
+
+def _detour_s(paths: Sequence[Path], stage: int, column: Column) -> float:
+    """What the paths of a rank take beyond one pass through all stages."""
+    return max(
+        (path.forwards[stage] - 1) * column.forward_s
+        + (path.backwards[stage] - 1) * column.backward_s
+        for path in paths
+    )
+
+
+def _undominated(labels: list[_Label]) -> list[_Label]:
+    """Labels that no other beats in all sums; neighbours merged where there are many."""
+    kept: list[_Label] = []
+    for label in sorted(labels, key=lambda each: (each.passing_s, each.detour_s, each.once_s)):
+        if not any(
+            other.detour_s <= label.detour_s and other.once_s <= label.once_s for other in kept
+        ):
+            kept.append(label)
+    while len(kept) > _MOST_LABELS:
+        pairs = zip(kept[::2], [*kept[1::2], kept[-1]], strict=False)
+        kept = [_merged(one, other) for one, other in pairs]
+    return kept
+
+
+def _merged(one: _Label, other: _Label) -> _Label:
+    """A label that is as good as either; its stages are those of the one with the lower bound."""
+    better = min(one, other, key=lambda label: label.least_s)
+    return _Label(
+        passing_s=min(one.passing_s, other.passing_s),
+        detour_s=min(one.detour_s, other.detour_s),
+        once_s=min(one.once_s, other.once_s),
+        before=better.before,
+        column=better.column,
+    )
+
+
+def _columns(label: _Label) -> list[Column]:
+    columns: list[Column] = []
+    at: _Label | None = label
+    while at is not None and at.column is not None:
+        columns.append(at.column)
+        at = at.before
+    return columns[::-1]

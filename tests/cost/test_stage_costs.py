@@ -1,0 +1,266 @@
+"""Stages priced by prefix sums: additive where they must be, and sized as the runtime is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from planner.cost.stage_costs import StageCosts
+from planner.cost.stage_memory import HeldStage
+from planner.framework.profiles import load_framework
+from planner.framework.script import SCRIPT
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import trace_family
+from planner.hardware.profiles import load_cluster
+from planner.hardware.topology import comm_group
+from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.strategy.configuration import Configuration, axis_stride
+from planner.strategy.mesh import ParallelDegrees
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FRAMEWORK = load_framework(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return load_cluster("h100-sxm", gpus=8)
+
+
+@pytest.fixture(scope="module")
+def model(cluster):
+    family = trace_family(
+        load_model(f"{EXAMPLES / 'gpt.py'}:gpt_124m", seq_len=1024), dtype="bfloat16"
+    )
+    pricer = ModelPricer(family, cluster, "bfloat16")
+    choice = ShardingChoice(tp=1, sequence_parallel=False, split_tables=False, microbatch_size=4)
+    return pricer.priced(choice).model
+
+
+def table(model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK, **degrees):
+    configuration = Configuration(
+        degrees=ParallelDegrees(**degrees),
+        schedule="1F1B" if degrees.get("pp", 1) > 1 else "none",
+        virtual_stages=1,
+        microbatch_size=4,
+        num_microbatches=microbatches,
+        reshard_after_forward=reshard,
+        sequence_parallel=False,
+    )
+    return StageCosts(model, configuration, cluster, framework)
+
+
+def test_stages_add_up(model, cluster):
+    priced = table(model, cluster, pp=2, dp_shard=4)
+    whole, parts = priced.seconds(0, 14), [priced.seconds(0, 6), priced.seconds(6, 14)]
+    assert sum(p.compute_s for p in parts) == pytest.approx(whole.compute_s)
+    direct = sum(u.forward_s + u.backward_s for u in model.units)
+    assert whole.compute_s == pytest.approx(direct)
+
+
+def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
+    tied = 4 * 50304 * 768
+    assert [(w.units, w.parameter_bytes) for w in model.tied] == [((0, 13), tied)]
+    whole = table(model, cluster, dp_shard=8)
+    total = sum(u.parameter_bytes for u in model.units)
+    assert whole.memory.sharded_parameter_bytes(0, 14) == pytest.approx((total - tied) / 8)
+    cut = table(model, cluster, pp=2, dp_shard=4)
+    halves = cut.memory.sharded_parameter_bytes(0, 6) + cut.memory.sharded_parameter_bytes(6, 14)
+    assert halves == pytest.approx(total / 4)
+
+
+def test_state_is_sixteen_bytes_per_parameter_over_the_shards(model, cluster):
+    for shards in (1, 2, 8):
+        memory = table(model, cluster, dp_shard=shards, dp_replicate=8 // shards).memory.peak(
+            [HeldStage(first=0, end=14, kinds=("none",) * 14, in_flight=1)]
+        )
+        state = memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
+        elements = sum(u.parameter_bytes for u in model.units) / 4 - 50304 * 768
+        assert state == pytest.approx(16 * elements / shards, rel=1e-6)
+
+
+def test_resharding_holds_the_root_and_two_blocks(model, cluster):
+    kept = table(model, cluster, dp_shard=8, reshard=False).memory
+    freed = table(model, cluster, dp_shard=8, reshard=True).memory
+    unsharded = kept.local_parameter_bytes(0, 14) / 2  # bfloat16
+    assert kept.gathered_bytes(0, 14) == unsharded
+    root = 2 * (50304 * 768 + 1024 * 768 + 2 * 768)
+    assert freed.gathered_bytes(0, 14) == root + 2 * model.units[1].gathered_bytes
+
+
+def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, cluster):
+    local = table(model, cluster, dp_shard=8).memory.local_parameter_bytes(0, 14)
+
+    def earlier(**options):
+        return table(model, cluster, dp_shard=8, **options).memory.earlier_gradient_bytes(0, 14)
+
+    assert earlier(microbatches=1) == (0, 0)
+    assert earlier(reshard=True) == (local / 8, 0)
+    assert earlier(reshard=False) == (local / 8, local * 7 / 8)
+
+
+def test_the_fuller_moment_counts(model, cluster):
+    """Without recomputation the backward is the fuller one, with it the reduction."""
+    memory = table(model, cluster, dp_shard=8, reshard=True, microbatches=1).memory
+
+    def peak(kind):
+        kinds = ("none", *(kind,) * 12, "none")
+        return memory.peak([HeldStage(first=0, end=14, kinds=kinds, in_flight=1)])
+
+    assert peak("none").activations_bytes > 0
+    assert peak("none").total_bytes >= peak("full").total_bytes
+    assert peak("full").total_bytes >= memory.reduction_bytes(0, 14)
+
+
+def test_replicas_add_their_gradients_once_a_step(model, cluster):
+    priced = table(model, cluster, dp_shard=4, dp_replicate=2, reshard=True)
+    alone = table(model, cluster, dp_shard=4, dp_replicate=1, reshard=True)
+    assert priced.seconds(0, 14).step_comm_s > alone.seconds(0, 14).step_comm_s == 0
+
+
+def test_receive_buffers_are_kept_for_every_microbatch(model, cluster):
+    few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).memory.receive_bytes(6, 14)
+    many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory.receive_bytes(6, 14)
+    assert many - few == 4 * model.entering_bytes[6]
+
+
+def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster):
+    priced = table(model, cluster, pp=2, dp_shard=4)
+    seconds = priced.seconds(6, 14)
+    group = comm_group(
+        cluster, degree=4, stride=axis_stride(priced.configuration.degrees, "dp_shard")
+    )
+    reduced = sum(reduce_scatter_s(u.parameter_bytes, group) for u in model.units[6:14])
+    assert seconds.step_comm_s >= reduced
+
+
+def test_one_rank_has_no_data_parallel_traffic(model, cluster):
+    one = replace(cluster, num_gpus=1, gpus_per_node=1)
+    seconds = table(model, one).seconds(0, 14)
+    assert seconds.dp_comm_s == 0
+    assert seconds.step_comm_s == 0
+    assert seconds.pp_comm_s == 0
+
+
+def test_temporaries_of_blocks_may_use_what_the_epilogue_left(model, cluster):
+    memory = table(model, cluster, dp_shard=8).memory
+    kinds = ("none",) * 14
+    assert memory.temporary_bytes(0, 14, kinds) == model.units[13].temporary_bytes["none"]
+    without = memory.temporary_bytes(1, 3, ("full", "full"))
+    assert without == model.units[1].temporary_bytes["full"]
+
+
+def with_framework(**change):
+    return replace(FRAMEWORK, **change)
+
+
+def test_fsdp_copies_what_it_gathers_and_reduces(model, cluster):
+    """Per microbatch 4 bytes a gathered bf16 parameter, the framework's a reduced gradient."""
+    nothing = with_framework(accumulated_bytes=0.0)
+    with_copies = table(model, cluster, reshard=True, dp_shard=8).seconds(0, 14)
+    without = table(model, cluster, reshard=True, dp_shard=8, framework=nothing).seconds(0, 14)
+    parameters = sum(unit.parameter_bytes for unit in model.units) / 4
+    bandwidth = cluster.device.pointwise_bytes_per_s
+    assert with_copies.dp_comm_s - without.dp_comm_s == pytest.approx(
+        FRAMEWORK.accumulated_bytes * parameters / bandwidth
+    )
+    assert with_copies.dp_comm_s > 10 * parameters / bandwidth
+
+
+def test_gradients_of_half_the_size_take_less_of_the_links(model, cluster):
+    half = with_framework(gradient_wire_bytes=2.0)
+    whole_s, half_s = (
+        table(model, cluster, dp_shard=8, framework=framework).seconds(0, 14).step_comm_s
+        for framework in (FRAMEWORK, half)
+    )
+    assert half_s < whole_s
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step_s": 1.0},
+        {"optimizer_moved_bytes": 80.0},
+        {"accumulated_bytes": 20.0},
+        {"gradient_wire_bytes": 8.0},
+        {"gradient_overlap": 0.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_framework_does_changes_the_step(model, cluster, change):
+    plain, changed = (
+        table(model, cluster, reshard=True, dp_shard=8, framework=framework).seconds(0, 14)
+        for framework in (FRAMEWORK, with_framework(**change))
+    )
+    assert changed.microbatch_s + changed.step_s > plain.microbatch_s + plain.step_s
+
+
+def test_each_boundary_has_a_link_of_its_own(model):
+    """Two stages of four ranks on each node: the second boundary lies between the nodes."""
+    nodes = load_cluster("h100-sxm", gpus=16)
+    priced = table(model, nodes, pp=4, dp_shard=4)
+    inner, outer = nodes.links[0], nodes.links[-1]
+    assert [priced.links(stage)[1] for stage in range(3)] == [inner, outer, inner]
+    times = [priced.seconds(5, 8, stage=stage).pp_comm_s for stage in (1, 2)]
+    assert times[0] == times[1] < priced.seconds(5, 8).pp_comm_s
+
+
+def test_a_message_costs_time_on_both_sides_of_a_boundary(model, cluster):
+    plain = table(model, cluster, pp=2, dp_shard=4).seconds(0, 6, stage=0)
+    late = table(model, cluster, pp=2, dp_shard=4, framework=with_framework(message_s=1.0)).seconds(
+        0, 6, stage=0
+    )
+    assert late.pp_comm_s - plain.pp_comm_s == pytest.approx(1.0 - FRAMEWORK.message_s)
+    assert late.forward_s - plain.forward_s == pytest.approx((1.0 - FRAMEWORK.message_s) / 2)
+    assert late.backward_s - plain.backward_s == pytest.approx((1.0 - FRAMEWORK.message_s) / 2)
+
+
+def step_s(priced, kinds):
+    seconds = priced.seconds(0, 14, kinds)
+    return priced.configuration.num_microbatches * seconds.microbatch_s + seconds.step_s
+
+
+KINDS = {kind: ("none", *(kind,) * 12, "none") for kind in ("none", "selective", "full")}
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("slower", [1, 10, 100, 1000])
+def test_recomputation_hides_traffic_but_never_saves_time(model, cluster, reshard, slower):
+    links = [
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower)
+        for link in cluster.links
+    ]
+    slow = replace(cluster, links=tuple(links))
+    priced = table(model, slow, reshard=reshard, dp_shard=4, dp_replicate=2)
+    kernels_s = priced.units[2].recompute["full"].compute_s
+    found_s = priced.recompute_s(2, "full")
+    assert 0 <= found_s <= kernels_s * (1 + 1e-9)
+    assert step_s(priced, KINDS["none"]) <= step_s(priced, KINDS["full"]) * (1 + 1e-9)
+    if slower == 1000 and reshard:
+        assert found_s == pytest.approx(0, abs=1e-9)  # the links are busy all the time
+    if slower == 1:
+        assert found_s == pytest.approx(kernels_s)  # all traffic was hidden before
+
+
+def test_replicas_share_the_link_time_with_gathers_and_scatters(model, cluster):
+    """What one block's backward hides is no longer than the backward, for all of them together."""
+    links = [replace(link, bandwidth_bytes_per_s=5e9) for link in cluster.links]
+    slow = replace(cluster, links=tuple(links))
+    priced = table(model, slow, reshard=True, microbatches=1, dp_shard=4, dp_replicate=2)
+    unit, degrees = model.units[5], priced.configuration.degrees
+    shard, replicas = (
+        comm_group(slow, degree=degree, stride=axis_stride(degrees, axis))
+        for degree, axis in ((4, "dp_shard"), (2, "dp_replicate"))
+    )
+    gather_s = all_gather_s(unit.gathered_bytes, shard)
+    back_s = reduce_scatter_s(unit.parameter_bytes, shard) + gather_s
+    back_s += all_reduce_s(unit.parameter_bytes / 4, replicas)
+    copies_s = (
+        FRAMEWORK.accumulated_bytes / 4 * unit.parameter_bytes + 2 * 2 * unit.gathered_bytes
+    ) / (slow.device.pointwise_bytes_per_s)
+    seconds = priced.seconds(5, 6)
+    exposed_s = seconds.dp_comm_s + seconds.step_comm_s - copies_s
+    assert exposed_s == pytest.approx(
+        max(0, gather_s - unit.forward_s) + max(0, back_s - unit.backward_s)
+    )
+    assert back_s > unit.backward_s

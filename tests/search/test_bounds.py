@@ -1,0 +1,75 @@
+"""Paths and bounds against the action list itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.pipeline import pipeline_s
+from planner.search.bounds import bounding_paths, least_s
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+
+seconds = st.floats(0.1, 3.0)
+
+
+def configuration(schedule, pp, virtual_stages, num_microbatches):
+    return Configuration(
+        degrees=ParallelDegrees(pp=pp),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        microbatch_size=1,
+        num_microbatches=num_microbatches,
+        reshard_after_forward=False,
+        sequence_parallel=False,
+    )
+
+
+@st.composite
+def pipelines(draw):
+    schedule = draw(st.sampled_from(["none", "GPipe", "1F1B", "Interleaved1F1B"]))
+    pp = 1 if schedule == "none" else draw(st.integers(2, 6))
+    virtual_stages = draw(st.integers(2, 4)) if schedule == "Interleaved1F1B" else 1
+    number = draw(st.integers(1 if schedule == "GPipe" else pp, 80))
+    if schedule == "Interleaved1F1B":
+        number -= number % pp
+    stages = pp * virtual_stages
+    times = st.lists(seconds, min_size=stages, max_size=stages)
+    return configuration(schedule, pp, virtual_stages, number), draw(times), draw(times)
+
+
+def time_s(config, forward, backward):
+    return pipeline_s(
+        config.schedule, pp=config.degrees.pp, num_microbatches=config.num_microbatches,
+        forward_s=forward, backward_s=backward,
+    )  # fmt: skip
+
+
+@given(pipelines())
+def test_no_path_is_longer_than_the_list(pipeline):
+    config, forward, backward = pipeline
+    whole_s = time_s(config, forward, backward)
+    for path in bounding_paths(config):
+        assert path.seconds(forward, backward) <= whole_s * (1 + 1e-10)
+
+
+@given(pipelines())
+def test_no_cut_is_faster_than_the_bound(pipeline):
+    config, forward, backward = pipeline
+    free = least_s(config, forward_s=sum(forward), backward_s=sum(backward))
+    shares = least_s(
+        config, forward_s=sum(forward), backward_s=sum(backward),
+        least_forward_s=min(forward), least_backward_s=min(backward),
+    )  # fmt: skip
+    assert free <= shares * (1 + 1e-10)
+    assert shares <= time_s(config, forward, backward) * (1 + 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 3)]
+)
+def test_the_paths_of_even_stages_are_exact(schedule, virtual_stages):
+    config = configuration(schedule, 4, virtual_stages, 12)
+    stages = 4 * virtual_stages
+    forward, backward = [1.0] * stages, [2.0] * stages
+    found = max(path.seconds(forward, backward) for path in bounding_paths(config))
+    assert found == pytest.approx(time_s(config, forward, backward))

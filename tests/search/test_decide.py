@@ -1,0 +1,287 @@
+"""The search against enumeration of its whole stated space, by the action list."""
+
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.model_units import ModelUnits, TiedWeight
+from planner.cost.pipeline import pipeline_s
+from planner.cost.stage_costs import StageCosts
+from planner.cost.stage_memory import HeldStage
+from planner.cost.unit_pricing import PricedUnit, Recompute
+from planner.framework.profiles import load_framework
+from planner.framework.script import SCRIPT
+from planner.graph.analysis.retained import RECOMPUTATIONS
+from planner.graph.analysis.shared import SharedActivation
+from planner.hardware.profiles import load_cluster
+from planner.search.columns import ColumnMaker
+from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
+from planner.search.decide import Decision
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import in_flight, schedule_rule
+
+FRAMEWORK = load_framework(SCRIPT)
+MIB = 2**20
+
+
+@st.composite
+def units(draw, name, *, has_kinds):
+    forward = draw(st.floats(1e-3, 8e-3))
+    kept = draw(st.integers(50, 600)) * MIB
+    selective = draw(st.floats(0.2, 0.9))
+    full = draw(st.floats(0.02, 0.2))
+    again = draw(st.sampled_from([0.0, 0.1, 0.4])) * forward
+    shares = {"none": 1.0, "selective": selective, "full": full}
+    times = {"none": 0.0, "selective": again, "full": forward}
+    parameters = draw(st.integers(10, 400)) * MIB
+    return PricedUnit(
+        structure=name,
+        forward_s=forward,
+        backward_s=forward * draw(st.floats(1.2, 2.5)),
+        weight_backward_s=forward,
+        forward_comm_s=0.0,
+        backward_comm_s=0.0,
+        recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
+        activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
+        temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
+        parameter_bytes=parameters,
+        gathered_bytes=parameters // 2,
+        summed_gradient_bytes=0,
+    )
+
+
+@st.composite
+def models(draw):
+    blocks = draw(st.integers(2, 5))
+    alike = draw(st.booleans())
+    block = draw(units("block", has_kinds=True))
+    inner = [
+        block if alike else draw(units(f"block{i % 2}", has_kinds=True)) for i in range(blocks)
+    ]
+    if not alike:
+        by_name = {unit.structure: unit for unit in inner}
+        inner = [by_name[unit.structure] for unit in inner]
+    ends = [draw(units(name, has_kinds=False)) for name in ("prologue", "epilogue")]
+    count = blocks + 2
+    sent = draw(st.integers(1, 64)) * MIB
+    entering = [0] + [sent if alike else draw(st.integers(0, 64)) * MIB for _ in range(count - 1)]
+    tied = ()
+    if draw(st.booleans()):
+        size = min(ends[0].parameter_bytes, ends[1].parameter_bytes)
+        tied = (TiedWeight(units=(0, count - 1), parameter_bytes=size, gathered_bytes=size // 2),)
+    shared = ()
+    if draw(st.booleans()):
+        shared = (
+            SharedActivation(
+                storage=0,
+                size_bytes=draw(st.integers(1, 100)) * MIB,
+                units=frozenset(range(2, count - 1)),
+                owners=frozenset({1}),
+            ),
+        )
+    return model_units(tuple([ends[0], *inner, ends[1]]), tuple(entering), tied, shared)
+
+
+def model_units(all_units, entering, tied, shared):
+    return ModelUnits(
+        units=all_units,
+        entering_bytes=entering,
+        tied=tied,
+        shared=shared,
+        matmul_flop=(1,) * len(all_units),
+    )
+
+
+@st.composite
+def clusters(draw):
+    factor = draw(st.sampled_from([0.01, 0.05, 0.3, 1.0]))
+    cluster = load_cluster("h100-sxm", gpus=8, gpus_per_node=draw(st.sampled_from([2, 4, 8])))
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+        for link in cluster.links
+    )
+    memory_bytes = draw(st.integers(2, 24)) * 1024 * MIB
+    device = replace(cluster.device, memory_bytes=memory_bytes + 4 * 1024 * MIB)
+    return replace(cluster, links=links, device=device)
+
+
+def configurations(model):
+    """Several degrees and schedules, a few and thousands of microbatches."""
+    for pp, microbatches in ((1, 8), (2, 2), (2, 4), (2, 2048), (4, 4), (4, 8)):
+        for schedule, virtual_stages in (
+            [("none", 1)] if pp == 1 else [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2)]
+        ):
+            stages = pp * virtual_stages
+            if stages > len(model.units) or schedule_rule(
+                schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=microbatches
+            ):
+                continue
+            if schedule == "GPipe" and microbatches > 100:
+                continue
+            yield Configuration(
+                degrees=ParallelDegrees(pp=pp, dp_shard=8 // pp),
+                schedule=schedule,
+                virtual_stages=virtual_stages,
+                microbatch_size=1,
+                num_microbatches=microbatches,
+                reshard_after_forward=pp == 1,
+                sequence_parallel=False,
+            )
+
+
+def search_of(model, configuration, cluster):
+    cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
+    priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
+    costs = StageCosts(model, configuration, cluster, FRAMEWORK)
+    maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known_fronts={})
+    return ConfigurationSearch(configuration, priced, costs, maker)
+
+
+def all_kinds(configuration, first, end, last):
+    """Recomputations of a stage: any for each block, or one for all on a shared rank."""
+    blocks = [i for i in range(first, end) if 0 < i < last]
+    if configuration.virtual_stages > 1:
+        choices = [(kind,) * len(blocks) for kind in RECOMPUTATIONS]
+    else:
+        choices = product(RECOMPUTATIONS, repeat=len(blocks))
+    for choice in choices:
+        kinds = dict(zip(blocks, choice, strict=True))
+        yield tuple(kinds.get(i, "none") for i in range(first, end))
+
+
+def enumerated_s(search):
+    """Least step over all cuts and recomputations, priced and sized stage by stage."""
+    configuration, costs = search.configuration, search.table
+    count, stages = len(costs.units), configuration.num_stages
+    pp, room = configuration.degrees.pp, costs.device.memory_bytes
+    even_s = sum(u.forward_s + u.backward_s for u in costs.units) / stages
+    longest_s = max(u.forward_s + u.backward_s for u in costs.units)
+    best = float("inf")
+    for inner in combinations(range(1, count), stages - 1):
+        cuts = (0, *inner, count)
+        runs = list(pairwise(cuts))
+        if configuration.virtual_stages > 1 and any(
+            abs(sum(u.forward_s + u.backward_s for u in costs.units[a:b]) - even_s)
+            > REACH_UNITS * longest_s * (1 + 1e-9)
+            for a, b in runs
+        ):
+            continue
+        best = min(best, best_of_cut(configuration, costs, runs, pp, room))
+    return best
+
+
+def best_of_cut(configuration, costs, runs, pp, room):
+    """Ranks do not compete with each other, so that each takes its own best where stages are
+    alone; where they share a rank, all of its stages' choices are tried together."""
+    last = len(costs.units) - 1
+    options = []
+    for rank in range(pp):
+        mine = list(range(rank, len(runs), pp))
+        fitting = []
+        for kinds in product(*(all_kinds(configuration, *runs[s], last) for s in mine)):
+            held = [(runs[s], k) for s, k in zip(mine, kinds, strict=True)]
+            moments = in_flight(
+                configuration.schedule, pp=pp, virtual_stages=configuration.virtual_stages,
+                num_microbatches=configuration.num_microbatches, rank=rank,
+            )  # fmt: skip
+            peak = max(
+                costs.memory.peak(
+                    [
+                        HeldStage(first=a, end=b, kinds=k, in_flight=n)
+                        for ((a, b), k), n in zip(held, counts, strict=True)
+                    ]
+                ).total_bytes
+                for counts in moments
+            )
+            if peak <= room:
+                seconds = [
+                    costs.seconds(a, b, k, stage=s)
+                    for s, ((a, b), k) in zip(mine, held, strict=True)
+                ]
+                fitting.append(seconds)
+        if not fitting:
+            return float("inf")
+        options.append(undominated(fitting))
+    best = float("inf")
+    for choice in product(*options):
+        seconds = [choice[s % pp][s // pp] for s in range(len(runs))]
+        step_s = pipeline_s(
+            configuration.schedule, pp=pp, num_microbatches=configuration.num_microbatches,
+            forward_s=[each.forward_s for each in seconds],
+            backward_s=[each.backward_s for each in seconds],
+        )  # fmt: skip
+        once_s = max(sum(each.step_s for each in seconds[rank::pp]) for rank in range(pp))
+        best = min(best, step_s + once_s)
+    return best
+
+
+def undominated(options):
+    """Without choices that are no faster in any stage than another."""
+    kept = []
+    for option in sorted(options, key=lambda o: sum(each.backward_s for each in o)):
+        if not any(
+            all(
+                a.backward_s <= b.backward_s and a.step_s <= b.step_s
+                for a, b in zip(other, option, strict=True)
+            )
+            for other in kept
+        ):
+            kept.append(option)
+    return kept
+
+
+def check(model, cluster):
+    searches = [search_of(model, c, cluster) for c in configurations(model)]
+    least = {id(search): enumerated_s(search) for search in searches}
+    for search in searches:
+        assert search.bound_s <= least[id(search)] * (1 + 1e-9), search.configuration
+    decision = Decision(searches, top=3, time_limit_s=None)
+    report = decision.decide()
+    best = min(least.values())
+    if best == float("inf"):
+        assert not decision.incumbents.solved
+        return
+    assert report.objective_s == pytest.approx(best, rel=1e-6)
+    assert report.status == "optimal"
+    assert report.bound_s <= best * (1 + 1e-6)
+    for search in searches:
+        assert min(search.bound_s, report.objective_s) <= least[id(search)] * (1 + 1e-6)
+
+
+@settings(max_examples=300)
+@given(models(), clusters())
+def test_the_search_equals_enumeration(model, cluster):
+    check(model, cluster)
+
+
+@pytest.mark.bench
+@settings(max_examples=5000)
+@given(models(), clusters())
+def test_the_search_equals_enumeration_often(model, cluster):
+    check(model, cluster)
+
+
+@settings(max_examples=10)
+@given(models(), clusters(), st.sampled_from(["memory", "bandwidth"]), st.floats(1.1, 4.0))
+def test_more_of_anything_is_never_worse(model, cluster, what, factor):
+    def best_s(machine):
+        searches = [search_of(model, c, machine) for c in configurations(model)]
+        decision = Decision(searches, top=3, time_limit_s=None)
+        decision.decide()
+        return decision.incumbents.nth_s(1)
+
+    if what == "memory":
+        device = replace(cluster.device, memory_bytes=round(cluster.device.memory_bytes * factor))
+        better = replace(cluster, device=device)
+    else:
+        links = tuple(
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+            for link in cluster.links
+        )
+        better = replace(cluster, links=links)
+    assert best_s(better) <= best_s(cluster) * (1 + 1e-6)

@@ -1,0 +1,58 @@
+"""No legal estimate is faster than the plan: every configuration decided alone, none pruned."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from searches import request_for, search_for
+
+from planner.framework.script import SCRIPT, framework_on_cluster
+from planner.search.decide import Decision
+from planner.search.space import LayoutSpace
+
+CLUSTERS = {
+    "h100-sxm": (8, 1.0),
+    "l40s": (8, 1.0),
+    "a10g": (8, 1.0),
+    "a100-80gb-sxm": (4, 0.25),
+}
+"""GPUs, and share of the memory, so that recomputation and stage cuts matter."""
+
+
+def machine(name):
+    gpus, share = CLUSTERS[name]
+    _, cluster = framework_on_cluster(SCRIPT, name, gpus=gpus)
+    device = replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * share))
+    return replace(cluster, device=device)
+
+
+def check(graphs, cluster, batch):
+    outcome = search_for(graphs, cluster, batch=batch)
+    best_s = outcome.best.costs.step_time_s
+    assert best_s == pytest.approx(outcome.solver.objective_s)
+    space = LayoutSpace(graphs, cluster, request_for(cluster, batch=batch))
+    priced = 0
+    for configuration in space.legal()[0]:
+        for search in space.searches(configuration):
+            if search.bound_s > 1.5 * best_s:
+                continue  # far off, by a bound that other tests hold to enumeration
+            alone = Decision([search], top=1, time_limit_s=None)
+            alone.decide()
+            if alone.incumbents.solved:
+                priced += 1
+                assert alone.incumbents.nth_s(1) >= best_s * (1 - 1e-6), configuration
+    assert priced > 3
+
+
+@pytest.mark.parametrize(("model", "cluster"), [("gpt", "h100-sxm"), ("llama", "a10g")])
+def test_no_estimate_is_faster_than_the_plan(model, cluster, request):
+    check(request.getfixturevalue(model), machine(cluster), batch=32)
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    list(product(("gpt", "llama", "mlp", "big_gpt"), CLUSTERS, (16, 128))),
+)
+def test_no_estimate_is_faster_than_the_plan_of_any_request(model, cluster, batch, request):
+    check(request.getfixturevalue(model), machine(cluster), batch=batch)
