@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "units", "progress"),
+    ("errors", "units", "progress", "vocabulary"),
     ("request",),
     ("hardware",),
     ("framework",),

@@ -19,9 +19,7 @@ from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
-
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
-"""Schedules that the runtime was verified with."""
+from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
 
 MODEL_NAME = "model.py"
 """Model file beside the script of a Hugging Face config."""
@@ -110,10 +108,10 @@ def _check(plan: Plan) -> None:
             f"{degrees.ep})",
             hint="plan with --fix cp=1 --fix ep=1",
         )
-    if degrees.pp > 1 and plan.schedule not in SCHEDULES:
+    if degrees.pp > 1 and plan.schedule not in PLANNED_SCHEDULES:
         raise CodegenError(
             f"schedule {plan.schedule!r} is not among those that the script can run",
-            hint=f"plan with --fix schedule=NAME, one of {', '.join(SCHEDULES)}",
+            hint=f"plan with --fix schedule=NAME, one of {', '.join(PLANNED_SCHEDULES)}",
         )
     for stage in plan.stages:
         if stage.pp_rank != stage.index % degrees.pp:
@@ -123,8 +121,9 @@ def _check(plan: Plan) -> None:
                 hint="give stage s to rank s modulo pp",
             )
     _check_sequence(plan)
-    order = [axis for axis in plan.mesh_order if axis in ("dp_replicate", "dp_shard", "tp")]
-    if degrees.tp > 1 and order[-1:] != ["tp"]:
+    inner = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
+    order = [axis for axis in plan.mesh_order if axis in inner]
+    if degrees.tp > 1 and order[-1:] != [Axis.TP]:
         raise CodegenError(
             f"mesh order {' x '.join(plan.mesh_order)} has tp outside of data parallelism, which "
             "FSDP2 does not take",
@@ -195,7 +194,7 @@ def _mesh(plan: Plan) -> str:
     axes = [
         f'"{axis}": {getattr(plan.degrees, axis)}'
         for axis in plan.mesh_order
-        if axis != "ep" and (axis == "dp_shard" or getattr(plan.degrees, axis) > 1)
+        if axis != Axis.EP and (axis == Axis.DP_SHARD or getattr(plan.degrees, axis) > 1)
     ]
     return "{" + ", ".join(axes) + "}"
 
@@ -226,7 +225,7 @@ def _stage_source(plan: Plan, stage: StagePlan) -> str:
     first = positions[held[0]] if held else (max(before) + 1 if before else 0)
     recompute = _recompute(plan, stage, held)
     arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
-    if any(mode != "none" for mode in recompute):
+    if any(mode != Recomputation.NONE for mode in recompute):
         arguments.append(_runs(recompute))
     if stage.carried:
         outputs = [_output(output) for output in stage.carried]
@@ -260,7 +259,7 @@ def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
     modes = stage.activation_checkpointing
     for offset, mode in enumerate(modes):
         unit = stage.first_unit + offset
-        if mode != "none" and unit not in held:
+        if mode != Recomputation.NONE and unit not in held:
             raise CodegenError(
                 f"{plan.units[unit]} is to be recomputed ({mode}), but the script can recompute "
                 "blocks only",
@@ -307,7 +306,7 @@ def _outer_modules(plan: Plan) -> list[str]:
 def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [_quote(module.module), _quote(module.style)]
-    if module.style != "sequence":
+    if module.style != Style.SEQUENCE:
         if module.input_layout != "Replicate":
             arguments.append(f"input_layout={_quote(module.input_layout)}")
         if module.output_layout != "Replicate":
@@ -332,7 +331,7 @@ def _splits_vocabulary(plan: Plan) -> bool:
     """Say whether the logits leave the model split over tp, so that the loss is too."""
     positions = _block_positions(plan)
     return plan.degrees.tp > 1 and any(
-        module.style == "column"
+        module.style == Style.COLUMN
         and module.output_layout.startswith("Shard")
         and not module.output_is_local
         for sharding in plan.shardings
@@ -343,7 +342,11 @@ def _splits_vocabulary(plan: Plan) -> bool:
 
 def _summary(plan: Plan) -> list[str]:
     modes = [mode for stage in plan.stages for mode in stage.activation_checkpointing]
-    counts = {mode: modes.count(mode) for mode in ("full", "selective") if mode in modes}
+    counts = {
+        mode: modes.count(mode)
+        for mode in (Recomputation.FULL, Recomputation.SELECTIVE)
+        if mode in modes
+    }
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
     batch = (
         f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
@@ -369,6 +372,5 @@ def _summary(plan: Plan) -> list[str]:
 
 
 def _layout_words(degrees: ParallelDegrees) -> str:
-    axes = ("pp", "dp_replicate", "dp_shard", "tp")
-    used = [f"{axis} {getattr(degrees, axis)}" for axis in axes if getattr(degrees, axis) > 1]
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     return " x ".join(used) or "one device"
