@@ -30,7 +30,6 @@ GPT = ModelShape(
     learned_positions=True,
     tied=True,
     dropout=0.1,
-    float32_loss=True,
 )
 LLAMA = replace(
     GPT, ffn=512, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False,

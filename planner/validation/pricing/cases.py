@@ -209,7 +209,6 @@ def _shape(run: Run, framework: FrameworkSpec, assumptions: list[str]) -> ModelS
         learned_positions=like_gpt,
         tied=_is_tied(run, ffn, vocab_size),
         dropout=framework.dropout,
-        float32_loss=framework.float32_loss,
         plain_torch=framework.model_code == "plain_torch",
     )
 
