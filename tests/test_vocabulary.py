@@ -23,7 +23,7 @@ FILES = [
     file
     for file in sorted(PACKAGE.rglob("*.py"))
     # Copied beside scripts, where it imports nothing of ours.
-    if PACKAGE / "codegen" / "runtime" not in file.parents and file.name != "vocabulary.py"
+    if PACKAGE / "runtime" not in file.parents and file.name != "vocabulary.py"
 ]
 
 
