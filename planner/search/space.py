@@ -13,10 +13,10 @@ from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.search.columns import ColumnMaker, FrontCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
-from planner.search.model_pricing import ModelPricer, ShardingChoice
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (

@@ -13,8 +13,8 @@ import planner
 from planner.framework.script import framework_on_cluster
 from planner.hardware.profiles import PROFILES_FOLDER
 from planner.plan.types import ModelRef
+from planner.pricing.model_pricing import ModelPricer
 from planner.search.framework_estimate import FrameworkEstimate
-from planner.search.model_pricing import ModelPricer
 from planner.search.space import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees

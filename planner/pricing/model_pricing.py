@@ -15,7 +15,7 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
-from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.layout import REPLICATE, Layout, shard
 from planner.strategy.op_rules import MATMULS

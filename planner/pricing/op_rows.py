@@ -7,8 +7,8 @@ from planner.cost.work import forward_work, shares_of
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
 from planner.plan.types import Plan
-from planner.search.model_pricing import ModelPricer, PricedModel, ShardingChoice
-from planner.search.sharding_ilp import ShardingSolution
+from planner.pricing.model_pricing import ModelPricer, PricedModel, ShardingChoice
+from planner.pricing.sharding_ilp import ShardingSolution
 from planner.vocabulary import Style
 
 
