@@ -180,8 +180,8 @@ class _UnitView:
         self._fusion: PointwiseFusion | None = None
         fuses = {UnitKind.BLOCK: kernels.fuses_pointwise, UnitKind.EPILOGUE: kernels.fuses_loss}
         if fuses.get(problem.unit.kind):
-            kernels = self._forward_kernels(problem.unit.forward_ops)
-            self._fusion = PointwiseFusion(self.graph, kernels)
+            forward = self._forward_kernels(problem.unit.forward_ops)
+            self._fusion = PointwiseFusion(self.graph, forward)
 
     def inner_storages(self) -> set[int]:
         """Storages that are never in memory: tensors inside fused kernels."""
