@@ -259,7 +259,7 @@ def changes_an_estimate(place, path):
                     return True
             except ProfileError as error:
                 # Either no legal value, or one that another key does not go with.
-                if f"{key}'" not in str(error):
+                if f"{place[2]}'" not in str(error):
                     return True
     return False
 
