@@ -64,6 +64,10 @@ class Column:
         return replace(self, first=first, end=first + self.end - self.first)
 
 
+Holding = tuple[Column, ...]
+"""Columns of stages that are chosen together."""
+
+
 def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns: the action list, then the dearest rank's end."""
     pp = configuration.degrees.pp
