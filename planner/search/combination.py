@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline import Path, longest_path
 from planner.search.bounds import bounding_paths
-from planner.search.columns import Column, Holding, step_time_s
+from planner.search.columns import Column, Holding, placed, step_time_s
 from planner.search.configuration_search import ConfigurationSearch, Partition
-from planner.search.stage_ilp import TOLERANCE, placed
+from planner.search.stage_ilp import TOLERANCE
 
 _MOST_JOINS = 1_000_000
 """Joins of one more rank that are looked at at once."""

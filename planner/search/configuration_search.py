@@ -7,9 +7,9 @@ from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.stage_costs import Links, StageCosts
+from planner.pricing.model_pricing import PricedModel
 from planner.search.bounds import least_s
 from planner.search.columns import Column, ColumnMaker, step_time_s
-from planner.search.model_pricing import PricedModel
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight
 

@@ -3,7 +3,8 @@
 Sets
     c in C           configurations (degrees, schedule, microbatch, ZeRO form, stream)
     s in S(c)        stages of a configuration in model order; stage s lies on rank r(s)
-    j in J(c,s)      columns: a run of units [first, end) with a recomputation
+    j in J(c,s)      columns: a run of units [first, end) with a recomputation. Where what a rank
+                     can hold is listed, j is one of these for all stages of the rank alike
     k in K(c)        paths through the action list of the schedule: how often each takes the
                      forward (n[k,s]) and the backward (o[k,s]) of each stage
 
@@ -44,7 +45,8 @@ Constraints
     no repetition        a choice that the solver's tolerance let exceed the
                          memory is excluded: sum of its x <= stages - 1            ``exclude``
 
-With one stage per rank, columns that do not fit are not made, and no memory row is needed.
+With one stage per rank, or ranks whose choices are listed, those that do not fit are not made,
+and no memory row is needed.
 Written with integer layer counts per stage and kind instead, instances of 126 layers on 16
 stages took minutes; as columns they take milliseconds.
 """
@@ -56,8 +58,8 @@ from typing import Any
 from planner.cost.pipeline import Path, longest_path
 from planner.errors import SolverError
 from planner.search.bounds import bounding_paths
-from planner.search.columns import Column, Holding, step_time_s
-from planner.search.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
+from planner.search.columns import Column, Holding, placed, step_time_s
+from planner.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight
 
@@ -188,16 +190,6 @@ def _proven(best: StageSolution, bound_s: float, status: str) -> StageSolution:
         bound_s=min(bound_s, best.objective_s),
         status=status,
     )
-
-
-def placed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Move columns that stand for all runs of their length to where they follow one another."""
-    placed: list[Column] = []
-    first = 0
-    for column in columns:
-        placed.append(column.placed(first))
-        first = placed[-1].end
-    return tuple(placed)
 
 
 class _Model:
