@@ -29,7 +29,7 @@ from planner.hardware.profiles import (
     load_device,
 )
 from planner.validation.pricing import cases
-from planner.validation.pricing.pricing import CasePricer
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.workbook import WorkBook
 
 GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
@@ -143,7 +143,7 @@ KEYS_OF_CALIBRATIONS = [(owner, key) for owner in KEYS for key in KEYS[owner]]
 
 
 BOOK = WorkBook()
-"""The work of the published runs' models, drawn once."""
+"""The work of the published runs' models, counted once."""
 
 
 # -- changed files --------------------------------------------------------------------------------
@@ -257,8 +257,10 @@ def changes_an_estimate(place, path):
             try:
                 if files.said(place, other) != before:
                     return True
-            except ProfileError:
-                continue  # no legal value
+            except ProfileError as error:
+                # Either no legal value, or one that another key does not go with.
+                if f"{place[2]}'" not in str(error):
+                    return True
     return False
 
 
@@ -317,7 +319,10 @@ def test_every_key_of_a_calibration_changes_a_price(owner, key, tmp_path):
             table = {"name": name[owner], key: number(value)}
             file = write(tmp_path / "own.toml", {"format": 1, owner: [table]})
             options = {"framework": request.framework, "calibration": file}
-            found.append(estimated(request, request.cluster, **options))
+            try:
+                found.append(estimated(request, request.cluster, **options))
+            except ProfileError:
+                break  # refused for this framework
             if found[0] != found[-1]:
                 return
     pytest.fail(f"{key} changes nothing")
