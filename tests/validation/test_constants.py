@@ -49,7 +49,6 @@ def test_every_constant_changes_some_price(owner, key, pricer):
     if key in (
         "host_dispatch_us",
         "collective_host_us",
-        "network_host_us_per_rank",
         "host_time_factor",
         "kernel_launch_us",
     ):
@@ -68,7 +67,6 @@ def test_every_constant_changes_some_price(owner, key, pricer):
     if key in (
         "host_dispatch_us",
         "collective_host_us",
-        "network_host_us_per_rank",
         "kernel_launch_us",
         "message_us",
         "step_us",

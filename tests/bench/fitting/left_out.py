@@ -53,16 +53,15 @@ class LeftOut:
 
 
 def left_out(rows: Sequence[FitRow], out: Sequence[FitRow], name: str, pricer: Pricer) -> LeftOut:
-    """Fit to all but some runs what those depend on, and price them."""
+    """Fit all constants to all but some runs, and price those."""
     gone, pairs = set(map(id, out)), {row.pair for row in out}
-    needed = [each for each in PARAMETERS if any(touches(each, pair) for pair in pairs)]
     rest = [row for row in rows if id(row) not in gone]
-    seen = [each for each in needed if any(touches(each, row.pair) for row in rest)]
-    near = [row for row in rest if any(touches(each, row.pair) for each in seen)]
-    fit = JointFit(thinned(near, _MOST_ROWS), seen, pricer)
-    # What the other runs show begins at the shipped values, to save time; the rest is not known.
-    start = {each: shipped_start(each) if each in seen else each.start for each in PARAMETERS}
-    values = with_defaults(start | fit.fitted(start, steps=_STEPS), set(needed) - set(seen))
+    seen = [each for each in PARAMETERS if any(touches(each, row.pair) for row in rest)]
+    fit = JointFit(thinned(rest, _MOST_ROWS), seen, pricer)
+    # What the other runs show begins at the shipped values, to save time.
+    fitted = fit.fitted({each: shipped_start(each) for each in seen}, steps=_STEPS)
+    needed = [each for each in PARAMETERS if any(touches(each, pair) for pair in pairs)]
+    values = with_defaults(fitted, set(needed) - set(seen))
     errors = []
     for row in out:
         (error,) = pricer.log_errors(row.pair, [row], constants_of(values))
@@ -70,19 +69,21 @@ def left_out(rows: Sequence[FitRow], out: Sequence[FitRow], name: str, pricer: P
     return LeftOut(name=name, rows=tuple(out), errors=tuple(errors))
 
 
-def with_defaults(values: dict[Parameter, float], unseen: Set[Parameter]) -> dict[Parameter, float]:
-    """What no run of the fit shows, by what is nearest."""
-    found = dict(values)
+def with_defaults(
+    fitted: Mapping[Parameter, float], unseen: Set[Parameter]
+) -> dict[Parameter, float]:
+    """What the fit shows, and what no run of it shows by what is nearest."""
+    found = dict(fitted)
     for parameter in unseen:
         alike = [
-            shipped_start(other)
-            for other in values
+            value
+            for other, value in fitted.items()
             if (other.owner, other.key) == (parameter.owner, parameter.key)
-            and other is not parameter
             and _is_relative(parameter, other)
         ]
-        if alike:
-            found[parameter] = math.exp(statistics.fmean(map(math.log, alike)))
+        found[parameter] = (
+            math.exp(statistics.fmean(map(math.log, alike))) if alike else parameter.start
+        )
     return found
 
 
