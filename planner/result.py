@@ -80,7 +80,7 @@ class PlanResult:
                 the model was passed as an object.
 
         Returns:
-            Paths of the files.
+            Paths of the files, and of the folder of the script's runtime.
 
         Raises:
             RequestError: The folder is not empty and ``force`` is false, or cannot be written, or

@@ -39,7 +39,7 @@ def test_code_has_no_placeholders(file):
 
 @pytest.mark.parametrize("file", SOURCE, ids=name_of)
 def test_the_library_prints_nothing(file):
-    if name_of(file) == "planner/codegen/runtime/parallel.py":
+    if name_of(file).startswith("planner/runtime/"):
         return  # runs in the user's terminal, not in the library
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         is_print = (

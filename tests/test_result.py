@@ -83,7 +83,7 @@ def test_save_writes_everything_that_is_promised(result, tmp_path):
     assert [file.name for file in files] == [
         "plan.json",
         "train.py",
-        "parallel.py",
+        "runtime",
         "report.csv",
         "memory.csv",
         "ops.csv",

@@ -1,11 +1,11 @@
 """From a plan to the text of ``train.py``.
 
-The script is this plan and nothing else: constants, mesh, stages, loop. What it calls is in
-``codegen/runtime/parallel.py``, which is copied beside it.
+The script is this plan and nothing else: constants, mesh, stages, loop. What it calls is in the
+modules of ``planner/runtime`` that it imports, which are copied beside it.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -13,20 +13,24 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from planner.codegen.source import (
+    LINE_LENGTH,
+    call_of,
+    quote,
+    range_of,
+    runs_of,
+    wrapped_tuple,
+)
 from planner.errors import CodegenError
 from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
-
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
-"""Schedules that the runtime was verified with."""
+from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
 
 MODEL_NAME = "model.py"
 """Model file beside the script of a Hugging Face config."""
-
-_LINE_LENGTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,6 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
     _check(plan)
     blocks = _block_names(plan)
     has_tp = plan.degrees.tp > 1
-    sharded = [m for group in plan.shardings for m in group.modules] if has_tp else []
     return (
         _environment()
         .get_template("train.py.j2")
@@ -63,21 +66,62 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             world_size=plan.degrees.world_size,
             model_words=_model_words(plan.model),
             summary=_summary(plan),
-            parallel_names=", ".join(
-                sorted({"StageSpec", "UserModel", *(["ModuleSharding"] if sharded else [])})
-            ),
+            imports=_imports(plan),
             model_arguments=_model_arguments(plan.model, folder),
             mesh=_mesh(plan),
             blocks=_blocks_source(blocks),
+            has_pp=plan.degrees.pp > 1,
             stages=[_stage_source(plan, stage) for stage in plan.stages],
+            recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "()",
             carries=any(stage.carried or stage.stream_output for stage in plan.stages),
             has_tp=has_tp,
             block_groups=_block_groups(plan) if has_tp else [],
             outer_modules=_outer_modules(plan) if has_tp else [],
             sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-            splits_vocabulary=_splits_vocabulary(plan),
+            splits_logits=has_tp and _splits_vocabulary(plan),
+            context=_context(plan),
         )
     )
+
+
+def _imports(plan: Plan) -> list[tuple[str, str]]:
+    """Modules of the runtime, each with the names that the script uses of it."""
+    names = {
+        "checkpoint": {"Checkpointer", "write_init"},
+        "data": {"Batches", "seed_step"},
+        "gradients": {"clip_gradients"},
+        "log": {"Log"},
+        "model": {"UserModel", "build_model"},
+        "options": {"Options", "parse_options"},
+        "processes": {"leave", "process_group"},
+        "recompute": {"recompute_activations"},
+        "reference": {"train_reference"},
+        "sharding": {"materialise", "shard_parameters"},
+    }
+    if plan.degrees.pp > 1:
+        names |= {
+            "anatomy": {"examine"},
+            "pipeline": {"pipeline_runner"},
+            "shared_parameters": {"SharedParameters"},
+            "stages": {"Stage", "StageSpec", "stages_of_rank"},
+        }
+    else:
+        names |= {"part": {"Part"}, "step": {"Runner"}}
+    if plan.degrees.tp > 1:
+        names["tensor_parallel"] = {"TensorParallel", "split_regions"}
+        if any(group.modules for group in plan.shardings):
+            names["tensor_parallel"].add("ModuleSharding")
+        if plan.sequence_parallel:
+            names["anatomy"] = {"check_sequence", "examine"}
+            names["gradients"].add("sum_sequence_gradients")
+    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items())]
+
+
+def _context(plan: Plan) -> str:
+    """What forward and backward run in under tensor parallelism."""
+    if not _splits_vocabulary(plan):
+        return "split_regions"
+    return "functools.partial(split_regions, splits_vocabulary=True)"
 
 
 @cache
@@ -110,10 +154,10 @@ def _check(plan: Plan) -> None:
             f"{degrees.ep})",
             hint="plan with --fix cp=1 --fix ep=1",
         )
-    if degrees.pp > 1 and plan.schedule not in SCHEDULES:
+    if degrees.pp > 1 and plan.schedule not in PLANNED_SCHEDULES:
         raise CodegenError(
             f"schedule {plan.schedule!r} is not among those that the script can run",
-            hint=f"plan with --fix schedule=NAME, one of {', '.join(SCHEDULES)}",
+            hint=f"plan with --fix schedule=NAME, one of {', '.join(PLANNED_SCHEDULES)}",
         )
     for stage in plan.stages:
         if stage.pp_rank != stage.index % degrees.pp:
@@ -123,8 +167,9 @@ def _check(plan: Plan) -> None:
                 hint="give stage s to rank s modulo pp",
             )
     _check_sequence(plan)
-    order = [axis for axis in plan.mesh_order if axis in ("dp_replicate", "dp_shard", "tp")]
-    if degrees.tp > 1 and order[-1:] != ["tp"]:
+    inner = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
+    order = [axis for axis in plan.mesh_order if axis in inner]
+    if degrees.tp > 1 and order[-1:] != [Axis.TP]:
         raise CodegenError(
             f"mesh order {' x '.join(plan.mesh_order)} has tp outside of data parallelism, which "
             "FSDP2 does not take",
@@ -166,28 +211,23 @@ def _model_words(model: ModelRef) -> str:
 def _model_arguments(model: ModelRef, folder: Path | None) -> str:
     arguments = []
     if model.is_config:
-        arguments.append(f"file=Path(__file__).resolve().parent / {_quote(MODEL_NAME)}")
+        arguments.append(f"file=Path(__file__).resolve().parent / {quote(MODEL_NAME)}")
     elif model.file is not None:
         path = Path(model.file).resolve()
         if folder is None:
-            arguments.append(f"file=Path({_quote(path.as_posix())})")
+            arguments.append(f"file=Path({quote(path.as_posix())})")
         else:
             relative = Path(os.path.relpath(path, folder.resolve())).as_posix()
-            arguments.append(f"file=Path(__file__).resolve().parent / {_quote(relative)}")
+            arguments.append(f"file=Path(__file__).resolve().parent / {quote(relative)}")
     else:
-        arguments.append(f"module={_quote(str(model.module))}")
-    arguments.append(f"factory={_quote(model.factory)}")
+        arguments.append(f"module={quote(str(model.module))}")
+    arguments.append(f"factory={quote(model.factory)}")
     if model.seq_len is not None:
         arguments.append(f"seq_len={model.seq_len}")
     one_line = ", ".join(arguments)
-    if len(one_line) + len("MODEL = UserModel()") <= _LINE_LENGTH:
+    if len(one_line) + len("MODEL = UserModel()") <= LINE_LENGTH:
         return one_line
     return "\n    " + ",\n    ".join(arguments) + ",\n"
-
-
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _mesh(plan: Plan) -> str:
@@ -195,7 +235,7 @@ def _mesh(plan: Plan) -> str:
     axes = [
         f'"{axis}": {getattr(plan.degrees, axis)}'
         for axis in plan.mesh_order
-        if axis != "ep" and (axis == "dp_shard" or getattr(plan.degrees, axis) > 1)
+        if axis != Axis.EP and (axis == Axis.DP_SHARD or getattr(plan.degrees, axis) > 1)
     ]
     return "{" + ", ".join(axes) + "}"
 
@@ -208,15 +248,10 @@ def _blocks_source(blocks: Sequence[str]) -> str:
         if len(names) > 2 and names == [f"{prefix}{i}" for i in range(len(names))]:
             items.append(f'*(f"{prefix}{{i}}" for i in range({len(names)}))')
         else:
-            items += map(_quote, names)
+            items += map(quote, names)
     if len(items) == 1 and items[0].startswith("*"):
         return f"tuple{items[0].removeprefix('*')}"
-    return _wrapped_tuple(items, column=len("BLOCKS = "), indent=0)
-
-
-def _tuple(items: Iterable[str]) -> str:
-    listed = list(items)
-    return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"
+    return wrapped_tuple(items, column=len("BLOCKS = "), indent=0)
 
 
 def _stage_source(plan: Plan, stage: StagePlan) -> str:
@@ -226,54 +261,40 @@ def _stage_source(plan: Plan, stage: StagePlan) -> str:
     first = positions[held[0]] if held else (max(before) + 1 if before else 0)
     recompute = _recompute(plan, stage, held)
     arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
-    if any(mode != "none" for mode in recompute):
-        arguments.append(_runs(recompute))
+    if any(mode != Recomputation.NONE for mode in recompute):
+        arguments.append(runs_of(recompute))
     if stage.carried:
         outputs = [_output(output) for output in stage.carried]
-        received = _wrapped_tuple(outputs, column=8 + len("receives="), indent=8)
+        received = wrapped_tuple(outputs, column=8 + len("receives="), indent=8)
         arguments.append(f"receives={received}")
     if stage.stream_output is not None:
         arguments.append(f"stream_output={_output(stage.stream_output)}")
-    return _call("StageSpec", arguments, indent=4)
+    return call_of("StageSpec", arguments, indent=4)
 
 
 def _output(output: ModuleOutput) -> str:
-    return f"({_quote(output.module)}, {output.index})"
+    return f"({quote(output.module)}, {output.index})"
 
 
-def _wrapped_tuple(items: Sequence[str], *, column: int, indent: int) -> str:
-    """Write a tuple that starts at a column, an item a line where it does not fit on one.
-
-    Args:
-        items: Its items.
-        column: Where it starts; at most one character follows it.
-        indent: Where its last line starts if it takes several.
-    """
-    one_line = _tuple(items)
-    if column + len(one_line) + 1 <= _LINE_LENGTH:
-        return one_line
-    inner = "".join(f"{' ' * (indent + 4)}{item},\n" for item in items)
-    return f"(\n{inner}{' ' * indent})"
+def _whole_recompute(plan: Plan) -> str:
+    """Recomputation of all blocks of a plan without pipeline."""
+    (stage,) = plan.stages
+    positions = _block_positions(plan)
+    modes = _recompute(plan, stage, [u for u in range(stage.end_unit) if u in positions])
+    return runs_of(modes) if any(mode != "none" for mode in modes) else "()"
 
 
 def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
     modes = stage.activation_checkpointing
     for offset, mode in enumerate(modes):
         unit = stage.first_unit + offset
-        if mode != "none" and unit not in held:
+        if mode != Recomputation.NONE and unit not in held:
             raise CodegenError(
                 f"{plan.units[unit]} is to be recomputed ({mode}), but the script can recompute "
                 "blocks only",
                 hint="plan with --fix activation_checkpointing=none",
             )
     return [modes[unit - stage.first_unit] for unit in held]
-
-
-def _runs(words: Sequence[str]) -> str:
-    """Write a tuple of words as a sum of repetitions."""
-    runs = [(word, len(list(group))) for word, group in groupby(words)]
-    parts = [f'("{word}",)' + (f" * {count}" if count > 1 else "") for word, count in runs]
-    return " + ".join(parts)
 
 
 def _block_groups(plan: Plan) -> list[_BlockGroup]:
@@ -283,15 +304,8 @@ def _block_groups(plan: Plan) -> list[_BlockGroup]:
         blocks = [positions[unit] for unit in sharding.units if unit in positions]
         if blocks and sharding.modules:
             modules = tuple(_module_source(module, indent=12) for module in sharding.modules)
-            groups.append(_BlockGroup(blocks=_range(blocks), modules=modules))
+            groups.append(_BlockGroup(blocks=range_of(blocks), modules=modules))
     return groups
-
-
-def _range(numbers: Sequence[int]) -> str:
-    first, end = numbers[0], numbers[-1] + 1
-    if list(numbers) == list(range(first, end)):
-        return f"range({end})" if first == 0 else f"range({first}, {end})"
-    return _tuple(str(number) for number in numbers)
 
 
 def _outer_modules(plan: Plan) -> list[str]:
@@ -306,33 +320,24 @@ def _outer_modules(plan: Plan) -> list[str]:
 
 def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
-    arguments = [_quote(module.module), _quote(module.style)]
-    if module.style != "sequence":
+    arguments = [quote(module.module), quote(module.style)]
+    if module.style != Style.SEQUENCE:
         if module.input_layout != "Replicate":
-            arguments.append(f"input_layout={_quote(module.input_layout)}")
+            arguments.append(f"input_layout={quote(module.input_layout)}")
         if module.output_layout != "Replicate":
-            arguments.append(f"output_layout={_quote(module.output_layout)}")
+            arguments.append(f"output_layout={quote(module.output_layout)}")
         if not module.output_is_local:
             arguments.append("output_is_local=False")
         if module.fused != 1:
             arguments.append(f"fused={module.fused}")
-    return _call("ModuleSharding", arguments, indent=indent)
-
-
-def _call(name: str, arguments: Sequence[str], *, indent: int) -> str:
-    """Write a call that starts at a column and is followed by a comma, on one line if it fits."""
-    one_line = f"{name}({', '.join(arguments)})"
-    if indent + len(one_line) + 1 <= _LINE_LENGTH:
-        return one_line
-    inner = "".join(f"{' ' * (indent + 4)}{argument},\n" for argument in arguments)
-    return f"{name}(\n{inner}{' ' * indent})"
+    return call_of("ModuleSharding", arguments, indent=indent)
 
 
 def _splits_vocabulary(plan: Plan) -> bool:
     """Say whether the logits leave the model split over tp, so that the loss is too."""
     positions = _block_positions(plan)
     return plan.degrees.tp > 1 and any(
-        module.style == "column"
+        module.style == Style.COLUMN
         and module.output_layout.startswith("Shard")
         and not module.output_is_local
         for sharding in plan.shardings
@@ -343,7 +348,11 @@ def _splits_vocabulary(plan: Plan) -> bool:
 
 def _summary(plan: Plan) -> list[str]:
     modes = [mode for stage in plan.stages for mode in stage.activation_checkpointing]
-    counts = {mode: modes.count(mode) for mode in ("full", "selective") if mode in modes}
+    counts = {
+        mode: modes.count(mode)
+        for mode in (Recomputation.FULL, Recomputation.SELECTIVE)
+        if mode in modes
+    }
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
     batch = (
         f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
@@ -369,6 +378,5 @@ def _summary(plan: Plan) -> list[str]:
 
 
 def _layout_words(degrees: ParallelDegrees) -> str:
-    axes = ("pp", "dp_replicate", "dp_shard", "tp")
-    used = [f"{axis} {getattr(degrees, axis)}" for axis in axes if getattr(degrees, axis) > 1]
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     return " x ".join(used) or "one device"

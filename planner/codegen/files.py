@@ -1,5 +1,6 @@
 """The files of a training script."""
 
+import ast
 from pathlib import Path
 
 from planner.codegen.emit import MODEL_NAME, emit_script
@@ -7,8 +8,8 @@ from planner.errors import CodegenError
 from planner.plan.types import Plan
 from planner.plan.verify import verify_layout
 
-RUNTIME_FILE = Path(__file__).parent / "runtime" / "parallel.py"
-"""The runtime, copied as it is."""
+RUNTIME_FOLDER = Path(__file__).parents[1] / "runtime"
+"""The runtime, of which each script gets the modules that it needs, copied as they are."""
 
 CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.py"
 """The model file of every Hugging Face config, copied as it is."""
@@ -17,7 +18,8 @@ CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.
 def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
     """Give the training script and what lies beside it, text by file name.
 
-    That is the runtime; for a Hugging Face config also the config and a model file that reads it.
+    That is what it needs of the runtime; for a Hugging Face config also the config and a model
+    file that reads it.
 
     Args:
         plan: What to run.
@@ -29,14 +31,35 @@ def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
         VerificationError: Its layout breaks a rule.
     """
     verify_layout(plan)
-    files = {
-        "train.py": emit_script(plan, folder=folder),
-        "parallel.py": RUNTIME_FILE.read_text(encoding="utf-8"),
-    }
+    script = emit_script(plan, folder=folder)
+    files = {"train.py": script, **_runtime_files(script)}
     if plan.model.is_config:
         files[MODEL_NAME] = CONFIG_MODEL_FILE.read_text(encoding="utf-8")
         files["config.json"] = _config_text(str(plan.model.file))
     return files
+
+
+def _runtime_files(script: str) -> dict[str, str]:
+    """Give the modules of the runtime that a script imports, and those that these import."""
+    files: dict[str, str] = {}
+    wanted = ["__init__", *_imported(script, "runtime")]
+    while wanted:
+        name = wanted.pop()
+        path = f"{RUNTIME_FOLDER.name}/{name}.py"
+        if path not in files:
+            files[path] = (RUNTIME_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+            wanted += _imported(files[path], "")
+    return dict(sorted(files.items()))
+
+
+def _imported(source: str, package: str) -> list[str]:
+    """Name the modules of a package that a source imports names from; "" is its own package."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    if not package:
+        return [str(node.module) for node in nodes if node.level]
+    prefix = f"{package}."
+    modules = [str(node.module) for node in nodes]
+    return [name.removeprefix(prefix) for name in modules if name.startswith(prefix)]
 
 
 def _config_text(file: str) -> str:

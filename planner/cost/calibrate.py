@@ -134,9 +134,10 @@ LINK_FITS = (
         fixed=("gb_per_s",),
     ),
 )
-"""Links and what they are fitted to. EFA on H100 has one payload size only, but
-2 to 64 nodes, which tell the latency of a hop from the ramp; its bandwidth is that of B200. The InfiniBand class is fitted to transfers between H100
-nodes (400 Gbit/s per GPU); the profile "mi300x" stands for it because it has that rate."""
+"""Links and what they are fitted to. EFA on H100 has one payload size only, but 2 to 64 nodes,
+which tell the latency of a hop from the ramp; its bandwidth is that of B200. The InfiniBand class
+is fitted to transfers between H100 nodes (400 Gbit/s per GPU); the profile "mi300x" stands for it
+because it has that rate."""
 
 
 def op_samples() -> dict[str, list[OpSample]]:

@@ -18,7 +18,7 @@ def load_calibration(path: Path) -> Constants:
         ProfileError: The file is not a calibration, or a name in it is unknown.
     """
     reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken.add("format")
+    reader.asked.add("format")
     constants = Constants(
         device=_of_owner(reader, "device"),
         cluster=_of_owner(reader, "cluster"),

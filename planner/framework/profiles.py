@@ -28,7 +28,6 @@ _CHOICES = {
     "state_form": ("fsdp", "replicated"),
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
     "memory_stated": ("fullest_rank", "first_rank"),
-    "loss_dtype": ("float32", "compute"),
     "memory_counts": ("reserved", "live_tensors"),
     "backward": ("whole", "split"),
     "layouts": ("column_row", "searched"),
@@ -68,7 +67,7 @@ def load_framework(name_or_path: str) -> FrameworkSpec:
     """
     path = _find(name_or_path)
     reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken |= {"format", "description"}
+    reader.asked |= {"format", "description"}
     spec = _spec(reader)
     reader.finish()
     return spec
@@ -83,7 +82,6 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         kernels=_kernels(reader, drops=dropout > 0),
         model_code=_choice(reader, "model_code"),  # type: ignore[arg-type]  # one of its choices
         dropout=dropout,
-        float32_loss=_choice(reader, "loss_dtype") == "float32",
         state_form=_choice(reader, "state_form"),  # type: ignore[arg-type]  # one of its choices
         state=StateBytes(
             gradient=reader.number("gradient_bytes_per_parameter"),
@@ -175,5 +173,5 @@ def _matches(reader: FieldReader) -> tuple[RunMatch, ...]:
                 notes=each.text("notes_have") if each.has("notes_have") else "",
             )
         )
-        each.finish(optional=("source_has", "notes_have"))
+        each.finish()
     return tuple(found)

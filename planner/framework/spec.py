@@ -108,8 +108,6 @@ class FrameworkSpec:
     """How its models are written."""
     dropout: float
     """Dropout of attention weights and residual branches."""
-    float32_loss: bool
-    """Logits are converted to float32 before the loss."""
     state_form: StateForm
     """How data parallelism holds the parameters."""
     state: StateBytes

@@ -47,14 +47,14 @@ class FieldReader:
     """Takes the fields of one TOML table one by one; ``finish`` refuses what is left over.
 
     A number is an inline table of value, provenance and source. What was taken is kept in
-    ``numbers`` by the key.
+    ``numbers`` by the key, and in ``asked`` every key that the table may hold.
     """
 
     path: Path
     table: Mapping[str, object]
     prefix: str = ""
     numbers: dict[str, NumberSource] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
 
     def error(self, key: str, fault: str, *, hint: str = "") -> ProfileError:
         """Make the error for a field."""
@@ -106,7 +106,8 @@ class FieldReader:
         return tuple((m, n) for m, n in pairs)
 
     def has(self, key: str) -> bool:
-        """Tell whether the field is there."""
+        """Tell whether the field is there, which it may be."""
+        self.asked.add(key)
         return key in self.table
 
     def tables(self, key: str) -> list[dict[str, object]]:
@@ -116,18 +117,17 @@ class FieldReader:
             raise self.error(key, "is not a list of tables", hint=f"write [[{key}]] for each")
         return value
 
-    def finish(self, optional: Iterable[str] = ()) -> dict[str, NumberSource]:
-        """Refuse fields that nobody took; return provenance and source of all numbers."""
-        known = self.taken | set(optional)
+    def finish(self) -> dict[str, NumberSource]:
+        """Refuse fields that nobody asked for; return provenance and source of all numbers."""
         for key in self.table:
-            if key not in known:
-                raise self.error(key, "is unknown", hint=near_names(key, known))
+            if key not in self.asked:
+                raise self.error(key, "is unknown", hint=near_names(key, self.asked))
         return self.numbers
 
     def _take(self, key: str) -> object:
-        self.taken.add(key)
+        self.asked.add(key)
         if key not in self.table:
-            left = set(self.table) - self.taken
+            left = set(self.table) - self.asked
             near = difflib.get_close_matches(key, left, n=1)
             raise self.error(
                 key, "is missing", hint=f"the file has '{near[0]}': misspelt?" if near else ""

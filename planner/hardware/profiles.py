@@ -20,15 +20,16 @@ from planner.units import (
     tflop_per_s_to_flop_per_s,
     us_to_s,
 )
+from planner.vocabulary import Dtype
 
 PROFILES_FOLDER = Path(__file__).resolve().parents[2] / "profiles"
 """Shipped profiles; they lie beside the package in a checkout and in an installed wheel."""
 
-PEAK_KEYS = {
-    "peak_bf16_dense_tflop_per_s": "bfloat16",
-    "peak_fp16_dense_tflop_per_s": "float16",
-    "peak_fp32_tflop_per_s": "float32",
-    "peak_fp64_tflop_per_s": "float64",
+PEAK_KEYS: Mapping[str, str] = {
+    "peak_bf16_dense_tflop_per_s": Dtype.BFLOAT16,
+    "peak_fp16_dense_tflop_per_s": Dtype.FLOAT16,
+    "peak_fp32_tflop_per_s": Dtype.FLOAT32,
+    "peak_fp64_tflop_per_s": Dtype.FLOAT64,
 }
 """Keys of matmul peaks by dtype; a device leaves out what it does not support."""
 
@@ -71,7 +72,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
     """
     path = _find("devices", name_or_path, base=base)
     reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken |= {"format", "description"}
+    reader.asked |= {"format", "description"}
     peaks = {
         dtype: tflop_per_s_to_flop_per_s(reader.positive(key))
         for key, dtype in PEAK_KEYS.items()
@@ -82,7 +83,6 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
     memory_bytes = gib_to_bytes(reader.positive("memory_gib"))
     device = DeviceSpec(
         name=reader.text("name"),
-        backend=reader.text("backend", choices=("nccl", "gloo")),
         memory_bytes=memory_bytes,
         reserve_bytes=gib_to_bytes(reader.number("reserve_gib")),
         peak_flop_per_s=peaks,
@@ -98,7 +98,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         ),
         numbers=reader.numbers,
     )
-    reader.finish(optional=(*PEAK_KEYS, "step_time_error"))
+    reader.finish()
     if device.usable_bytes <= 0:
         raise reader.error("reserve_gib", "leaves nothing of memory_gib")
     return device
@@ -119,7 +119,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     """
     path = _find("clusters", name_or_path, base=None)
     reader = FieldReader(path=path, table=read_toml(path))
-    reader.taken |= {"format", "description", "runs"}
+    reader.asked |= {"format", "description", "runs"}
     name = reader.text("name")
     device = load_device(reader.text("device"), base=path.parent)
     profile_gpus_per_node = reader.count("gpus_per_node")
@@ -130,8 +130,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     host = "host_time_factor"
     host_time_factor = reader.number(host) if reader.has(host) else 1.0
     in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
-    optional = (_FULL_SPEED, host, *LINK_CONSTANTS)
-    numbers = reader.finish(optional=optional)
+    numbers = reader.finish()
     _check_links(path, links)
     wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
     per_node = _resolve_node(gpus, wished, name)
@@ -212,7 +211,7 @@ def _read_link(path: Path, index: int, table: Mapping[str, object]) -> LinkSpec:
         switch_all_reduce_fraction=reader.number("switch_all_reduce_fraction", most=1.0),
         numbers=reader.numbers,
     )
-    reader.finish(optional=("ranks", *_LINK_RATE_KEYS))
+    reader.finish()
     return link
 
 

@@ -37,5 +37,5 @@ def _matches(name: str) -> list[ClusterMatch]:
         each = FieldReader(path=path, table=table, prefix=f"runs[{index}].")
         source = each.text("source_has") if each.has("source_has") else ""
         found.append(ClusterMatch(cluster=name, gpu=each.text("gpu"), source=source))
-        each.finish(optional=("source_has",))
+        each.finish()
     return found

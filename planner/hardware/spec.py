@@ -66,8 +66,6 @@ class DeviceSpec:
 
     name: str
     """Name of the profile: "h100-sxm"."""
-    backend: str
-    """Communication backend of torch: "nccl" or "gloo"."""
     memory_bytes: int
     """Memory that torch can allocate from, before ``reserve_bytes``."""
     reserve_bytes: int

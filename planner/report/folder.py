@@ -141,11 +141,11 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tupl
 
     Args:
         folder: Made with its parents where it does not exist.
-        files: Text by file name.
+        files: Text by file name, which may lie in a folder: "runtime/log.py".
         force: Replace files of the same name in a folder that is not empty.
 
     Returns:
-        Paths of the files, in the given order.
+        Paths of the files, in the given order; a folder among them once, for all that it holds.
 
     Raises:
         RequestError: As ``check_folder``, or when writing fails.
@@ -157,17 +157,19 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tupl
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()
         for name, text in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_text(text, encoding="utf-8", newline="")
         if not target.exists():
             draft.rename(target)
         else:
             for name in files:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
                 (draft / name).replace(target / name)
     except OSError as error:
         raise _cannot_write(folder, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return tuple(folder / name for name in files)
+    return tuple(folder / name for name in dict.fromkeys(Path(name).parts[0] for name in files))
 
 
 def _is_stream(file: Path) -> bool:

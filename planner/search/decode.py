@@ -8,16 +8,16 @@ from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.pricing.model_pricing import PricedModel
+from planner.pricing.sharding_ilp import ShardingSolution
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
-from planner.search.model_pricing import PricedModel
-from planner.search.sharding_ilp import ShardingSolution
-from planner.strategy.configuration import MESH_ORDER
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.layout import REPLICATE, Layout
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.vocabulary import MESH_ORDER, Style
 
 _LOSS = ("loss",)
 """Name of the loss where it is a unit of its own."""
@@ -162,7 +162,7 @@ def _runs_as_is(strategy: NodeStrategy) -> bool:
     comes out of a split region is not.
     """
     layouts = (*strategy.inputs.values(), *strategy.outputs.values())
-    return strategy.style == "replicate" and all(layout == REPLICATE for layout in layouts)
+    return strategy.style == Style.REPLICATE and all(layout == REPLICATE for layout in layouts)
 
 
 def _values_read_by_dtensor_regions(

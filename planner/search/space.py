@@ -10,14 +10,13 @@ from planner.cost.unit_pricing import master_bytes
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.search.columns import ColumnMaker, FrontCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
-from planner.search.model_pricing import ModelPricer, ShardingChoice
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (
@@ -28,6 +27,7 @@ from planner.strategy.rules import (
     enumerate_degrees,
     recomputation_rule,
 )
+from planner.vocabulary import RECOMPUTATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

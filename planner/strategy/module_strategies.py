@@ -14,6 +14,7 @@ from planner.strategy.layout import (
 )
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import needs_global_shapes, output_layouts
+from planner.vocabulary import Style
 
 _MAX_FUSED = 8
 """Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
@@ -50,7 +51,7 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
     """
     found = _replicated(node, context)
     if context.stream.is_shard:
-        found += _kept(node, context, "sequence", context.stream)
+        found += _kept(node, context, Style.SEQUENCE, context.stream)
     linear = _linear_op(node, context)
     if linear is not None:
         found += _columns(node, context, linear)
@@ -79,7 +80,7 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
     exits = _exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
     return [
         _strategy(
-            node, "replicate", layouts, inputs,
+            node, Style.REPLICATE, layouts, inputs,
             outputs=dict.fromkeys(node.outputs, leaving),
         )
         for leaving in exits
@@ -203,7 +204,9 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
             if leaving == REPLICATE and (fused > 1 or context.stream.is_shard):
                 continue
             found.append(
-                _strategy(node, "column", layouts, inputs, outputs={output: leaving}, fused=fused)
+                _strategy(
+                    node, Style.COLUMN, layouts, inputs, outputs={output: leaving}, fused=fused
+                )
             )
     return found
 
@@ -257,7 +260,7 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
     inputs = {node.inputs[0]: layouts[node.inputs[0]]}
     (output,) = node.outputs
     return [
-        _strategy(node, "row", layouts, inputs, outputs={output: leaving})
+        _strategy(node, Style.ROW, layouts, inputs, outputs={output: leaving})
         for leaving in _exits(PARTIAL, context)
         if _fits(output, leaving, context)
     ]
@@ -286,7 +289,7 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
     layouts[embedding.inputs[0]] = shard(0)
     (output,) = node.outputs
     return [
-        _strategy(node, "vocab_embedding", layouts, {}, outputs={output: leaving})
+        _strategy(node, Style.VOCAB_EMBEDDING, layouts, {}, outputs={output: leaving})
         for leaving in _exits(PARTIAL, context)
         if _fits(output, leaving, context)
     ]

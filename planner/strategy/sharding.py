@@ -16,13 +16,10 @@ class ModuleSharding:
     """Module path relative to the unit: "attn.c_attn", "mlp.c_fc"; for prologue and epilogue
     relative to the model: "transformer.wte"."""
     style: str
-    """"column" (weight split over output features), "row" (over input features),
-    "vocab_embedding" (embedding rows split), "replicate" (parameters whole on each rank, input
-    and output layouts changed as stated), or "sequence" (parameters whole, runs on the
-    sequence shard of the stream, so that its gradients are summed over tp after backward)."""
+    """A ``Style``."""
     fused: int
     """Equal projections held in one weight along the output features (3 for fused qkv), 1 when
-    not fused. Only for style "column"."""
+    not fused. Only for ``Style.COLUMN``."""
     input_layout: str
     """Layout that the module's first input must have."""
     output_layout: str

@@ -64,9 +64,9 @@ def test_the_main_job_prints_the_answer_and_writes_the_folder(searched, workplac
     assert written(workplace / "plans" / "model") == [
         "memory.csv",
         "ops.csv",
-        "parallel.py",
         "plan.json",
         "report.csv",
+        "runtime",
         "train.py",
     ]
     (request, estimate_only) = searched[0]

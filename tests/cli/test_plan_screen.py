@@ -11,7 +11,7 @@ from planner.plan.types import Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import GIB, MIB
 
-FILES = [Path("plans/gpt") / name for name in ("plan.json", "train.py", "parallel.py")]
+FILES = [Path("plans/gpt") / name for name in ("plan.json", "train.py", "runtime")]
 
 
 def screen(record, *, width=80, files=FILES, verbose=False, **console):
@@ -201,7 +201,7 @@ def test_the_proof_and_its_limits():
 
 def test_what_was_written_and_how_to_run_it():
     text = screen(make_record())
-    assert "plans/gpt/: plan.json  train.py  parallel.py" in text
+    assert "plans/gpt/: plan.json  train.py  runtime" in text
     assert "torchrun --standalone --nproc-per-node 8 plans/gpt/train.py\n" in text
 
 

@@ -10,7 +10,7 @@ from crossing_models import T5, UNET
 from example_plans import GPT, LLAMA, MLP, Crossing, make_plan
 
 from planner.codegen.emit import emit_script
-from planner.codegen.files import CONFIG_MODEL_FILE, script_files
+from planner.codegen.files import CONFIG_MODEL_FILE, RUNTIME_FOLDER, script_files
 from planner.errors import CodegenError
 from planner.strategy.mesh import ParallelDegrees
 
@@ -83,7 +83,7 @@ def test_recomputation_is_written_per_block():
     script = emit_script(make_plan(GPT, recompute=words), folder=FOLDER)
     assert (
         "('full',) * 2 + ('none',) + ('selective',) + ('none',) * 4"
-        in (constants_of(script)["STAGES"])
+        in (constants_of(script)["RECOMPUTE"])
     )
 
 
@@ -92,6 +92,13 @@ def test_plain_layout_has_no_word_of_tensor_parallelism():
     assert "SHARDING" not in script
     assert "SEQUENCE_DIM" not in script
     assert "TensorParallel" not in script
+
+
+def test_a_plain_layout_gets_few_modules_of_the_runtime():
+    files = script_files(make_plan(MLP, dp_shard=2), folder=FOLDER)
+    absent = {"anatomy", "pipeline", "shared_parameters", "stages", "stand_ins", "tensor_parallel"}
+    assert not absent & {Path(name).stem for name in files}
+    assert sum(text.count("\n") for name, text in files.items() if "/" in name) < 1400
 
 
 def test_equal_plans_give_equal_bytes():
@@ -135,7 +142,8 @@ def test_a_config_lies_beside_the_script_with_a_model_file_that_reads_it(tmp_pat
     plan = changed(plan, model=changed(plan.model, file=str(config)))
     for folder in (tmp_path / "plans" / "llama", None):
         files = script_files(plan, folder=folder)
-        assert set(files) == {"train.py", "parallel.py", "model.py", "config.json"}
+        own = {name for name in files if not name.startswith("runtime/")}
+        assert own == {"train.py", "model.py", "config.json"}
         assert files["config.json"] == '{"model_type": "llama"}'
         assert files["model.py"] == CONFIG_MODEL_FILE.read_text()
         assert 'file=Path(__file__).resolve().parent / "model.py"' in files["train.py"]
@@ -196,8 +204,9 @@ def test_recomputing_the_epilogue_is_refused():
 
 
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
-    files = script_files(make_plan(GPT), folder=FOLDER)
-    assert set(files) == {"train.py", "parallel.py"}
+    files = script_files(make_plan(GPT, pp=2, tp=2, sequence_parallel=True), folder=FOLDER)
+    for name in RUNTIME_FOLDER.glob("*.py"):
+        assert files[f"runtime/{name.name}"] == name.read_text()
     imports = [
         name.name if isinstance(node, ast.Import) else str(node.module)
         for text in files.values()

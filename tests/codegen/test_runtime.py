@@ -9,33 +9,48 @@ from example_plans import EXAMPLES
 from torch import nn
 from torch.distributed.run import get_args_parser
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import cross_entropy, linear
 
-from planner.codegen.runtime import parallel
+from planner.runtime.anatomy import examine
+from planner.runtime.data import Batches, split_microbatches
+from planner.runtime.dtensor_rules import _cat_parts, install_dtensor_rules
+from planner.runtime.model import (
+    UserModel,
+    build_model,
+    build_on_cpu,
+    parameters_on_meta,
+    user_module,
+)
+from planner.runtime.options import parse_options
+from planner.runtime.part import named_parameters
+from planner.runtime.processes import process_group
+from planner.runtime.stages import Stage, StageSpec
+from planner.runtime.tensor_parallel import placement
 
-GPT = parallel.UserModel(file=EXAMPLES / "gpt.py", factory="build_model", seq_len=8)
+GPT = UserModel(file=EXAMPLES / "gpt.py", factory="build_model", seq_len=8)
 BLOCKS = tuple(f"transformer.h.{i}" for i in range(8))
-SPECS = tuple(parallel.StageSpec(0, a, b) for a, b in ((0, 0), (0, 3), (3, 8), (8, 8)))
+SPECS = tuple(StageSpec(0, a, b) for a, b in ((0, 0), (0, 3), (3, 8), (8, 8)))
 
 
 def options(*arguments):
-    return parallel.parse_options("", "float32", arguments)
+    return parse_options("", "float32", arguments)
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return parallel.build_model(GPT, 0, options())
+    return build_model(GPT, 0, options())
 
 
 @pytest.fixture(scope="module")
 def anatomy(whole):
     inputs, _ = GPT.example_batch(2)
-    return parallel.examine(whole, BLOCKS, inputs, torch.float32)
+    return examine(whole, BLOCKS, inputs, torch.float32)
 
 
 @pytest.fixture(scope="module")
 def stages(whole, anatomy):
-    made = [parallel.Stage(whole, anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
+    made = [Stage(whole, anatomy, GPT, SPECS, index) for index in range(len(SPECS))]
     for stage in made:
         stage.register_late_hooks()
     return made
@@ -59,7 +74,7 @@ def test_stages_in_a_row_compute_the_model_and_its_gradients(whole, stages):
 
 
 def test_stage_holds_only_what_it_runs(stages):
-    names = [sorted(name for name, _ in parallel.named_parameters(stage)) for stage in stages]
+    names = [sorted(name for name, _ in named_parameters(stage)) for stage in stages]
     assert names[0] == ["transformer.wpe.weight", "transformer.wte.weight"]
     assert {name.split(".")[2] for name in names[1]} == {"0", "1", "2"}
     assert names[3] == [
@@ -74,22 +89,20 @@ def test_tied_parameters_are_seen_in_both_ends(anatomy):
     assert anatomy.users["transformer.wte.weight"] == {0, 9}
 
 
-TUPLE_MODEL = parallel.UserModel(file=TUPLES.file, factory="build_model")
+TUPLE_MODEL = UserModel(file=TUPLES.file, factory="build_model")
 
 
 def tuple_stages(*received, first_blocks=(0, 1, 3, 5)):
     """Stages of the model whose blocks return tuples, and a batch of it."""
-    model = parallel.build_model(TUPLE_MODEL, 0, options())
+    model = build_model(TUPLE_MODEL, 0, options())
     inputs, targets = TUPLE_MODEL.example_batch(2)
-    anatomy = parallel.examine(model, TUPLES.blocks, inputs, torch.float32)
+    anatomy = examine(model, TUPLES.blocks, inputs, torch.float32)
     edges = (*first_blocks, 5)
     specs = [
-        parallel.StageSpec(0, edges[i], edges[i + 1], receives=received[i] if received else ())
+        StageSpec(0, edges[i], edges[i + 1], receives=received[i] if received else ())
         for i in range(len(first_blocks))
     ]
-    made = [
-        parallel.Stage(model, anatomy, TUPLE_MODEL, specs, index) for index in range(len(specs))
-    ]
+    made = [Stage(model, anatomy, TUPLE_MODEL, specs, index) for index in range(len(specs))]
     for stage in made:
         stage.register_late_hooks()
     return model, made, {"inputs": inputs, "targets": targets}
@@ -167,10 +180,10 @@ def test_outputs_that_cannot_be_sent_are_refused(received, message):
 
 
 def test_blocks_out_of_order_are_refused():
-    model = parallel.build_model(TUPLE_MODEL, 0, options())
+    model = build_model(TUPLE_MODEL, 0, options())
     inputs, _ = TUPLE_MODEL.example_batch(2)
     with pytest.raises(ValueError, match=r"blocks\.0 runs earlier"):
-        parallel.examine(model, ("blocks.1", "blocks.0"), inputs, torch.float32)
+        examine(model, ("blocks.1", "blocks.0"), inputs, torch.float32)
 
 
 class UsesEmbeddingTwice(nn.Module):
@@ -199,9 +212,9 @@ class UsesTransposedEmbedding(UsesEmbeddingTwice):
 
 def two_stages(model, tokens, *, receives=()):
     """Cut before the second block; the loss is the sum of the output."""
-    anatomy = parallel.examine(model, ("blocks.0", "blocks.1"), tokens, torch.float32)
-    specs = (parallel.StageSpec(0, 0, 1), parallel.StageSpec(1, 1, 2, receives=receives))
-    stages = [parallel.Stage(model, anatomy, SumOfOutput(), specs, index) for index in range(2)]
+    anatomy = examine(model, ("blocks.0", "blocks.1"), tokens, torch.float32)
+    specs = (StageSpec(0, 0, 1), StageSpec(1, 1, 2, receives=receives))
+    stages = [Stage(model, anatomy, SumOfOutput(), specs, index) for index in range(2)]
     for stage in stages:
         stage.register_late_hooks()
     return stages
@@ -213,7 +226,7 @@ def test_parameter_used_without_its_module_is_kept(kind):
     first, last = two_stages(model, tokens)
     stream = first(inputs=tokens, targets=None)
     assert last(stream, inputs=tokens, targets=None) == model(tokens).sum()
-    assert [name for name, _ in parallel.named_parameters(last)] == [
+    assert [name for name, _ in named_parameters(last)] == [
         "embed.weight",
         "blocks.1.weight",
         "blocks.1.bias",
@@ -241,7 +254,7 @@ def test_stand_ins_can_be_looked_into_and_replace_a_module_under_all_names():
     first, last = two_stages(model, tokens, receives=(("shifts.second", 0),))
     sent = first(inputs=tokens, targets=None)
     torch.testing.assert_close(last(*sent, inputs=tokens, targets=None), model(tokens).sum())
-    names = [name for name, _ in parallel.named_parameters(last)]
+    names = [name for name, _ in named_parameters(last)]
     assert names == ["blocks.1.weight", "blocks.1.bias"]
 
 
@@ -252,43 +265,43 @@ class SumOfOutput:
 
 
 def test_global_batches_depend_on_seed_and_step_alone():
-    batches = parallel.Batches(model=GPT, global_batch_size=4, seed=1)
+    batches = Batches(model=GPT, global_batch_size=4, seed=1)
     first, again = batches.global_batch(5), batches.global_batch(5)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], batches.global_batch(6)[0])
-    halves = parallel.split_microbatches(first, 2)
+    halves = split_microbatches(first, 2)
     assert torch.equal(torch.cat([half[0] for half in halves]), first[0])
 
 
 def test_same_weights_whatever_was_drawn_before():
     torch.manual_seed(3)
-    first = parallel.build_on_cpu(GPT, 0, options())
-    second = parallel.build_on_cpu(GPT, 0, options())
+    first = build_on_cpu(GPT, 0, options())
+    second = build_on_cpu(GPT, 0, options())
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_parameters_on_meta_keep_ties_and_real_buffers():
-    llama = parallel.UserModel(file=EXAMPLES / "llama.py", factory="llama_tiny")
-    with parallel.parameters_on_meta():
-        tied = parallel._import(GPT).build_model()
-        model = parallel._import(llama).llama_tiny()
+    llama = UserModel(file=EXAMPLES / "llama.py", factory="llama_tiny")
+    with parameters_on_meta():
+        tied = user_module(GPT).build_model()
+        model = user_module(llama).llama_tiny()
     assert tied.lm_head.weight is tied.transformer.wte.weight
     assert all(parameter.is_meta for parameter in model.parameters())
     assert model.cos[0].tolist() == [1.0] * 4
 
 
 def test_large_model_asks_for_written_weights(monkeypatch):
-    monkeypatch.setattr(parallel, "MAX_BUILT_PARAMETERS", 1000)
+    monkeypatch.setattr("planner.runtime.model.MAX_BUILT_PARAMETERS", 1000)
     with pytest.raises(RuntimeError, match="--write-init DIR"):
-        parallel.build_model(GPT, 0, options())
-    assert next(parallel.build_model(GPT, 0, options("--init", "x")).parameters()).is_meta
+        build_model(GPT, 0, options())
+    assert next(build_model(GPT, 0, options("--init", "x")).parameters()).is_meta
 
 
 def test_wrong_number_of_processes_says_how_to_start():
     with (
         pytest.raises(RuntimeError, match="--nproc-per-node 8"),
-        parallel.process_group(8, 1.0),
+        process_group(8, 1.0),
     ):
         pass
 
@@ -310,7 +323,7 @@ def test_torchrun_leaves_the_options_to_the_script():
 
 
 def test_missing_loss_is_named():
-    nothing = parallel.UserModel(module="types", factory="x")
+    nothing = UserModel(module="types", factory="x")
     with pytest.raises(TypeError, match="no loss_fn"):
         nothing.loss(torch.ones(2), None)
     assert nothing.loss({"loss": torch.tensor(2.0)}, None) == 2.0
@@ -323,17 +336,17 @@ def test_loss_is_computed_in_float32_at_least():
 
 
 def test_layouts_are_read_as_torch_spells_them():
-    assert parallel.placement("Replicate") == Replicate()
-    assert parallel.placement("Shard(-1)") == Shard(-1)
+    assert placement("Replicate") == Replicate()
+    assert placement("Shard(-1)") == Shard(-1)
     with pytest.raises(ValueError, match="no layout"):
-        parallel.placement("Partial")
+        placement("Partial")
 
 
 def test_torch_still_has_the_internals_that_the_runtime_needs():
-    parallel.install_dtensor_rules()
+    install_dtensor_rules()
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    assert handlers[torch.ops.aten.cat.default] is parallel._cat_parts
-    assert parallel._StridedShard(0, split_factor=3).split_factor == 3
+    assert handlers[torch.ops.aten.cat.default] is _cat_parts
+    assert _StridedShard(0, split_factor=3).split_factor == 3
     assert hasattr(DTensor._op_dispatcher, "_allow_implicit_replication")
 
 
@@ -351,6 +364,6 @@ class Experts(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_dry_run_of_experts_in_any_dtype(dtype):
     model = nn.Sequential(Experts(), Experts())
-    anatomy = parallel.examine(model, ("0", "1"), (torch.randn(4, 8),), dtype)
+    anatomy = examine(model, ("0", "1"), (torch.randn(4, 8),), dtype)
     assert [(stream.shape, stream.dtype) for stream in anatomy.streams] == [((4, 8), dtype)] * 3
     assert anatomy.users["1.weight"] == {2}

@@ -10,9 +10,13 @@ import pytest
 import random_model
 import torch
 
-from planner.codegen.runtime import parallel
 from planner.graph.loading.load import load_model, wrap_module
 from planner.graph.trace import trace_model
+from planner.runtime.anatomy import examine
+from planner.runtime.model import UserModel, run_model, user_module
+from planner.runtime.pipeline import examples
+from planner.runtime.stages import Stage, StageSpec
+from planner.runtime.trees import cast_floats
 
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / "tests" / "graph" / "zoo"
@@ -33,7 +37,7 @@ def specs_of(graph):
     edges = [0, *(cut.after_unit + 1 for cut in graph.cuts), len(graph.units)]
     crossings = [None, *graph.cuts]
     return tuple(
-        parallel.StageSpec(
+        StageSpec(
             index,
             max(edges[index] - 1, 0),
             min(edges[index + 1] - 1, num_blocks),
@@ -52,7 +56,7 @@ def run_forward(stages, batch):
     for stage in stages:
         received = [t.detach().requires_grad_(t.requires_grad) for t in sent]
         if not stage.is_first:
-            expected = parallel._examples(stage, None, after=False)
+            expected = examples(stage, None, after=False)
             assert [looks(t) for t in received] == [looks(t) for t in expected]
         output = stage(*received, **batch)
         sent = output if isinstance(output, tuple) else (output,)
@@ -73,14 +77,14 @@ def run_backward(calls):
 
 
 def check_stages(graph, model, user, inputs, targets):
-    model, inputs = model.double(), parallel.cast_floats(inputs, torch.float64)
+    model, inputs = model.double(), cast_floats(inputs, torch.float64)
     whole = copy.deepcopy(model)
-    expected = user.loss(parallel.run_model(whole, inputs), targets)
+    expected = user.loss(run_model(whole, inputs), targets)
     expected.backward()
     blocks = tuple(unit.name for unit in graph.units[1:-1])
-    anatomy = parallel.examine(model, blocks, inputs, torch.float64)
+    anatomy = examine(model, blocks, inputs, torch.float64)
     specs = specs_of(graph)
-    stages = [parallel.Stage(model, anatomy, user, specs, index) for index in range(len(specs))]
+    stages = [Stage(model, anatomy, user, specs, index) for index in range(len(specs))]
     for stage in stages:
         stage.register_late_hooks()
     calls = run_forward(stages, {"inputs": inputs, "targets": targets})
@@ -102,11 +106,11 @@ def check_stages(graph, model, user, inputs, targets):
     ids=lambda value: value.stem if isinstance(value, Path) else None,
 )
 def test_a_model_cut_everywhere(file, num_stages):
-    user = parallel.UserModel(file=file, factory="build_model")
+    user = UserModel(file=file, factory="build_model")
     graph = trace_model(load_model(str(file)), microbatch_size=2, dtype="float64")
     assert len(graph.cuts) == num_stages - 1
     torch.manual_seed(0)
-    check_stages(graph, parallel._import(user).build_model(), user, *user.example_batch(2))
+    check_stages(graph, user_module(user).build_model(), user, *user.example_batch(2))
 
 
 def test_random_models_cut_everywhere():

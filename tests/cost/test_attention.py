@@ -117,7 +117,6 @@ def block(kernels: KernelForms) -> UnitWork:
         learned_positions=True,
         tied=True,
         dropout=0.1,
-        float32_loss=True,
     )
     key = WorkKey(
         shape=shape,

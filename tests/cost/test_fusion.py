@@ -24,7 +24,6 @@ SHAPE = ModelShape(
     learned_positions=False,
     tied=False,
     dropout=0.0,
-    float32_loss=True,
     plain_torch=True,
 )
 BOOK = WorkBook()

@@ -16,21 +16,21 @@ from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import HeldStage, StageMemory
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
 from planner.hardware.profiles import load_cluster
-from planner.search.model_pricing import (
+from planner.pricing.model_pricing import (
     ModelPricer,
     ShardingChoice,
     drawn_model,
     representatives,
     unit_problem,
 )
-from planner.search.sharding_ilp import solve_sharding
+from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -31,7 +31,6 @@ SHAPE = ModelShape(
     learned_positions=True,
     tied=True,
     dropout=0.0,
-    float32_loss=False,
 )
 
 MATMUL_FLOP = 24 * TOKENS * HIDDEN**2

@@ -15,12 +15,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planner.codegen.runtime import parallel
 from planner.graph.loading.batch import Batch
 from planner.graph.loading.load import load_model
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.recording.kernels import fused_kernels
+from planner.runtime import recompute as runtime_recompute
+from planner.runtime.recompute import SAVED_OPS, recompute_activations
 
 torch.set_num_threads(1)  # more threads only wait for each other over tensors this small
 
@@ -69,12 +70,12 @@ def recompute(model: nn.Module, graph: OperatorGraph, recomputation: str) -> Non
     """Recompute the blocks of a model by the training script's own code."""
     blocks = [unit for unit in graph.units if unit.kind is UnitKind.BLOCK]
     stage = SimpleNamespace(
-        spec=SimpleNamespace(recompute=[recomputation] * len(blocks)),
+        recompute=[recomputation] * len(blocks),
         block_items=lambda: [
             (place, unit.name, model.get_submodule(unit.name)) for place, unit in enumerate(blocks)
         ],
     )
-    parallel.recompute_activations(stage)
+    recompute_activations(stage)
 
 
 # Live storages ---------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def kernels_that_keep_as_cuda() -> Iterator[None]:
         (functional, "scaled_dot_product_attention"): attention,
         (functional, "rms_norm"): rms_norm,
         (functional, "dropout"): dropout,
-        (parallel, "SAVED_OPS"): parallel.SAVED_OPS | {torch.ops.planner_tests.attention.default},
+        (runtime_recompute, "SAVED_OPS"): SAVED_OPS | {torch.ops.planner_tests.attention.default},
     }
     before = {place: getattr(*place) for place in replaced}
     for place, new in replaced.items():

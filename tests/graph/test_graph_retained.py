@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.codegen.runtime import parallel
 from planner.graph.analysis.retained import (
     KEPT_BY_SELECTIVE,
     RECOMPUTATIONS,
@@ -26,6 +25,7 @@ from planner.graph.analysis.retained import (
 )
 from planner.graph.operator_graph import Phase, UnitKind
 from planner.graph.trace import trace_model
+from planner.runtime.recompute import SAVED_OPS
 
 SIZE = 2
 RUN = [name for name in MODELS if name != "lstm"]
@@ -74,7 +74,7 @@ def test_flops_of_recomputation_are_those_of_a_real_run(name, recomputation):
 
 
 def test_selective_keeps_what_the_script_keeps():
-    in_script = {op._overloadpacket.__name__ for op in parallel.SAVED_OPS}
+    in_script = {op._overloadpacket.__name__ for op in SAVED_OPS}
     assert in_script == KEPT_BY_SELECTIVE
 
 

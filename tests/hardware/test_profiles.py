@@ -146,7 +146,6 @@ def test_a_cluster_file_may_name_a_device_file_beside_it(tmp_path: Path) -> None
     [
         ("format = 1", "format = 2", "this version reads 1"),
         ("format = 1", "format = [", "not a TOML file"),
-        ('backend = "nccl"', 'backend = "mpi"', "'backend' is 'mpi'"),
         ("memory_gib", "memory_gb", "'memory_gib' is missing"),
         ("num_sms", "num_smx = 1\nnum_sms", "'num_smx' is unknown"),
         ("{ value = 79.1,", '{ value = "80 GB",', "has the value '80 GB', not a number"),

@@ -99,7 +99,7 @@ def run_rank(function, arguments, rank, num_processes, output):
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # see parallel.leave
+    os._exit(code)  # see runtime.processes.leave
 
 
 @contextlib.contextmanager
@@ -132,6 +132,8 @@ def run_scripts(jobs):
 def run_script(folder, arguments, index):
     print(f"-- {Path(folder).name} {' '.join(arguments)}", flush=True)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
+        del sys.modules[name]  # each script has its own modules of it
     spec = importlib.util.spec_from_file_location(f"train_{index}", Path(folder) / "train.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -16,6 +16,7 @@ from planner.codegen.files import script_files
 def write_script(folder, plan):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in script_files(plan, folder=folder).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return folder
 

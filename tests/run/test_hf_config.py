@@ -57,7 +57,7 @@ def test_a_config_trains_on_two_processes_as_on_one(config, fix, tmp_path, monke
     # The folder is all that a run needs.
     folder = (tmp_path / "planned").rename(tmp_path / "moved")
     (tmp_path / "model" / "config.json").unlink()
-    assert {"train.py", "parallel.py", "model.py", "config.json"} <= {
+    assert {"train.py", "runtime", "model.py", "config.json"} <= {
         file.name for file in folder.iterdir()
     }
     script = [str(folder / "train.py"), "--steps", "3", "--log-file"]

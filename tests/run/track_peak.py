@@ -86,10 +86,10 @@ class LiveBytes(TorchDispatchMode):
 def track_peak(folder, arguments=()):
     """Leave ``peak-RANK`` in the folder of the script, from each rank that runs this."""
     sys.path.insert(0, folder)
-    import parallel
+    from runtime.step import Runner
 
     tracker = LiveBytes()
-    run = parallel.Runner.run
+    run = Runner.run
     starts, peaks = [], []
 
     def measured(self, *args):
@@ -104,7 +104,7 @@ def track_peak(folder, arguments=()):
             report.write_text(" ".join(map(str, numbers)))
         return loss
 
-    parallel.Runner.run = measured
+    Runner.run = measured
     spec = importlib.util.spec_from_file_location("train", Path(folder) / "train.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -116,7 +116,7 @@ def test_a_device_left_out_takes_what_its_relative_shows():
 
 
 def test_what_nothing_is_near_to_keeps_its_start():
-    unseen = parameter("cluster", "outer_latency_factor", "h100-sxm")
+    unseen = parameter("cluster", "inner_bandwidth_share", "a100-80gb-sxm-opa-4x100")
     assert with_defaults({HOST: 50.0}, {unseen})[unseen] == unseen.start
 
 

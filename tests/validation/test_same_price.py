@@ -13,8 +13,8 @@ import planner
 from planner.framework.script import framework_on_cluster
 from planner.hardware.profiles import PROFILES_FOLDER
 from planner.plan.types import ModelRef
+from planner.pricing.model_pricing import ModelPricer
 from planner.search.framework_estimate import FrameworkEstimate
-from planner.search.model_pricing import ModelPricer
 from planner.search.space import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
@@ -184,7 +184,7 @@ def test_the_public_call_gives_the_price_of_a_row(table, row):
         framework=case.framework.name,
         fix=fix,
         example_batch=lambda size: example_batch(case.shape, size),
-        loss_fn=lambda output, targets: loss(case.shape, output, targets),
+        loss_fn=loss,
     )
     assert result.best.costs == answer.costs
     assert max(result.best.memory_by_rank, key=lambda m: m.total_bytes) == answer.memory

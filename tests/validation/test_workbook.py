@@ -11,7 +11,7 @@ from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.validation.pricing.models import ModelShape, build, loaded
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
@@ -30,7 +30,6 @@ GPT = ModelShape(
     learned_positions=True,
     tied=True,
     dropout=0.1,
-    float32_loss=True,
 )
 LLAMA = replace(
     GPT, ffn=512, kv_heads=2, gated=True, biases=False, learned_positions=False, tied=False,

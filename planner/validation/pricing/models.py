@@ -46,8 +46,6 @@ class ModelShape:
     """Embedding and head are one weight."""
     dropout: float
     """Dropout on attention weights and after each half block."""
-    float32_loss: bool
-    """Logits are converted to float32 before the loss."""
     plain_torch: bool = False
     """Norms, rotary positions and shared key heads are written in plain torch, several kernels
     each, and every projection is a matmul of its own."""
@@ -206,12 +204,9 @@ def example_batch(shape: ModelShape, microbatch_size: int) -> tuple[Tensor, Tens
     return ids, ids
 
 
-def loss(shape: ModelShape, output: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the next token, a scalar."""
-    logits = output.flatten(0, 1)
-    if shape.float32_loss:
-        logits = logits.float()
-    return F.cross_entropy(logits, targets.flatten())
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the next token, a scalar; mixed precision computes it in float32."""
+    return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
 def loaded(shape: ModelShape) -> LoadedModel:
@@ -219,6 +214,6 @@ def loaded(shape: ModelShape) -> LoadedModel:
     return wrap_module(
         partial(build, shape),
         example_batch=partial(example_batch, shape),
-        loss_fn=partial(loss, shape),
+        loss_fn=loss,
         seq_len=None,
     )

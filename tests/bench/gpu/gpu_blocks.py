@@ -125,18 +125,13 @@ class Stack:
 
     def recompute(self, kind: str) -> None:
         """Recompute all blocks as a training script does."""
-        from planner.codegen.runtime import parallel
+        from planner.runtime.recompute import recompute_activations
 
         for block, forward in zip(self.blocks, self._plain, strict=True):
             block.forward = forward
-        spec = parallel.StageSpec(
-            pp_rank=0,
-            first_block=0,
-            end_block=len(self.blocks),
-            recompute=(kind,) * len(self.blocks),
-        )
         items = [(index, str(index), block) for index, block in enumerate(self.blocks)]
-        parallel.recompute_activations(SimpleNamespace(spec=spec, block_items=lambda: items))
+        kinds = (kind,) * len(self.blocks)
+        recompute_activations(SimpleNamespace(recompute=kinds, block_items=lambda: items))
 
     def resting_tensors(self) -> list[Tensor]:
         """List what lives between steps."""

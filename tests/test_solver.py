@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.search.solver import Minimisation, is_chosen, value_of
+from planner.solver import Minimisation, is_chosen, value_of
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,8 +10,8 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan
 from planner.plan.verify import REPORT
-from planner.search.model_pricing import ModelPricer
-from planner.search.op_rows import plan_choice
+from planner.pricing.model_pricing import ModelPricer
+from planner.pricing.op_rows import plan_choice
 from planner.strategy.configuration import Configuration
 
 

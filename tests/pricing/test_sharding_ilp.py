@@ -11,7 +11,7 @@ from planner.cost.node_pricing import Pricing, conversion_s
 from planner.graph.operator_graph import UnitKind
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.search.sharding_ilp import (
+from planner.pricing.sharding_ilp import (
     conversions_of,
     is_solvable,
     price_strategies,

@@ -1,1 +1,0 @@
-"""What is copied as it is beside an emitted script."""

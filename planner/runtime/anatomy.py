@@ -1,0 +1,271 @@
+"""What a model consists of, seen in one forward on the meta device."""
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .known_data import KnownData
+from .model import run_model
+from .trees import Args, Function, Kwargs, Tree, cast_floats, first_tensor, stream_of, tensors_of
+
+Output: TypeAlias = tuple[str, int]
+"""A tensor that a module returns: the module's path, and the position among the tensors of its
+output in the order of torch's pytree. The module is called once in a forward."""
+
+
+@dataclass(slots=True, eq=False)
+class Sketch:
+    """What a tensor of a forward looks like; one object for one tensor."""
+
+    shape: torch.Size
+    """Its shape for one microbatch."""
+    dtype: torch.dtype
+    """Its dtype."""
+    requires_grad: bool
+    """Whether a gradient flows back through it."""
+    is_changed: bool = False
+    """Whether the model changes it in place after the module that made it has returned it."""
+
+    def example(self) -> Tensor:
+        """Return a meta tensor that looks like it."""
+        return torch.empty(
+            self.shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module in a forward."""
+
+    unit: int
+    """Unit that runs when the call returns."""
+    output: Tree
+    """What it returns, with sketches for its tensors."""
+    arguments: tuple[Sketch, ...]
+    """The tensors that it gets, where it returns one of them unchanged; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """What a dry run on the meta device tells about the model."""
+
+    blocks: tuple[str, ...]
+    """Module paths of the blocks in execution order."""
+    users: Mapping[str, frozenset[int]]
+    """Units that use a parameter, by its first name."""
+    runs: Mapping[str, frozenset[int]]
+    """Units in which a module outside the blocks is called, by its path."""
+    calls: Mapping[str, Sequence[Call]]
+    """Calls of the blocks and of all modules outside of them, those that contain blocks too, by
+    path."""
+    first_names: Mapping[str, str]
+    """First name of a parameter by each of its names (tied ones have several)."""
+    streams: tuple[Sketch, ...]
+    """The stream after each unit but the last."""
+
+    def call(self, output: Output) -> Call:
+        """Return the call that makes an output.
+
+        Raises:
+            ValueError: There is no such output.
+        """
+        path, index = output
+        calls = self.calls.get(path, ())
+        if len(calls) != 1 or index >= len(sketches_of(calls[0])):
+            raise ValueError(
+                f"STAGES does not fit the model: {path!r} is no module that is called once in a "
+                f"forward and returns {index + 1} tensors"
+            )
+        return calls[0]
+
+    def sketch(self, output: Output) -> Sketch:
+        """Return the sketch of an output."""
+        return sketches_of(self.call(output))[output[1]]
+
+
+def sketches_of(call: Call) -> list[Sketch]:
+    """Return the sketches of the tensors that a call returns."""
+    return [leaf for leaf in tree_leaves(call.output) if isinstance(leaf, Sketch)]
+
+
+_GROUPED_PRODUCTS = frozenset({"grouped_mm", "_grouped_mm"})
+"""Functions of torch that multiply the tokens of each expert by its own weight."""
+
+
+class _DryRun(TorchFunctionMode):
+    """Notes of one forward which unit uses a parameter or a module, and what modules return."""
+
+    def __init__(self, blocks: Sequence[str]) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.unit = 0
+        self.users: dict[int, set[int]] = {}
+        self.runs: dict[str, set[int]] = {}
+        self.calls: dict[str, list[Call]] = {}
+        self.streams: list[Sketch] = []
+        self._in_block = False
+        self._arguments: dict[str, tuple[Sketch, ...]] = {}
+        self._seen: dict[tuple[int, int], tuple[Tensor, Sketch]] = {}
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
+        if getattr(func, "__name__", "") in _GROUPED_PRODUCTS:
+            # On the meta device they take bfloat16 only.
+            result = func(*cast_floats(args, torch.bfloat16), **(kwargs or {})).to(args[0].dtype)
+        else:
+            result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) or tensors_of(result):  # reading a shape or dtype is no use
+            for value in tensors_of((args, kwargs)):
+                if isinstance(value, nn.Parameter):
+                    self.users.setdefault(id(value), set()).add(self.unit)
+        return result
+
+    def watch(self, twin: nn.Module) -> None:
+        """Register hooks on the blocks and on the modules outside of them."""
+        for index, path in enumerate(self.blocks):
+            block = twin.get_submodule(path)
+            enter = functools.partial(self._enter_block, index)
+            block.register_forward_pre_hook(enter, with_kwargs=True)
+            block.register_forward_hook(functools.partial(self._leave_block, index))
+        self.runs = {path: set() for path, _ in outer_modules(twin, self.blocks)}
+        for path, module in twin.named_modules():
+            if path and not lies_in_any(path, self.blocks):
+                enter = functools.partial(self._enter, path)
+                module.register_forward_pre_hook(enter, with_kwargs=True)
+                module.register_forward_hook(functools.partial(self._leave, path))
+
+    def finish(self) -> None:
+        """Note which tensors were changed after they had been returned."""
+        for (_, version), (tensor, sketch) in self._seen.items():
+            sketch.is_changed = tensor._version != version
+
+    def _enter_block(self, index: int, block: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        path = self.blocks[index]
+        if index != len(self.streams):
+            raise ValueError(f"BLOCKS is not in execution order: {path} runs earlier")
+        self.unit = index + 1
+        self._enter(path, block, args, kwargs)
+        self._in_block = True
+        self.streams.append(self._sketch(stream_of(args, kwargs)))
+
+    def _leave_block(self, index: int, block: nn.Module, args: Args, output: Tree) -> None:
+        self._in_block = False
+        self._leave(self.blocks[index], block, args, output)
+        if index == len(self.blocks) - 1:
+            self.unit += 1
+            self.streams.append(self._sketch(first_tensor(output)))
+
+    def _enter(self, path: str, _: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        if path in self.runs:
+            self.runs[path].add(self.unit)
+        if not self._in_block:
+            self._arguments[path] = tuple(self._sketch(t) for t in tensors_of((args, kwargs)))
+
+    def _leave(self, path: str, _: nn.Module, __: Args, output: Tree) -> None:
+        if self._in_block:
+            return
+        arguments = self._arguments.pop(path)
+        sketches = tree_map_only(Tensor, self._sketch, output)
+        hands_on = not set(arguments).isdisjoint(tree_leaves(sketches))
+        call = Call(self.unit, sketches, arguments if hands_on else ())
+        self.calls.setdefault(path, []).append(call)
+
+    def _sketch(self, tensor: Tensor) -> Sketch:
+        sketch = Sketch(tensor.shape, tensor.dtype, tensor.requires_grad)
+        # The tensor is kept so that no other gets its id; after a change in place it is another.
+        return self._seen.setdefault((id(tensor), tensor._version), (tensor, sketch))[1]
+
+
+def examine(
+    model: nn.Module, blocks: Sequence[str], microbatch: Tree, dtype: torch.dtype
+) -> Anatomy:
+    """Run the model once on the meta device and note what runs where.
+
+    Args:
+        model: The whole model; it is not changed.
+        blocks: Module paths of the blocks in execution order.
+        microbatch: Inputs of one microbatch.
+        dtype: Compute dtype.
+
+    Raises:
+        ValueError: The blocks do not run in this order.
+    """
+    twin = meta_twin(model, dtype)
+    run = _DryRun(blocks)
+    run.watch(twin)
+    inputs = cast_floats(tree_map_only(Tensor, lambda t: t.to("meta"), microbatch), dtype)
+    with run, KnownData(inputs, microbatch):
+        run_model(twin, inputs)
+    run.finish()
+
+    first_by_id: dict[int, str] = {}
+    first_names, users = {}, {}
+    for name, parameter in twin.named_parameters(remove_duplicate=False):
+        first = first_by_id.setdefault(id(parameter), name)
+        first_names[name] = first
+        users[first] = frozenset(run.users.get(id(parameter), {0}))
+    return Anatomy(
+        blocks=tuple(blocks),
+        users=users,
+        runs={path: frozenset(units) for path, units in run.runs.items()},
+        calls=run.calls,
+        first_names=first_names,
+        streams=tuple(run.streams),
+    )
+
+
+def outer_modules(model: nn.Module, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of all modules that neither lie in a block nor contain one."""
+    for path, module in model.named_modules():
+        contains = any(block.startswith(f"{path}.") for block in blocks)
+        if path and not contains and not lies_in_any(path, blocks):
+            yield path, module
+
+
+def lies_in_any(path: str, blocks: Sequence[str]) -> bool:
+    """Say whether a module is one of the blocks or lies in one."""
+    return any(f"{path}.".startswith(f"{block}.") for block in blocks)
+
+
+def meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Copy a model to the meta device, its floating-point parameters in a dtype."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        floating = parameter.is_floating_point()
+        data = parameter.detach().to("meta", dtype if floating else None)
+        memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(model, memo)
+
+
+def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None) -> None:
+    """Check that the stream flows from block to block and can be split evenly over tp.
+
+    Raises:
+        ValueError: It does not or cannot.
+    """
+    if sequence_dim is None:
+        return
+    for path, stream in zip(anatomy.blocks, anatomy.streams[1:], strict=True):
+        if anatomy.sketch((path, 0)) is not stream:
+            raise ValueError(
+                f"sequence parallelism needs blocks that hand one tensor to the next, but {path} "
+                "does not: set SEQUENCE_DIM to None"
+            )
+    tp_size = mesh["tp"].size()
+    for stream in anatomy.streams:
+        if stream.shape[sequence_dim] % tp_size:
+            raise ValueError(
+                f"sequence parallelism splits dim {sequence_dim} of {tuple(stream.shape)} over "
+                f"{tp_size} ranks: the sequence length must be a multiple of {tp_size}"
+            )

@@ -1,0 +1,72 @@
+"""What a step reports."""
+
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Log:
+    """Reports steps on the screen and as JSON lines, from rank 0."""
+
+    file: Path | None
+    """Gets one JSON object per step, None for the screen alone."""
+    tokens_per_step: int
+    """Tokens (samples where there are none) per step."""
+    device: torch.device
+    """Whose memory is reported."""
+    _started_s: float = 0.0
+
+    def start_step(self) -> None:
+        """Take the time at which a step begins."""
+        self._started_s = time.perf_counter()
+
+    def end_step(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+        """Report a step: times and memory are those of the slowest and the fullest rank.
+
+        Args:
+            step: Steps taken so far, this one included.
+            loss: Mean loss over the global batch, before the step.
+            grad_norm: Norm of the whole gradient before clipping.
+        """
+        loss_value, norm_value = loss.item(), grad_norm.item()  # waits for the device
+        seen = [time.perf_counter() - self._started_s, float(peak_memory_bytes(self.device))]
+        worst = torch.tensor(seen, dtype=torch.float64, device=self.device)
+        if dist.is_initialized():
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+            if dist.get_rank() != 0:
+                return
+        step_time_s, memory_bytes = worst.tolist()
+        row = {
+            "step": step,
+            "loss": loss_value,
+            "grad_norm": norm_value,
+            "step_time_s": step_time_s,
+            "tokens_per_s": self.tokens_per_step / step_time_s,
+            "peak_memory_bytes": int(memory_bytes),
+        }
+        sys.stdout.write(
+            f"step {step}: loss {loss_value:.6f}, grad norm {norm_value:.4f}, "
+            f"{step_time_s * 1e3:.0f} ms, {row['tokens_per_s']:.0f} tokens/s, "
+            f"peak {memory_bytes / 2**30:.2f} GiB\n"
+        )
+        sys.stdout.flush()
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("w" if step == 1 else "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory allocated on the GPU, or the peak resident size of the process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

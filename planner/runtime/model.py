@@ -1,0 +1,153 @@
+"""The user's model: where it comes from, how it is built and called."""
+
+import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from .options import Options
+from .trees import Tree
+
+MAX_BUILT_PARAMETERS = 1_000_000_000
+"""Larger models are not built on every rank: their weights are read from ``--init DIR``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserModel:
+    """Where the model comes from: a file or an importable module, and a function in it."""
+
+    file: Path | None = None
+    """Python file, None where a module is named."""
+    module: str | None = None
+    """Importable module, None where a file is named."""
+    factory: str
+    """Function that builds the model."""
+    seq_len: int | None = None
+    """``seq_len`` for ``example_batch``, None for its default."""
+
+    def example_batch(self, num_samples: int) -> tuple[Tree, Tree]:
+        """Return inputs and targets of this many samples, drawn under torch's current seed."""
+        extra = {} if self.seq_len is None else {"seq_len": self.seq_len}
+        inputs, targets = user_module(self).example_batch(num_samples, **extra)
+        return inputs, targets
+
+    def loss(self, output: Tree, targets: Tree) -> Tensor:
+        """Return the scalar loss, computed in no less than float32.
+
+        Raises:
+            TypeError: The model file has no ``loss_fn`` and the model does not return its loss.
+        """
+        loss_fn = getattr(user_module(self), "loss_fn", None)
+        if loss_fn is not None:
+            loss = loss_fn(tree_map_only(Tensor, _at_least_float32, output), targets)
+        else:
+            loss = _returned_loss(output)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            raise TypeError(
+                f"{self.file or self.module} has no loss_fn(output, targets), and the model "
+                f"returns a {type(output).__name__} instead of its loss: add one of the two"
+            )
+        # A copy of one number: FSDP2 warns of outputs that are views.
+        whole: Tensor = loss.full_tensor().clone() if isinstance(loss, DTensor) else loss
+        return whole
+
+
+def _returned_loss(output: Tree) -> Tree:
+    """Return a scalar output, its "loss", or the one scalar in a tuple of outputs."""
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    if isinstance(output, tuple | list) and not hasattr(output, "loss"):
+        scalars = [t for t in output if isinstance(t, Tensor) and t.ndim == 0]
+        return scalars[0] if len(scalars) == 1 else None
+    return getattr(output, "loss", output)
+
+
+def _at_least_float32(value: Tensor) -> Tensor:
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
+@functools.cache
+def user_module(model: UserModel) -> ModuleType:
+    """Import the file or module of a model, once.
+
+    Raises:
+        FileNotFoundError: The file is not there.
+    """
+    if model.file is None:
+        return importlib.import_module(str(model.module))
+    file = model.file.resolve()
+    spec = importlib.util.spec_from_file_location(f"user_model_{file.stem}", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise FileNotFoundError(f"the model file {file} is not there: set MODEL in the script")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # files that the model file imports
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_model(model: UserModel, seed: int, options: Options) -> nn.Module:
+    """Build the whole model under the seed: the same weights for every layout.
+
+    A model of more than ``MAX_BUILT_PARAMETERS`` parameters, or one whose weights come from
+    ``--init``, has its parameters on the meta device (buffers are real); each rank then reads
+    its own shards.
+
+    Raises:
+        RuntimeError: The model is that large and there is no ``--init``.
+    """
+    factory = getattr(user_module(model), model.factory)
+    with parameters_on_meta():
+        built: nn.Module = factory()
+    num_parameters = sum(parameter.numel() for parameter in built.parameters())
+    if options.init is None and num_parameters > MAX_BUILT_PARAMETERS and not options.resume:
+        raise RuntimeError(
+            f"the model has {num_parameters:,} parameters, too many to be built on every rank "
+            f"(limit {MAX_BUILT_PARAMETERS:,}): write the first weights once with "
+            "python train.py --write-init DIR, then train with --init DIR"
+        )
+    if options.init is not None or num_parameters > MAX_BUILT_PARAMETERS:
+        return built.to(options.master_dtype)
+    return build_on_cpu(model, seed, options)
+
+
+def build_on_cpu(model: UserModel, seed: int, options: Options) -> nn.Module:
+    """Build the model with real weights on the CPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        built: nn.Module = getattr(user_module(model), model.factory)()
+    return built.to(options.master_dtype)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put parameters on the meta device as modules register them; buffers stay real."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def run_model(model: nn.Module, inputs: Tree) -> Tree:
+    """Call the model with a tensor, a tuple of arguments or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)

@@ -1,0 +1,134 @@
+"""What a rank trains: the user's model, or one pipeline stage of it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .model import UserModel, run_model
+from .trees import Tree
+
+
+class Part(nn.Module):
+    """The user's model under ``model``, which runs from its inputs to the loss."""
+
+    index = 0
+    """Position among the stages."""
+    is_first = True
+    """Whether the model begins here."""
+    is_last = True
+    """Whether the loss is computed here."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        user: UserModel,
+        *,
+        blocks: Sequence[str],
+        first_block: int = 0,
+        recompute: Sequence[str] = (),
+    ) -> None:
+        """Take the model as it is.
+
+        Args:
+            model: The whole model, or the part of it that is left of it.
+            user: Offers the loss.
+            blocks: Paths of the blocks that run here.
+            first_block: Position of the first of them among all blocks.
+            recompute: "none", "selective" or "full" for each of them; empty for none at all.
+        """
+        super().__init__()
+        self.model = model
+        self.user = user
+        self.blocks = tuple(blocks)
+        self.first_block = first_block
+        self.last_block = self.blocks[-1] if self.blocks else ""
+        self.recompute = tuple(recompute)
+        self.device = torch.device("cpu")
+        self.first_names = first_names(model)
+        self.sequence_modules: list[nn.Module] = []
+        self.fused_modules: dict[str, int] = {}
+        self.after_blocks: Callable[..., Tree] | None = None
+        self.stays_sharded = False
+
+    def block_items(self) -> list[tuple[int, str, nn.Module]]:
+        """Return position, path and module of the blocks that run here."""
+        return [
+            (self.first_block + i, path, self.model.get_submodule(path))
+            for i, path in enumerate(self.blocks)
+        ]
+
+    def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
+        """Run one microbatch and return its scalar loss."""
+        return self.user.loss(run_model(self.model, inputs), targets)
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether there is anything to optimise: a stage may hold an activation or a loss alone."""
+        return any(True for _ in self.parameters())
+
+    def holds(self, module: nn.Module) -> bool:
+        """Say whether a module of the model runs here."""
+        return True
+
+    def move_to(self, device: torch.device) -> None:
+        """Move parameters and buffers to the device; what is on meta stays there for now."""
+        self.device = device
+        for module in self.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None and not parameter.is_meta:
+                    parameter.data = parameter.data.to(device)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = moved_buffer(buffer, device)
+
+    def register_late_hooks(self) -> None:
+        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
+        if self.is_last and self.after_blocks is not None:
+            last = self.model.get_submodule(self.last_block)
+            last.register_forward_hook(self.after_blocks)
+
+    def prepare_backward(self, *, is_last: bool) -> None:
+        """Tell FSDP2 what a microbatch does with gradients and parameters; no pipeline.
+
+        Under ZeRO-3 both lie sharded between microbatches: gradients are reduce-scattered and
+        parameters gathered again in each. Else both stay whole until the last microbatch.
+        Replicas add up their gradients in the last in any case.
+        """
+        # FSDP2 adds these methods to the class at run time, unseen by type checkers.
+        sharded = is_last or self.stays_sharded
+        self.set_requires_gradient_sync(sharded)  # type: ignore[operator]
+        self.set_reshard_after_backward(sharded)  # type: ignore[operator]
+        self.set_requires_all_reduce(is_last)  # type: ignore[operator]
+
+
+def first_names(model: nn.Module) -> Mapping[str, str]:
+    """Return the first name of a parameter by each of its names (tied ones have several)."""
+    first_by_id: dict[int, str] = {}
+    return {
+        name: first_by_id.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def moved_buffer(buffer: Tensor, device: torch.device) -> Tensor:
+    """Move a buffer; one element that is expanded to many stays one."""
+    expanded = not any(buffer.stride()) and buffer.numel() > 1
+    if not expanded:
+        return buffer.to(device)
+    return torch.zeros((), dtype=buffer.dtype, device=device).expand(buffer.shape)
+
+
+def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield parameters under the first name that the user's model has for them.
+
+    Parts of a fused projection keep their number: "attn.c_attn.weight_0".
+
+    Args:
+        part: A part, or the plain model.
+    """
+    prefix = "model." if isinstance(part, Part) else ""
+    names = part.first_names if isinstance(part, Part) else {}
+    for name, parameter in part.named_parameters():
+        own = name.removeprefix(prefix)
+        yield names.get(own, own), parameter

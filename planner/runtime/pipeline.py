@@ -1,0 +1,120 @@
+"""Microbatches under torch's pipeline schedules."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    get_schedule_class,
+)
+
+from .stages import Stage
+from .step import Runner
+from .trees import Tree, tensors_of
+
+
+@dataclass(slots=True, kw_only=True)
+class PipelineRunner(Runner):
+    """Runs the microbatches of a step as a schedule of torch says."""
+
+    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+    """The schedule with this rank's stages."""
+
+    def losses(self, inputs: Tree, targets: Tree) -> list[Tensor]:
+        """Run the microbatches and return their losses, nothing on ranks without the last stage."""
+        losses: list[Tensor] = []
+        first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
+        self.schedule.step(
+            inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False
+        )
+        return losses
+
+
+def pipeline_runner(
+    stages: Sequence[Stage],
+    mesh: DeviceMesh,
+    schedule: str,
+    num_microbatches: int,
+    *,
+    sequence_dim: int | None = None,
+    context: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> PipelineRunner:
+    """Make the runner of a schedule.
+
+    Args:
+        stages: This rank's stages.
+        mesh: The whole mesh, with a pp axis.
+        schedule: Name by which torch knows it.
+        num_microbatches: Microbatches per step.
+        sequence_dim: Dim of the stream that is split over tp, None where it is whole.
+        context: What forward and backward run in.
+    """
+    device, group = stages[0].device, mesh["pp"].get_group()
+    dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
+    split = None if sequence_dim is None else (sequence_dim, mesh["tp"].size())
+    made = [
+        PipelineStage(
+            stage,
+            stage.index,
+            mesh["pp"].size() * len(stages),
+            device,
+            input_args=() if stage.is_first else examples(stage, split, after=False),
+            output_args=examples(stage, split, after=True),
+            group=group,
+        )
+        for stage in stages
+    ]
+    return PipelineRunner(
+        parts=stages,
+        num_microbatches=num_microbatches,
+        mesh=mesh,
+        context=context,
+        schedule=_schedule(schedule, made, num_microbatches),
+    )
+
+
+def _schedule(
+    name: str, stages: list[PipelineStage], num_microbatches: int
+) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    kind = get_schedule_class(name)
+    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+
+    def loss_of(output: Tensor, _: Tensor) -> Tensor:
+        return output
+
+    if issubclass(kind, PipelineScheduleMulti):
+        schedule = kind(stages, num_microbatches, loss_fn=loss_of)
+    else:
+        assert issubclass(kind, PipelineScheduleSingle)
+        schedule = kind(stages[0], num_microbatches, loss_fn=loss_of)
+    return schedule
+
+
+def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tuple[Tensor, ...]:
+    """Return meta tensors like what the stage receives or sends (its loss on the last).
+
+    Those that no gradient flows through (a frozen embedding's output) say so, and torch's stages
+    send none back for them.
+
+    Args:
+        stage: A stage.
+        split: Dim of the stream that is split, and into how many parts; None where it is whole.
+        after: What it sends, not what it receives.
+    """
+    anatomy = stage.anatomy
+    if after and stage.is_last:
+        dtype = torch.promote_types(anatomy.streams[-1].dtype, torch.float32)
+        return (torch.empty((), dtype=dtype, device="meta", requires_grad=True),)
+    stream = anatomy.streams[(stage.units.stop if after else stage.units.start) - 1].example()
+    if split is not None:
+        dim, count = split
+        stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
+    carried = stage.sends if after else stage.spec.receives
+    return (stream, *(anatomy.sketch(output).example() for output in carried))

@@ -1,0 +1,60 @@
+"""The same training on one process."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from .checkpoint import Checkpointer
+from .data import Batches, mixed_seed, split_microbatches
+from .log import Log
+from .model import build_on_cpu, run_model
+from .options import Options
+from .trees import Tree, cast_floats
+
+
+def train_reference(
+    batches: Batches,
+    options: Options,
+    make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+    *,
+    microbatch_size: int,
+    max_grad_norm: float,
+    tokens_per_step: int,
+) -> None:
+    """Train the plain model on one process: same weights, same global batches, same optimiser."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_on_cpu(batches.model, batches.seed, options).to(device)
+    optimizer = make_optimizer(model.parameters())
+    checkpointer = Checkpointer(modules=[model], optimizers=[optimizer])
+    if options.init is not None:
+        checkpointer.load_weights(options.init)
+    first = checkpointer.resume(options.checkpoint) if options.resume else 0
+    log = Log(file=options.log, tokens_per_step=tokens_per_step, device=device)
+    num_microbatches = batches.global_batch_size // microbatch_size
+    for step in range(first, options.steps):
+        log.start_step()
+        torch.manual_seed(mixed_seed(batches.seed, step, 0, 0))
+        batch = tree_map_only(Tensor, lambda t: t.to(device), batches.global_batch(step))
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for inputs, targets in split_microbatches(batch, num_microbatches):
+            output = _run_reference(model, cast_floats(inputs, options.dtype), options)
+            part = batches.model.loss(output, targets) / num_microbatches
+            torch.autograd.backward(part)
+            loss += part.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        log.end_step(step + 1, loss, norm)
+        checkpointer.save_if_due(options, step + 1)
+
+
+def _run_reference(model: nn.Module, inputs: Tree, options: Options) -> Tree:
+    """Run the plain model with its parameters cast to the compute dtype."""
+    if options.dtype is options.master_dtype:
+        return run_model(model, inputs)
+    cast = {name: p.to(options.dtype) for name, p in model.named_parameters()}
+    keywords = inputs if isinstance(inputs, Mapping) else {}
+    args = () if keywords else inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return torch.func.functional_call(model, cast, tuple(args), dict(keywords))

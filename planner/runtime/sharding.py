@@ -1,0 +1,62 @@
+"""Parameters sharded over the data-parallel ranks by FSDP2."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils._pytree import tree_map_only
+
+from .options import Options
+from .part import Part
+from .processes import axis_names
+from .trees import Args, Tree, tensors_of, without_view
+
+
+def shard_parameters(
+    part: Part, mesh: DeviceMesh, options: Options, *, reshard_after_forward: bool
+) -> None:
+    """Apply FSDP2 to each block and then to the rest of the part, also where dp is 1.
+
+    So parameters are DTensors in every layout. The rest (prologue, epilogue) stays gathered
+    between forward and backward: it would be gathered again at once.
+    """
+    replicated = "dp_replicate" in axis_names(mesh)
+    dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
+    mixed = options.dtype is not options.master_dtype
+    policy = MixedPrecisionPolicy(
+        param_dtype=options.dtype if mixed else None,
+        reduce_dtype=options.master_dtype if mixed else None,
+        cast_forward_inputs=False,  # rotary tables and the like keep their precision
+    )
+    for _, _, block in part.block_items():
+        if any(True for _ in block.parameters()):
+            block.register_forward_hook(_return_no_views)
+            fully_shard(
+                block,
+                mesh=dp_mesh,
+                reshard_after_forward=reshard_after_forward,
+                mp_policy=policy,
+            )
+    fully_shard(part, mesh=dp_mesh, reshard_after_forward=False, mp_policy=policy)
+    part.stays_sharded = reshard_after_forward
+    part.register_late_hooks()
+
+
+def _return_no_views(_: nn.Module, __: Args, output: Tree) -> Tree:
+    if any(tensor._is_view() for tensor in tensors_of(output)):
+        output = tree_map_only(Tensor, without_view, output)
+    return output
+
+
+def materialise(part: Part, device: torch.device) -> None:
+    """Allocate parameters that are still on the meta device; buffers keep their values."""
+    if not any(parameter.is_meta for parameter in part.parameters()):
+        return
+    buffers = [
+        (module, name, buffer)
+        for module in part.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    part.to_empty(device=device)
+    for module, name, buffer in buffers:
+        module._buffers[name] = None if buffer is None else buffer.to(device)

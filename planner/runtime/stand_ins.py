@@ -1,0 +1,125 @@
+"""What takes the place of modules that other pipeline stages hold."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from .anatomy import Call, Sketch, sketches_of
+from .trees import Tree, stream_of, tensors_of
+
+
+class StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a stage
+    """Carries the stream out of the user's forward at the end of a stage."""
+
+    def __init__(self, stream: Tensor) -> None:
+        super().__init__()
+        self.stream = stream
+
+
+class StandIn(nn.Module):
+    """Takes the place of a module that another stage holds.
+
+    It keeps type, methods, attributes and submodules, which the model's code may look at; zeros
+    that take no memory stand for the parameters.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        known = set(self.__dict__)
+        plain = {k: v for k, v in original.__dict__.items() if k not in known and k != "forward"}
+        self.__dict__.update(plain)
+        self.__dict__.update(_hollow(original))
+        name = type(self).__name__ + type(original).__name__
+        self.__class__ = type(name, (type(self), type(original)), {})
+
+
+def _hollow(module: nn.Module) -> dict[str, Any]:
+    """Return parameters, buffers and submodules of a copy that has zeros for its parameters."""
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    zeros = {
+        name: unbacked_zeros(parameter, torch.device("cpu")) for name, parameter in own.items()
+    }
+    children: dict[str, nn.Module | None] = {}
+    for name, child in module._modules.items():
+        children[name] = None if child is None else type(child).__new__(type(child))
+        if child is not None:
+            children[name].__dict__.update({**child.__dict__, **_hollow(child)})
+    return {
+        "_parameters": {},
+        "_buffers": {**module._buffers, **zeros},
+        "_non_persistent_buffers_set": {*module._non_persistent_buffers_set, *zeros},
+        "_modules": children,
+    }
+
+
+class StoppingBlock(StandIn):
+    """The first block of the next stage: ends this stage's forward with the stream."""
+
+    def forward(self, *args: Tree, **kwargs: Tree) -> NoReturn:
+        """End the stage."""
+        raise StreamEnd(stream_of(args, kwargs))
+
+
+class AbsentModule(StandIn):
+    """A module of a later stage."""
+
+    def forward(self, *_args: Tree, **_kwargs: Tree) -> NoReturn:
+        """Refuse: the cut is not legal."""
+        raise RuntimeError("a module of a later pipeline stage was called: the cut is not legal")
+
+
+class EarlierModule(StandIn):
+    """A block or another module of an earlier stage: returns zeros of what it returned there.
+
+    The zeros take no memory (they are expanded from one element), unless the model writes into
+    them. What the module hands on unchanged (a mask, say) is handed on here too.
+    """
+
+    def __init__(self, original: nn.Module, calls: Sequence[Call]) -> None:
+        super().__init__(original)
+        self._calls = calls
+        self._next_call = 0
+        self._zeros: dict[Sketch, Tensor] = {}
+        self.allocate(torch.device("cpu"))
+
+    def allocate(self, device: torch.device) -> None:
+        """Make the zeros, one tensor for each that the module returned."""
+        for call in self._calls:
+            for sketch in sketches_of(call):
+                self._zeros[sketch] = unbacked_zeros(sketch, device)
+
+    def restart(self) -> None:
+        """Begin a forward of the model."""
+        self._next_call = 0
+
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
+        """Return zeros like what the module returned, and hand on what it hands on."""
+        call = self._calls[self._next_call]
+        self._next_call += 1
+        tensors = tensors_of((args, kwargs)) if call.arguments else ()
+        handed_on = dict(zip(call.arguments, tensors, strict=True))
+
+        def returned(sketch: Sketch) -> Tensor:
+            if sketch in handed_on:
+                return handed_on[sketch]
+            zeros = self._zeros[sketch]
+            return torch.zeros_like(zeros).contiguous() if sketch.is_changed else zeros
+
+        return tree_map_only(Sketch, returned, call.output)
+
+
+def unbacked_zeros(like: Tensor | Sketch, device: torch.device) -> Tensor:
+    """Return zeros of a tensor's shape that take the memory of one element."""
+    return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
+
+
+def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Replace the module of that path under all of its names."""
+    old = root.get_submodule(path)
+    for parent in list(root.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = module

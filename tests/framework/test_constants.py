@@ -1,0 +1,28 @@
+"""Constants are refused where they belong to others, and change nothing there."""
+
+import pytest
+
+from planner.errors import ProfileError
+from planner.framework.constants import PROFILES_OWN, Constants, in_place
+from planner.framework.profiles import load_framework
+from planner.hardware.profiles import load_cluster
+
+
+def test_a_key_of_another_owner_is_refused_with_its_owner():
+    framework, cluster = load_framework("nanotron"), load_cluster("h100-sxm", gpus=8)
+    with pytest.raises(ProfileError, match="'step_us' is no constant of a device") as caught:
+        in_place(framework, cluster, Constants(device={"h100-sxm": {"step_us": 1.0}}))
+    assert caught.value.hint == "it belongs to a framework"
+    with pytest.raises(ProfileError, match="'step_ms'") as caught:
+        in_place(framework, cluster, Constants(framework={"nanotron": {"step_ms": 1.0}}))
+    assert "step_us" in caught.value.hint
+
+
+def test_constants_of_other_owners_do_nothing():
+    framework, cluster = load_framework("nanotron"), load_cluster("h100-sxm", gpus=8)
+    others = Constants(
+        device={"a40": {"kernel_launch_us": 9.0}},
+        cluster={"a10g": {"host_time_factor": 9.0}},
+        framework={"megatron": {"step_us": 9.0}},
+    )
+    assert in_place(framework, cluster, others) == in_place(framework, cluster, PROFILES_OWN)
