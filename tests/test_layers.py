@@ -153,15 +153,15 @@ ORDERS = {
         ("view",),
     ),
     "validation/reading": (
-        ("assume", "spellings"),
+        ("assume", "cell_words"),
         ("cells",),
-        ("mixups",),
+        ("contradictions",),
         ("table",),
     ),
     "validation/pricing": (
         ("models",),
         ("cases", "workbook"),
-        ("pricing",),
+        ("case_price",),
         ("predict",),
     ),
     "validation/scoring": (

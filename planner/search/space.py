@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from planner.cost.stage_costs import StageCosts
-from planner.cost.step import rank_pricing
+from planner.cost.step import rank_spec
 from planner.cost.unit_pricing import master_bytes
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
@@ -129,8 +129,8 @@ class LayoutSpace:
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,
             )
-            pricing = rank_pricing(self.cluster, self.framework, configuration, self.request.dtype)
-            priced = self.pricer.priced(choice, network_host_s=pricing.network_host_s)
+            rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
+            priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)
             if priced is not None:
                 table = StageCosts(priced.model, configuration, self.cluster, self.framework)
                 fronts = self._fronts.setdefault((choice, table.recomputation_key), {})

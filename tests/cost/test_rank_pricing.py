@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.step import rank_pricing
+from planner.cost.step import rank_spec
 from planner.framework.profiles import load_framework
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.profiles import load_cluster
@@ -27,7 +27,7 @@ def host_s(framework: FrameworkSpec, *, tp: int, pp: int, dp: int = 1) -> float:
         state_form="replicated",
     )
     cluster = load_cluster("h100-sxm", gpus=tp * pp * dp)
-    pricing = rank_pricing(cluster, framework, configuration, "bfloat16")
+    pricing = rank_spec(cluster, framework, configuration, "bfloat16")
     return pricing.collective_host_s + pricing.network_host_s
 
 
