@@ -180,6 +180,12 @@ def in_place(
         KEYS, (device.name, cluster.name, framework.name), own, strict=True
     ):
         check_keys(owner, name, values)
+    if "bucket_mib" in own[2] and framework.state_form == "fsdp":
+        raise ProfileError(
+            f"framework {framework.name!r}: 'bucket_mib' has no effect, its gradients are reduced "
+            "block by block",
+            hint="leave it out",
+        )
     for key, value in own[0].items():
         device = _DEVICE[key](device, value)
     for key, value in own[1].items():

@@ -89,7 +89,7 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         ),
         gradient_wire_bytes=reader.number("gradient_wire_bytes_per_parameter"),
         broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
-        bucket_bytes=reader.positive("bucket_mib") * MIB,
+        bucket_bytes=_bucket_bytes(reader),
         gradient_overlap=reader.number("gradient_overlap", most=1.0),
         tp_overlap=reader.number("tp_overlap", most=1.0),
         hides_backward_collectives=(
@@ -138,6 +138,16 @@ def _choice(reader: FieldReader, key: str) -> str:
     if key in _DEFAULTS and not reader.has(key):
         return _DEFAULTS[key]
     return reader.text(key, choices=_CHOICES[key])
+
+
+def _bucket_bytes(reader: FieldReader) -> float:
+    """Size of a bucket of whole gradients; FSDP reduces block by block."""
+    if _choice(reader, "state_form") == "replicated":
+        return reader.positive("bucket_mib") * MIB
+    for key in ("bucket_mib", "zero_gather"):
+        if reader.has(key):
+            raise reader.error(key, 'has no effect where state_form is "fsdp"', hint="leave it out")
+    return math.inf
 
 
 def _or(reader: FieldReader, key: str, absent: float) -> float:

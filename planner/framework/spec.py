@@ -117,7 +117,8 @@ class FrameworkSpec:
     broadcasts_shards: bool
     """With ZeRO-1, every rank sends the parameters that it updated to all others in turn."""
     bucket_bytes: float
-    """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
+    """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves where the
+    form is "replicated"; infinite otherwise."""
     gradient_overlap: float
     """Share of the last microbatch's backward behind which the reduction hides."""
     tp_overlap: float

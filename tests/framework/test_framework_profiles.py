@@ -93,3 +93,18 @@ def test_an_unknown_name_lists_near_ones():
     with pytest.raises(ProfileError, match="no framework profile 'nanotrom'") as caught:
         load_framework("nanotrom")
     assert caught.value.hint == "did you mean nanotron?"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'bucket_mib = { value = 25, provenance = "assumed", source = "a test" }',
+        'zero_gather = "broadcasts"',
+    ],
+)
+def test_what_sharded_parameters_do_not_have_is_refused(tmp_path, line):
+    file = tmp_path / "own.toml"
+    text = (PROFILES_FOLDER / "frameworks" / "planner.toml").read_text()
+    file.write_text(text.replace("\n[[runs]]", f"{line}\n\n[[runs]]", 1))
+    with pytest.raises(ProfileError, match='has no effect where state_form is "fsdp"'):
+        load_framework(str(file))
