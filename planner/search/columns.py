@@ -8,8 +8,12 @@ Finding the mix is a multiple-choice knapsack: blocks of one structure are alike
 counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
@@ -223,25 +227,18 @@ class ColumnMaker:
         return kinds
 
     def _alike(self, index: int, number: int) -> "list[_Point]":
-        """Time and memory of ``number`` alike blocks, for every count of each kind."""
-        unit = self.table.units[index]
-        none_kept, selective_kept, full_kept = (unit.activation_bytes[k] for k in RECOMPUTATIONS)
-        none_top, selective_top, full_top = (unit.temporary_bytes[k] for k in RECOMPUTATIONS)
-        selective_s, full_s = (self.table.recompute_s(index, k) for k in RECOMPUTATIONS[1:])
+        """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
+        unit, order = self.table.units[index], RECOMPUTATIONS
+        counts = _counts(number)
+        allowed = np.array([kind in self.kinds for kind in order])
+        counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
+        seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
+        kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
+        tops = np.array([unit.temporary_bytes[kind] for kind in order])
+        highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
-            (
-                selective * selective_s + full * full_s,
-                none * none_kept + selective * selective_kept + full * full_kept,
-                max(
-                    none_top if none else 0,
-                    selective_top if selective else 0,
-                    full_top if full else 0,
-                ),
-                ((none, selective, full),),
-            )
-            for none, selective, full in _counts(number)
-            if not (selective and Recomputation.SELECTIVE not in self.kinds)
-            and not (full and Recomputation.FULL not in self.kinds)
+            (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
+            for at in _undominated(seconds, kept, highest)
         ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
@@ -276,11 +273,26 @@ def _both(left: _Point, right: _Point) -> _Point:
     )
 
 
-def _counts(number: int) -> Iterator[tuple[int, ...]]:
-    """All ways to give ``number`` alike blocks one kind each."""
-    for full in range(number + 1):
-        for selective in range(number + 1 - full):
-            yield number - full - selective, selective, full
+@cache
+def _counts(number: int) -> NDArray[np.int64]:
+    """All ways to give ``number`` alike blocks one kind each, in the order of RECOMPUTATIONS."""
+    selective, full = np.indices((number + 1, number + 1)).reshape(2, -1)
+    ways = np.column_stack([number - selective - full, selective, full])
+    return ways[ways[:, 0] >= 0]
+
+
+def _undominated(
+    seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Places of the points that no other beats in all three, fastest first."""
+    order = np.lexsort((highest, kept, seconds))
+    kept, highest = kept[order], highest[order]
+    worth_it = np.zeros(len(order), dtype=bool)
+    for top in np.unique(highest):
+        lower = np.where(highest <= top, kept, np.iinfo(np.int64).max)
+        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
+        worth_it |= (highest == top) & (kept < before)
+    return order[worth_it]
 
 
 def _in_order(counts: tuple[int, ...]) -> list[str]:
@@ -294,11 +306,5 @@ def _in_order(counts: tuple[int, ...]) -> list[str]:
 
 def _prune(points: list[_Point]) -> list[_Point]:
     """Points that no other beats in time, kept bytes and transients, fastest first."""
-    front: list[_Point] = []
-    best: dict[float, int] = {}
-    for point in sorted(points):
-        _, kept_bytes, temporary_bytes, _ = point
-        if not any(top <= temporary_bytes and kept <= kept_bytes for top, kept in best.items()):
-            front.append(point)
-            best[temporary_bytes] = kept_bytes
-    return front
+    seconds, kept, highest = (np.array(values) for values in list(zip(*points, strict=True))[:3])
+    return [points[at] for at in _undominated(seconds, kept, highest)]

@@ -56,9 +56,9 @@ def units(draw, name, *, has_kinds):
 
 
 @st.composite
-def models(draw):
+def models(draw, *, always_alike=False):
     blocks = draw(st.integers(2, 5))
-    alike = draw(st.booleans())
+    alike = always_alike or draw(st.booleans())
     block = draw(units("block", has_kinds=True))
     inner = [
         block if alike else draw(units(f"block{i % 2}", has_kinds=True)) for i in range(blocks)
@@ -264,6 +264,20 @@ def test_the_search_equals_enumeration(model, cluster):
 @given(models(), clusters())
 def test_the_search_equals_enumeration_often(model, cluster):
     check(model, cluster)
+
+
+@settings(max_examples=60)
+@given(models(always_alike=True), clusters())
+def test_interleaved_configurations_alone_equal_enumeration(model, cluster):
+    """Without a faster configuration beside them, what each rank can hold is listed."""
+    for configuration in configurations(model):
+        if configuration.virtual_stages > 1 and configuration.num_microbatches < 100:
+            search = search_of(model, configuration, cluster)
+            best_s = enumerated_s(search)
+            decision = Decision([search], top=1, time_limit_s=None)
+            report = decision.decide()
+            assert report.objective_s == pytest.approx(best_s, rel=1e-6)
+            assert bool(decision.incumbents.solved) == (best_s < float("inf"))
 
 
 @settings(max_examples=10)
