@@ -196,18 +196,19 @@ class ColumnMaker:
         point: _Point = (recompute_s, kept_bytes, 0.0, ())
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
-    def _alike_blocks(self, first: int, end: int) -> dict[str, list[int]]:
-        """Blocks of a run by structure."""
-        blocks: dict[str, list[int]] = {}
+    def _alike_blocks(self, first: int, end: int) -> "dict[_Alike, list[int]]":
+        """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
+        blocks: dict[_Alike, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
-                blocks.setdefault(self.table.units[index].structure, []).append(index)
+                key = self.table.units[index].structure, index == self.table.model.blocks.start
+                blocks.setdefault(key, []).append(index)
         return blocks
 
     def _front(self, first: int, end: int) -> "list[_Point]":
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
-        key = tuple((structure, len(indices)) for structure, indices in blocks.items())
+        key = tuple((alike, len(indices)) for alike, indices in blocks.items())
         if key not in self._fronts:
             front: list[_Point] = [(0.0, 0, 0.0, ())]
             for indices in blocks.values():
@@ -259,8 +260,11 @@ _Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
 and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
 
 
-FrontCache = dict[tuple[tuple[str, int], ...], list[_Point]]
-"""Undominated choices by how many blocks of each structure a run has."""
+_Alike = tuple[str, bool]
+"""Structure of a block, and whether it is the model's first."""
+
+FrontCache = dict[tuple[tuple[_Alike, int], ...], list[_Point]]
+"""Undominated choices by how many blocks of each kind a run has."""
 
 
 def _both(left: _Point, right: _Point) -> _Point:
