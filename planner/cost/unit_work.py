@@ -58,4 +58,4 @@ class UnitWork:
     frozen_elements: int
     """Frozen parameters on one tp rank."""
     summed_gradient_elements: int
-    """Elements of whole trained parameters on a split stream: their gradients are summed over tp."""
+    """Elements of whole trained parameters on a split stream; tp sums their gradients."""
