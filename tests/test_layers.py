@@ -130,7 +130,7 @@ ORDERS = {
         ("sharding_ilp",),
         ("model_pricing",),
         ("op_rows",),
-        ("reprice",),
+        ("module_rows", "reprice"),
     ),
     "search": (
         ("bounds", "columns"),
