@@ -80,8 +80,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             block_groups=_block_groups(plan) if has_tp else [],
             outer_modules=_outer_modules(plan) if has_tp else [],
             sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-            splits_logits=has_tp and _splits_vocabulary(plan),
-            context=_context(plan),
+            sums_gradients=has_tp and _sums_gradients(plan),
         )
     )
 
@@ -110,20 +109,14 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     else:
         names |= {"part": {"Part"}, "step": {"Runner"}}
     if plan.degrees.tp > 1:
-        names["tensor_parallel"] = {"TensorParallel", "split_regions"}
+        names["tensor_parallel"] = {"TensorParallel"}
         if any(group.modules for group in plan.shardings):
             names["tensor_parallel"].add("ModuleSharding")
+        if _sums_gradients(plan):
+            names["tensor_parallel"].add("sum_sequence_gradients")
         if plan.sequence_parallel:
             names["anatomy"] = {"check_sequence", "examine"}
-            names["gradients"].add("sum_sequence_gradients")
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items())]
-
-
-def _context(plan: Plan) -> str:
-    """What forward and backward run in under tensor parallelism."""
-    if not _splits_vocabulary(plan):
-        return "split_regions"
-    return "functools.partial(split_regions, splits_vocabulary=True)"
 
 
 @cache
@@ -322,29 +315,22 @@ def _outer_modules(plan: Plan) -> list[str]:
 def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [quote(module.module), quote(module.style)]
-    if module.style != "sequence":
+    if module.split:
+        pairs = [f"({quote(name)}, {dim})" for name, dim in module.split]
+        arguments.append(tuple_of(pairs))
+    if True:
         if module.input_layout != "Replicate":
             arguments.append(f"input_layout={quote(module.input_layout)}")
         if module.output_layout != "Replicate":
             arguments.append(f"output_layout={quote(module.output_layout)}")
-        if not module.output_is_local:
-            arguments.append("output_is_local=False")
         if module.fused != 1:
             arguments.append(f"fused={module.fused}")
     return call_of("ModuleSharding", arguments, indent=indent)
 
 
-def _splits_vocabulary(plan: Plan) -> bool:
-    """Say whether the logits leave the model split over tp, so that the loss is too."""
-    positions = _block_positions(plan)
-    return plan.degrees.tp > 1 and any(
-        module.style == "column"
-        and module.output_layout.startswith("Shard")
-        and not module.output_is_local
-        for sharding in plan.shardings
-        if any(unit not in positions for unit in sharding.units)
-        for module in sharding.modules
-    )
+def _sums_gradients(plan: Plan) -> bool:
+    """Say whether modules see a part of their input only, whose gradients are summed over tp."""
+    return any(module.style == "sequence" for each in plan.shardings for module in each.modules)
 
 
 def _summary(plan: Plan) -> list[str]:

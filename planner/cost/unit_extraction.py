@@ -29,7 +29,7 @@ from planner.graph.analysis.retained import (
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.strategy.nodes import NodeStrategy
-from planner.strategy.op_rules import ATTENTIONS, MATMULS
+from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
 

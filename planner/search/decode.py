@@ -14,7 +14,7 @@ from planner.search.model_pricing import PricedModel
 from planner.search.sharding_ilp import ShardingSolution
 from planner.strategy.configuration import MESH_ORDER
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.layout import REPLICATE, Layout
+from planner.runtime.layout import REPLICATE, Layout
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding, UnitSharding

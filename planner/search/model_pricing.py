@@ -17,8 +17,8 @@ from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
 from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.layout import REPLICATE, Layout, shard
-from planner.strategy.op_rules import MATMULS
+from planner.runtime.layout import REPLICATE, Layout, shard
+from planner.runtime.op_rules import MATMULS
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
 
 _REFERENCE = "a100-80gb-sxm"

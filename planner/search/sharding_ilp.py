@@ -39,7 +39,7 @@ from planner.cost.node_pricing import (
     price_node,
 )
 from planner.search.solver import Minimisation, Term, is_chosen
-from planner.strategy.layout import Layout
+from planner.runtime.layout import Layout
 from planner.strategy.nodes import Node, NodeKind, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 

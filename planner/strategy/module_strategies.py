@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.strategy.layout import (
+from planner.runtime.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL_GRAD,

@@ -14,7 +14,7 @@ from enum import StrEnum
 import networkx as nx
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
-from planner.strategy.layout import Layout
+from planner.runtime.layout import Layout
 
 
 class NodeKind(StrEnum):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
-from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
+from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import region_strategies

@@ -12,8 +12,8 @@ result is; and no op runs on the summands of a sum over ranks.
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
-from planner.strategy.layout import PARTIAL, REPLICATE, Layout, can_shard
-from planner.strategy.op_rules import ATTENTIONS, Call, Operand, Shape, rule_of
+from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard
+from planner.runtime.op_rules import ATTENTIONS, Call, Operand, Shape, rule_of
 
 _SIZED_VIEWS = frozenset({"view", "_unsafe_view", "expand"})
 """Views that are told the sizes of their result."""

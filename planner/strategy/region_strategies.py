@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from planner.graph.operator_graph import OpNode
-from planner.strategy.layout import REPLICATE, Layout, can_shard
+from planner.runtime.layout import REPLICATE, Layout, can_shard
 from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import needs_global_shapes, output_layouts

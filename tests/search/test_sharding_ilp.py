@@ -17,7 +17,7 @@ from planner.search.sharding_ilp import (
     price_strategies,
     solve_sharding,
 )
-from planner.strategy.layout import REPLICATE_PARTIAL_GRAD
+from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
 from planner.strategy.nodes import NodeKind
 from planner.strategy.problem import sharding_problem
 

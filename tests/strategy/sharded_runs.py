@@ -21,7 +21,7 @@ from planner.graph.recording.raw_op import tensors_in
 from planner.graph.recording.recorder import Recorder
 from planner.graph.torch_private import TorchDispatchMode, packet_name, tree_map_only
 from planner.graph.trace import freeze
-from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
+from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.propagation import needs_global_shapes, output_layouts
 
 DEGREES = (2, 3, 5)
