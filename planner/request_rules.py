@@ -15,26 +15,19 @@ from planner.graph.loading.hints import make_hints
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest
-from planner.strategy.configuration import EVERY_OTHER_LAYER
-
-PLANNED_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
-"""Mesh axes whose degrees are decided; the others are 1."""
-
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
-"""Pipeline schedules that are planned, as torch names them."""
+from planner.vocabulary import (
+    COMPUTE_DTYPES,
+    PLANNED_AXES,
+    PLANNED_SCHEDULES,
+    RECOMPUTATIONS,
+    Axis,
+    Dtype,
+    Recomputation,
+    Schedule,
+)
 
 SAMPLES_PER_GPU = 8
 """Global batch size per device where the request names none."""
-
-CHECKPOINTING = ("none", "selective", "full")
-"""Activation-checkpointing policies."""
-
-COMPUTE_DTYPES = ("bfloat16", "float32", "float64")
-"""Dtypes that the script can compute in; float16 would need loss scaling, which it has not."""
-
-
-SCALED_DTYPES = ("float16",)
-"""Dtypes that frameworks which scale their loss compute in besides."""
 
 
 def parse_fix(settings: Iterable[str]) -> dict[str, str]:
@@ -85,8 +78,8 @@ def check_request(request: PlanRequest) -> PlanRequest:
         )
     _check_nodes(request)
     if request.dtype is not None:
-        scaled = () if request.framework is None else SCALED_DTYPES
-        _check_choice(f"--dtype {request.dtype}", request.dtype, (*COMPUTE_DTYPES, *scaled))
+        known = COMPUTE_DTYPES if request.framework is None else tuple(Dtype)
+        _check_choice(f"--dtype {request.dtype}", request.dtype, known)
     make_hints(request.hints)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
@@ -119,7 +112,7 @@ def resolve_dtype(request: PlanRequest, device: DeviceSpec) -> str:
                 hint=f"It has {', '.join(d for d in COMPUTE_DTYPES if d in peaks)}.",
             )
         return request.dtype
-    return max(("float32", "bfloat16"), key=lambda dtype: peaks.get(dtype, 0.0))
+    return max((Dtype.FLOAT32, Dtype.BFLOAT16), key=lambda dtype: peaks.get(dtype, 0.0))
 
 
 def estimated_layout(request: PlanRequest) -> dict[str, str]:
@@ -133,7 +126,7 @@ def estimated_layout(request: PlanRequest) -> dict[str, str]:
     fixed = dict(request.fixed)
     product = math.prod(int(fixed.get(axis, "1")) for axis in PLANNED_AXES)
     left_over = request.gpus // product
-    filling = next((axis for axis in ("dp_shard", "dp_replicate") if axis not in fixed), None)
+    filling = next((axis for axis in (Axis.DP_SHARD, Axis.DP_REPLICATE) if axis not in fixed), None)
     if filling is not None:
         fixed[filling] = str(left_over)
     elif left_over > 1:
@@ -152,9 +145,9 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     warnings = [
         f"--fix {name}={fixed[name]} has no effect: the plan has {axis}=1"
         for name, axis, degree in (
-            ("reshard_after_forward", "dp_shard", degrees.dp_shard),
-            ("sequence_parallel", "tp", degrees.tp),
-            ("schedule", "pp", degrees.pp),
+            ("reshard_after_forward", Axis.DP_SHARD, degrees.dp_shard),
+            ("sequence_parallel", Axis.TP, degrees.tp),
+            ("schedule", Axis.PP, degrees.pp),
         )
         if name in fixed and degree == 1
     ]
@@ -255,18 +248,18 @@ def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
 def _check_pipeline(fixed: Mapping[str, str]) -> None:
     """A schedule needs a pipeline, several stages per rank an interleaved schedule."""
     schedule, virtual_stages = fixed.get("schedule"), int(fixed.get("virtual_stages", "1"))
-    if schedule and fixed.get("pp") == "1":
+    if schedule and fixed.get(Axis.PP) == "1":
         raise RequestError(
             f"--fix schedule={schedule} --fix pp=1: without pipeline stages there is no schedule",
             hint="Leave out one of them.",
         )
-    if virtual_stages > 1 and schedule not in (None, "Interleaved1F1B"):
+    if virtual_stages > 1 and schedule not in (None, Schedule.INTERLEAVED):
         raise RequestError(
             f"--fix schedule={schedule} --fix virtual_stages={virtual_stages}: {schedule} runs "
             "one stage per rank",
             hint="Use --fix schedule=Interleaved1F1B, or leave out virtual_stages.",
         )
-    if schedule == "Interleaved1F1B" and fixed.get("virtual_stages") == "1":
+    if schedule == Schedule.INTERLEAVED and fixed.get("virtual_stages") == "1":
         raise RequestError(
             "--fix schedule=Interleaved1F1B --fix virtual_stages=1: this schedule interleaves "
             "two or more stages per rank",
@@ -303,11 +296,11 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
 
 _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **dict.fromkeys(PLANNED_AXES, _whole_number),
-    **dict.fromkeys(("cp", "ep"), _unplanned_degree),
-    "schedule": _one_of(SCHEDULES),
+    **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_degree),
+    "schedule": _one_of(PLANNED_SCHEDULES),
     "virtual_stages": _whole_number,
     "microbatch_size": _whole_number,
-    "activation_checkpointing": _one_of(CHECKPOINTING),
+    "activation_checkpointing": _one_of(RECOMPUTATIONS),
     "reshard_after_forward": _boolean,
     "sequence_parallel": _boolean,
 }
@@ -315,8 +308,8 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
 
 _FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
     **_FIX_RULES,
-    "schedule": _one_of((*SCHEDULES, *SPLIT_SCHEDULES)),
-    "activation_checkpointing": _one_of((*CHECKPOINTING, EVERY_OTHER_LAYER)),
+    "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
+    "activation_checkpointing": _one_of(tuple(Recomputation)),
 }
 """The same for an estimate of another framework, which may do what the script does not."""
 

@@ -8,6 +8,7 @@ from planner.model_argument import load_argument, model_argument, model_words
 from planner.progress import ProgressCallback, timed_phase
 from planner.request_rules import check_trace
 from planner.trace_result import TracedLengths, TraceResult
+from planner.vocabulary import Dtype
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,7 +19,7 @@ def trace(
     *,
     microbatch_size: int = 1,
     seq_len: int | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = Dtype.BFLOAT16,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
     hints: Mapping[str, bool | int | float] | None = None,
@@ -63,7 +64,7 @@ def trace_lengths(
     model: "str | nn.Module | Callable[[], nn.Module]",
     *,
     longest: int,
-    dtype: str = "bfloat16",
+    dtype: str = Dtype.BFLOAT16,
     example_batch: Callable[..., Any] | None = None,
     loss_fn: "Callable[[Any, Any], Tensor] | None" = None,
     hints: Mapping[str, bool | int | float] | None = None,

@@ -123,9 +123,15 @@ def make_shardings():
         fused=1,
         input_layout="Replicate",
         output_layout="Shard(-1)",
-        output_is_local=True,
+        split=(("weight", 0),),
     )
-    row = replace(column, module="mlp.c_proj", style="row", input_layout="Shard(-1)")
+    row = replace(
+        column,
+        module="mlp.c_proj",
+        style="row",
+        split=(("weight", 1),),
+        input_layout="Shard(-1)",
+    )
     return (UnitSharding(units=tuple(range(1, NUM_BLOCKS + 1)), modules=(column, row)),)
 
 

@@ -24,6 +24,7 @@ from planner.cli.options import (
     search_options,
     verbosity_options,
 )
+from planner.vocabulary import Dtype
 
 _FILE = click.Path(path_type=Path)
 
@@ -139,7 +140,7 @@ def estimate_command(**options: Unpack[PlanOptions]) -> None:
 )
 @click.option(
     "--dtype",
-    default="bfloat16",
+    default=Dtype.BFLOAT16,
     show_default=True,
     metavar="DTYPE",
     help="Compute in bfloat16, float32 or float64.",

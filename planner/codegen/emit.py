@@ -19,6 +19,7 @@ from planner.codegen.source import (
     quote,
     range_of,
     runs_of,
+    tuple_of,
     wrapped_tuple,
 )
 from planner.errors import CodegenError
@@ -27,9 +28,7 @@ from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
-
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
-"""Schedules that the runtime was verified with."""
+from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
 
 MODEL_NAME = "model.py"
 """Model file beside the script of a Hugging Face config."""
@@ -149,10 +148,10 @@ def _check(plan: Plan) -> None:
             f"{degrees.ep})",
             hint="plan with --fix cp=1 --fix ep=1",
         )
-    if degrees.pp > 1 and plan.schedule not in SCHEDULES:
+    if degrees.pp > 1 and plan.schedule not in PLANNED_SCHEDULES:
         raise CodegenError(
             f"schedule {plan.schedule!r} is not among those that the script can run",
-            hint=f"plan with --fix schedule=NAME, one of {', '.join(SCHEDULES)}",
+            hint=f"plan with --fix schedule=NAME, one of {', '.join(PLANNED_SCHEDULES)}",
         )
     for stage in plan.stages:
         if stage.pp_rank != stage.index % degrees.pp:
@@ -162,8 +161,9 @@ def _check(plan: Plan) -> None:
                 hint="give stage s to rank s modulo pp",
             )
     _check_sequence(plan)
-    order = [axis for axis in plan.mesh_order if axis in ("dp_replicate", "dp_shard", "tp")]
-    if degrees.tp > 1 and order[-1:] != ["tp"]:
+    inner = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
+    order = [axis for axis in plan.mesh_order if axis in inner]
+    if degrees.tp > 1 and order[-1:] != [Axis.TP]:
         raise CodegenError(
             f"mesh order {' x '.join(plan.mesh_order)} has tp outside of data parallelism, which "
             "FSDP2 does not take",
@@ -229,7 +229,7 @@ def _mesh(plan: Plan) -> str:
     axes = [
         f'"{axis}": {getattr(plan.degrees, axis)}'
         for axis in plan.mesh_order
-        if axis != "ep" and (axis == "dp_shard" or getattr(plan.degrees, axis) > 1)
+        if axis != Axis.EP and (axis == Axis.DP_SHARD or getattr(plan.degrees, axis) > 1)
     ]
     return "{" + ", ".join(axes) + "}"
 
@@ -255,7 +255,7 @@ def _stage_source(plan: Plan, stage: StagePlan) -> str:
     first = positions[held[0]] if held else (max(before) + 1 if before else 0)
     recompute = _recompute(plan, stage, held)
     arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
-    if any(mode != "none" for mode in recompute):
+    if any(mode != Recomputation.NONE for mode in recompute):
         arguments.append(runs_of(recompute))
     if stage.carried:
         outputs = [_output(output) for output in stage.carried]
@@ -282,7 +282,7 @@ def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
     modes = stage.activation_checkpointing
     for offset, mode in enumerate(modes):
         unit = stage.first_unit + offset
-        if mode != "none" and unit not in held:
+        if mode != Recomputation.NONE and unit not in held:
             raise CodegenError(
                 f"{plan.units[unit]} is to be recomputed ({mode}), but the script can recompute "
                 "blocks only",
@@ -317,25 +317,28 @@ def _module_source(module: ModuleSharding, *, indent: int) -> str:
     arguments = [quote(module.module), quote(module.style)]
     if module.split:
         pairs = [f"({quote(name)}, {dim})" for name, dim in module.split]
-        arguments.append(tuple_of(pairs))
-    if True:
-        if module.input_layout != "Replicate":
-            arguments.append(f"input_layout={quote(module.input_layout)}")
-        if module.output_layout != "Replicate":
-            arguments.append(f"output_layout={quote(module.output_layout)}")
-        if module.fused != 1:
-            arguments.append(f"fused={module.fused}")
+        arguments.append(f"split={tuple_of(pairs)}")
+    if module.input_layout != "Replicate":
+        arguments.append(f"input_layout={quote(module.input_layout)}")
+    if module.output_layout != "Replicate":
+        arguments.append(f"output_layout={quote(module.output_layout)}")
+    if module.fused != 1:
+        arguments.append(f"fused={module.fused}")
     return call_of("ModuleSharding", arguments, indent=indent)
 
 
 def _sums_gradients(plan: Plan) -> bool:
     """Say whether modules see a part of their input only, whose gradients are summed over tp."""
-    return any(module.style == "sequence" for each in plan.shardings for module in each.modules)
+    return any(module.style == Style.ON_PART for each in plan.shardings for module in each.modules)
 
 
 def _summary(plan: Plan) -> list[str]:
     modes = [mode for stage in plan.stages for mode in stage.activation_checkpointing]
-    counts = {mode: modes.count(mode) for mode in ("full", "selective") if mode in modes}
+    counts = {
+        mode: modes.count(mode)
+        for mode in (Recomputation.FULL, Recomputation.SELECTIVE)
+        if mode in modes
+    }
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
     batch = (
         f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
@@ -361,6 +364,5 @@ def _summary(plan: Plan) -> list[str]:
 
 
 def _layout_words(degrees: ParallelDegrees) -> str:
-    axes = ("pp", "dp_replicate", "dp_shard", "tp")
-    used = [f"{axis} {getattr(degrees, axis)}" for axis in axes if getattr(degrees, axis) > 1]
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     return " x ".join(used) or "one device"

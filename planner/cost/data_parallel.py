@@ -12,6 +12,7 @@ from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
 from planner.strategy.configuration import Configuration, axis_group
+from planner.vocabulary import Axis, Recomputation
 
 Collective = Callable[[float, CommGroup], float]
 """Seconds of a collective of some bytes over a group."""
@@ -51,8 +52,8 @@ class ShardedState:
         self._blocks = model.blocks
         self._passes = passes
         self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
-        self._shard = shard = axis_group(cluster, configuration.degrees, "dp_shard")
-        self._replicate = axis_group(cluster, configuration.degrees, "dp_replicate")
+        self._shard = shard = axis_group(cluster, configuration.degrees, Axis.DP_SHARD)
+        self._replicate = axis_group(cluster, configuration.degrees, Axis.DP_REPLICATE)
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward
@@ -68,8 +69,8 @@ class ShardedState:
         self._reduce_copies = self._sums(
             lambda i: copied * self._units[i].parameter_bytes / bandwidth
         )
-        self._every = self._sums(lambda i: self._every_s(i, "none"))
-        self._once = self._sums(lambda i: self._once_s(i, "none"))
+        self._every = self._sums(lambda i: self._every_s(i, Recomputation.NONE))
+        self._once = self._sums(lambda i: self._once_s(i, Recomputation.NONE))
 
     def _sums(self, of_unit: Callable[[int], float]) -> list[float]:
         return list(accumulate((of_unit(i) for i in range(len(self._units))), initial=0.0))
@@ -161,8 +162,8 @@ class ShardedState:
 
     def hidden_by_recomputation_s(self, index: int, kind: str) -> float:
         """Traffic that a unit's recomputation hides, per microbatch; its share of the step's."""
-        hidden_s = self._every_s(index, "none") - self._every_s(index, kind)
-        once_s = self._once_s(index, "none") - self._once_s(index, kind)
+        hidden_s = self._every_s(index, Recomputation.NONE) - self._every_s(index, kind)
+        once_s = self._once_s(index, Recomputation.NONE) - self._once_s(index, kind)
         return hidden_s + once_s / self._microbatches
 
 

@@ -11,11 +11,12 @@ from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
 from planner.hardware.topology import CommGroup
-from planner.strategy.conversion import Collective, Conversion, conversion
 from planner.runtime.layout import Layout
+from planner.strategy.conversion import Collective, Conversion, conversion
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Dtype
 
 _SOFTMAX_REDUCTIONS = 3
 """All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
@@ -107,7 +108,7 @@ def price_node(
         if value in strategy.layouts
     ]
     loss_s = _SOFTMAX_REDUCTIONS * all_reduce_s(
-        strategy.loss_rows * DTYPE_BYTES["float32"], pricing.tp_group
+        strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32], pricing.tp_group
     )
     return NodePrice(
         forward_s=forward_s,

@@ -11,14 +11,15 @@ too, until the forwards run out. A shorter list with such a stretch in it tells 
 whole one exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.cost.zero_bubble import zero_bubble_s
-from planner.strategy.schedules import NO_SCHEDULE, Actions, actions_by_rank, in_flight
+from planner.strategy.schedules import Actions, actions_by_rank, in_flight
+from planner.vocabulary import Schedule
 
-SPLIT_SCHEDULES = {"ZB-1p": 1, "ZB-2p": 2}
+SPLIT_SCHEDULES: Mapping[str, int] = {Schedule.ZB_1P: 1, Schedule.ZB_2P: 2}
 """Zero-bubble schedules of other frameworks, and how many times 1F1B's microbatches a rank may
 hold."""
 
@@ -100,9 +101,9 @@ def pipeline_s(
     backward_s: Sequence[float],
 ) -> float:
     """Seconds of all microbatches under a schedule of torch, as in ``pipeline_times``."""
-    if schedule == NO_SCHEDULE:
+    if schedule == Schedule.NONE:
         return num_microbatches * (forward_s[0] + backward_s[0])
-    if schedule == "GPipe":
+    if schedule == Schedule.GPIPE:
         # All forwards come first, and each half goes at the pace of a slowest stage of its own.
         slowest_s = max(forward_s) + max(backward_s)
         return sum(forward_s) + sum(backward_s) + (num_microbatches - 1) * slowest_s
@@ -153,7 +154,7 @@ def longest_path(
     """The path that sets the time of an action list, as ``pipeline_s`` takes it."""
     stages = len(forward_s)
     counts = [0] * (2 * stages)
-    if schedule == NO_SCHEDULE:
+    if schedule == Schedule.NONE:
         counts = [num_microbatches] * 2
     else:
         durations = (*forward_s, *backward_s)

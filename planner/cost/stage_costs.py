@@ -26,6 +26,7 @@ from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import comm_group, link_between, shares_link
 from planner.strategy.configuration import Configuration, axis_group, axis_stride
+from planner.vocabulary import Axis, Recomputation
 
 Links = tuple[LinkSpec, LinkSpec]
 """To the stage before and to the stage behind."""
@@ -98,7 +99,7 @@ class StageCosts:
         self.memory = StageMemory(model, configuration, cluster.device, framework)
         """What the same stages hold."""
         degrees = configuration.degrees
-        self._tp = axis_group(cluster, degrees, "tp")
+        self._tp = axis_group(cluster, degrees, Axis.TP)
         self._pipelined = degrees.pp > 1
         stalled = cluster.num_nodes >= framework.congested_nodes
         self._message_s = framework.congested_message_s if stalled else framework.message_s
@@ -108,7 +109,7 @@ class StageCosts:
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
         if configuration.state_form == "replicated":
-            shard = axis_group(cluster, degrees, "dp_shard")
+            shard = axis_group(cluster, degrees, Axis.DP_SHARD)
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         else:
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
@@ -144,7 +145,7 @@ class StageCosts:
     def _boundary_links(self) -> tuple[LinkSpec, ...]:
         """The link in front of each stage and behind the last; stages go round the ranks."""
         degrees = self.configuration.degrees
-        stride = axis_stride(degrees, "pp")
+        stride = axis_stride(degrees, Axis.PP)
         found = []
         for stage in range(self.configuration.num_stages + 1):
             sender, receiver = ((s % degrees.pp) * stride for s in (stage - 1, stage))
@@ -153,7 +154,7 @@ class StageCosts:
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
-        return axis_group(self.cluster, self.configuration.degrees, "pp").slowest
+        return axis_group(self.cluster, self.configuration.degrees, Axis.PP).slowest
 
     @cached_property
     def recomputation_key(self) -> Hashable:
@@ -205,7 +206,7 @@ class StageCosts:
         key = (id(unit), kind, index == self.model.blocks.start)
         if key not in self._recomputes:
             seconds = self._passes.recompute_s(unit, kind)
-            if self._sharded is not None and kind != "none":
+            if self._sharded is not None and kind != Recomputation.NONE:
                 seconds -= self._sharded.hidden_by_recomputation_s(index, kind)
             self._recomputes[key] = max(0.0, seconds)
         return self._recomputes[key]

@@ -25,8 +25,9 @@ from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Dtype, Recomputation
 
-PARAMETER_BYTES = DTYPE_BYTES["float32"]
+PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
 
 
@@ -238,8 +239,10 @@ class StageMemory:
         """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
         highest = released = 0
         for index in reversed(range(max(first, self._model.blocks.stop), end)):
-            highest = max(highest, self._units[index].temporary_bytes["none"] - released)
-            released += self._units[index].activation_bytes["none"]
+            highest = max(
+                highest, self._units[index].temporary_bytes[Recomputation.NONE] - released
+            )
+            released += self._units[index].activation_bytes[Recomputation.NONE]
         for index, kind in zip(range(first, end), kinds, strict=True):
             if index < self._model.blocks.stop:
                 highest = max(highest, self._units[index].temporary_bytes[kind] - released)

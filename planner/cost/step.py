@@ -12,7 +12,8 @@ from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
 from planner.cost.stage_memory import HeldStage
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
-from planner.strategy.configuration import EVERY_OTHER_LAYER, Configuration, axis_group
+from planner.strategy.configuration import Configuration, axis_group
+from planner.vocabulary import Axis, Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +125,12 @@ def rank_pricing(
 ) -> Pricing:
     """What the price of a unit's work depends on under a configuration."""
     degrees = configuration.degrees
-    pipeline = axis_group(cluster, degrees, "pp")
+    pipeline = axis_group(cluster, degrees, Axis.PP)
     crosses = pipeline.outer is not None
     return Pricing(
         device=cluster.device,
         dtype=dtype,
-        tp_group=axis_group(cluster, degrees, "tp"),
+        tp_group=axis_group(cluster, degrees, Axis.TP),
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.network_host_s * degrees.tp * crosses,
     )
@@ -148,7 +149,7 @@ def price_layout(
     Args:
         model: Units priced under ``rank_pricing``.
         configuration: Degrees, schedule, microbatches, form of the state.
-        recompute: Recomputation of all blocks, or EVERY_OTHER_LAYER.
+        recompute: Recomputation of all blocks, or Recomputation.EVERY_OTHER_LAYER.
         cluster: Devices and links.
         framework: What runs the step.
     """
@@ -174,7 +175,7 @@ def framework_stages(
         model: Its units.
         framework: Its rule for cuts.
         num_stages: Stages in all, virtual ones counted.
-        recompute: Recomputation of all blocks, or EVERY_OTHER_LAYER.
+        recompute: Recomputation of all blocks, or Recomputation.EVERY_OTHER_LAYER.
     """
     bounds = stage_bounds(
         model.matmul_flop,
@@ -188,10 +189,10 @@ def framework_stages(
 
 def _kinds(model: ModelUnits, recompute: str) -> tuple[str, ...]:
     """Recomputation of every unit; only blocks are recomputed."""
-    found = ["none"] * len(model.units)
+    found: list[str] = [Recomputation.NONE] * len(model.units)
     for position, index in enumerate(model.blocks):
-        if recompute != EVERY_OTHER_LAYER:
+        if recompute != Recomputation.EVERY_OTHER_LAYER:
             found[index] = recompute
         elif position % 2 == 0:
-            found[index] = "full"
+            found[index] = Recomputation.FULL
     return tuple(found)

@@ -15,6 +15,7 @@ from planner.cost.work import op_kind
 from planner.errors import ProfileError
 from planner.graph.analysis.causal import masked_pairs
 from planner.hardware.profiles import PROFILES_FOLDER
+from planner.vocabulary import Dtype
 
 PUBLISHED_FOLDER = PROFILES_FOLDER / "published"
 """Tables of published measurements; each row names its source."""
@@ -103,7 +104,7 @@ def matmul_samples() -> Iterator[OpSample]:
             gpu=row["gpu"],
             group="matmul",
             works=(half_matmul(m=int(row["m"]), n=int(row["n"]), k=int(row["k"])),),
-            dtype="float16",
+            dtype=Dtype.FLOAT16,
             measured_s=float(row["time_s"]),
         )
 
@@ -124,7 +125,7 @@ def elementwise_samples() -> Iterator[OpSample]:
                     write_bytes=0,
                 ),
             ),
-            dtype="float16",
+            dtype=Dtype.FLOAT16,
             measured_s=float(row["time_s"]),
         )
 
@@ -157,7 +158,7 @@ def v100_samples() -> Iterator[OpSample]:
                     gpu=row["gpu"],
                     group={"memory": "gelu", "reduction": "layernorm"}.get(forward.kind, "matmul"),
                     works=works,
-                    dtype="float16",
+                    dtype=Dtype.FLOAT16,
                     measured_s=time_us * 1e-6,
                 )
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from planner.cost.unit_work import CommWork
 from planner.graph.operator_graph import OperatorGraph
-from planner.strategy.conversion import conversion
 from planner.runtime.layout import Layout
+from planner.strategy.conversion import conversion
 from planner.strategy.nodes import NodeStrategy
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Dtype
 
 _SOFTMAX_REDUCTIONS = 3
 """All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
@@ -47,7 +48,7 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy) -> list[tuple[Comm, 
         if value in strategy.layouts
     ]
     if strategy.loss_rows:
-        rows_bytes = strategy.loss_rows * DTYPE_BYTES["float32"]
+        rows_bytes = strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32]
         row = CommWork(kind="all_reduce", num_bytes=rows_bytes)
         found.append(([row] * _SOFTMAX_REDUCTIONS, []))
     return found

@@ -21,17 +21,17 @@ from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.retained import (
-    RECOMPUTATIONS,
     block_ops,
     recomputed_ops,
     saved_values,
 )
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
-from planner.strategy.nodes import NodeStrategy
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
+from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import RECOMPUTATIONS, Recomputation, Style
 
 Part = Callable[[OpNode], bool]
 """Tells which ops of a unit are meant."""
@@ -112,25 +112,27 @@ def _temporaries(
     """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
     highest = max(peaks.forward_bytes, peaks.backward_bytes) + view.score_bytes()
     return {
-        "none": max(0, highest - activations["none"]),
-        "selective": max(0, highest + view.unread_cache_bytes() - activations["selective"]),
-        "full": max(0, highest - activations["full"]),
+        Recomputation.NONE: max(0, highest - activations[Recomputation.NONE]),
+        Recomputation.SELECTIVE: max(
+            0, highest + view.unread_cache_bytes() - activations[Recomputation.SELECTIVE]
+        ),
+        Recomputation.FULL: max(0, highest - activations[Recomputation.FULL]),
     }
 
 
 def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWork:
     """Forward work done again; collectives as well where selective recomputation keeps outputs."""
-    if kind == "none":
+    if kind == Recomputation.NONE:
         return NO_WORK
     graph, unit = view.graph, view.problem.unit
-    if kind == "selective" and view.kernels.selective == "attention":
+    if kind == Recomputation.SELECTIVE and view.kernels.selective == "attention":
         scored = [op for op in block_ops(unit) if graph.nodes[op].name in ATTENTIONS]
         return RankWork(ops=tuple(view.forward_works(scored)), comm=())
     if not view.kernels.recompute_stops_early:
         computed = again = set(block_ops(unit))
     else:
-        again = set(recomputed_ops(graph, unit, "full"))
-        computed = again - view.kept_ops if kind == "selective" else again
+        again = set(recomputed_ops(graph, unit, Recomputation.FULL))
+        computed = again - view.kept_ops if kind == Recomputation.SELECTIVE else again
     comm: list[CommWork] = []
     for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True):
         if node.ops and node.ops[-1] in again and strategy.outputs:
@@ -242,14 +244,14 @@ class _UnitView:
     def activation_bytes(self, kind: str) -> int:
         """Bytes kept between forward and backward for one microbatch."""
         unit = self.problem.unit
-        if kind == "none":
+        if kind == Recomputation.NONE:
             return sum(self._saved(unit.forward_ops).values()) + self.score_bytes()
-        if kind == "selective" and self.kernels.selective == "attention":
+        if kind == Recomputation.SELECTIVE and self.kernels.selective == "attention":
             return sum(self._saved(unit.forward_ops).values())
         inputs = self.problem.folded.boundary_inputs
         kept = self.boundary_bytes([v for v in inputs if self._own_storage(v) is not None])
         kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
-        return kept if kind == "full" else kept + sum(self._cached().values())
+        return kept if kind == Recomputation.FULL else kept + sum(self._cached().values())
 
     def _cached(self) -> dict[int, int]:
         """Bytes on a rank of the outputs that selective recomputation keeps."""
@@ -262,7 +264,7 @@ class _UnitView:
 
     def unread_cache_bytes(self) -> int:
         """Cached outputs that recomputation does not fetch, so that they stay to its end."""
-        again = recomputed_ops(self.graph, self.problem.unit, "full")
+        again = recomputed_ops(self.graph, self.problem.unit, Recomputation.FULL)
         fetched = {value for op in again for value in self.graph.nodes[op].outputs}
         return sum(size for value, size in self._cached().items() if value not in fetched)
 
@@ -295,7 +297,7 @@ class _UnitView:
         """Elements of whole parameters that run on a split stream."""
         total = 0
         for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
-            if strategy.style == "sequence":
+            if strategy.style == Style.ON_PART:
                 storages = {
                     self.graph.values[value].storage
                     for op in node.ops

@@ -7,6 +7,7 @@ from planner.cost.node_pricing import Pricing, comm_s
 from planner.cost.op import op_s
 from planner.cost.unit_work import RankWork, UnitWork
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +99,4 @@ def _pass_s(work: RankWork, pricing: Pricing) -> tuple[float, float]:
 
 def master_bytes(dtype: str) -> int:
     """Bytes per element of parameters, gradients and each optimiser state."""
-    return DTYPE_BYTES["float64" if dtype == "float64" else "float32"]
+    return DTYPE_BYTES[Dtype.FLOAT64 if dtype == Dtype.FLOAT64 else Dtype.FLOAT32]

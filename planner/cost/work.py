@@ -9,6 +9,7 @@ from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKi
 from planner.runtime.layout import Layout
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Dtype
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_grouped_mm"})
 _RECURRENT = frozenset({"_fused_rnn", "_fused_rnn_backward"})
@@ -196,7 +197,7 @@ def _alignment_share(graph: OperatorGraph, op: OpNode, m: int, n: int, k: int) -
     layer = any(storage.kind is StorageKind.PARAMETER for storage in storages)
     lengths = (k, n) if layer or op.phase is Phase.FORWARD else (m, n)
     itemsize = DTYPE_BYTES[graph.values[op.inputs[-1]].dtype]
-    on_tensor_cores = itemsize == DTYPE_BYTES["bfloat16"]
+    on_tensor_cores = itemsize == DTYPE_BYTES[Dtype.BFLOAT16]
     unaligned = any(length * itemsize % ROW_ALIGNMENT for length in lengths)
     return _UNALIGNED_SHARE if on_tensor_cores and unaligned else 1.0
 

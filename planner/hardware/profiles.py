@@ -20,15 +20,16 @@ from planner.units import (
     tflop_per_s_to_flop_per_s,
     us_to_s,
 )
+from planner.vocabulary import Dtype
 
 PROFILES_FOLDER = Path(__file__).resolve().parents[2] / "profiles"
 """Shipped profiles; they lie beside the package in a checkout and in an installed wheel."""
 
-PEAK_KEYS = {
-    "peak_bf16_dense_tflop_per_s": "bfloat16",
-    "peak_fp16_dense_tflop_per_s": "float16",
-    "peak_fp32_tflop_per_s": "float32",
-    "peak_fp64_tflop_per_s": "float64",
+PEAK_KEYS: Mapping[str, str] = {
+    "peak_bf16_dense_tflop_per_s": Dtype.BFLOAT16,
+    "peak_fp16_dense_tflop_per_s": Dtype.FLOAT16,
+    "peak_fp32_tflop_per_s": Dtype.FLOAT32,
+    "peak_fp64_tflop_per_s": Dtype.FLOAT64,
 }
 """Keys of matmul peaks by dtype; a device leaves out what it does not support."""
 

@@ -11,14 +11,22 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.types import Plan
-from planner.strategy.configuration import MESH_ORDER
 from planner.strategy.facts import SEQUENCE_DIM, ModelFacts, model_facts
 from planner.strategy.rules import broken_rule
-from planner.strategy.schedules import NO_SCHEDULE, SCHEDULES, rank_of_stage, schedule_rule
+from planner.strategy.schedules import rank_of_stage, schedule_rule
 from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.vocabulary import (
+    MESH_ORDER,
+    PLANNED_SCHEDULES,
+    RECOMPUTATIONS,
+    SPLIT_STYLES,
+    Axis,
+    Recomputation,
+    Schedule,
+    Style,
+)
 
 if TYPE_CHECKING:
     from planner.graph.sizes.family import GraphFamily
@@ -26,13 +34,15 @@ if TYPE_CHECKING:
 _REPLICATE, _LAST = "Replicate", "Shard(-1)"
 _STREAM = "stream"
 """Stands in ``_STYLES`` for the layout of the stream."""
+_PART = "part"
+"""Stands in ``_STYLES`` for any dim that is split."""
 
 _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "column": (frozenset({_REPLICATE}), frozenset({_LAST, _REPLICATE})),
-    "row": (frozenset({_LAST}), frozenset({_REPLICATE, _STREAM})),
-    "vocab_embedding": (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
-    "replicate": (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
-    "sequence": (frozenset({_STREAM}), frozenset({_STREAM})),
+    Style.COLUMN: (frozenset({_REPLICATE}), frozenset({_LAST, _REPLICATE})),
+    Style.ROW: (frozenset({_LAST}), frozenset({_REPLICATE, _STREAM})),
+    Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
+    Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
+    Style.ON_PART: (frozenset({_PART}), frozenset({_PART})),
 }
 """Legal input and output layouts of each style."""
 
@@ -58,7 +68,7 @@ def _units(plan: Plan) -> Iterator[str]:
 def _degrees(plan: Plan) -> Iterator[str]:
     """Every degree is 1 or more; no script has context or expert parallelism."""
     degrees = plan.degrees
-    for axis in (*MESH_ORDER, "cp", "ep"):
+    for axis in (*MESH_ORDER, Axis.CP, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
     if degrees.cp != 1 or degrees.ep != 1:
@@ -67,7 +77,7 @@ def _degrees(plan: Plan) -> Iterator[str]:
 
 def _mesh(plan: Plan) -> Iterator[str]:
     """Each axis once, in the order that links were priced for."""
-    order = tuple(axis for axis in plan.mesh_order if axis not in ("cp", "ep"))
+    order = tuple(axis for axis in plan.mesh_order if axis not in (Axis.CP, Axis.EP))
     if order != MESH_ORDER:
         yield f"mesh order {' x '.join(plan.mesh_order)} is not {' x '.join(MESH_ORDER)}"
 
@@ -86,10 +96,10 @@ def _batch(plan: Plan) -> Iterator[str]:
 def _schedule(plan: Plan) -> Iterator[str]:
     """No schedule exactly where pp is 1; virtual stages exactly where stages interleave."""
     pp, stages = plan.degrees.pp, plan.virtual_stages
-    known = (NO_SCHEDULE,) if pp == 1 else SCHEDULES
+    known = (Schedule.NONE,) if pp == 1 else PLANNED_SCHEDULES
     if plan.schedule not in known:
         yield f"schedule is {plan.schedule!r} with pp {pp}, not one of {', '.join(known)}"
-    if (stages > 1) != (plan.schedule == "Interleaved1F1B") or stages < 1:
+    if (stages > 1) != (plan.schedule == Schedule.INTERLEAVED) or stages < 1:
         yield f"schedule {plan.schedule} has {stages} stages per pipeline rank"
     reason = schedule_rule(
         plan.schedule, pp=pp, virtual_stages=stages, num_microbatches=plan.num_microbatches
@@ -136,7 +146,7 @@ def _recomputation(plan: Plan) -> Iterator[str]:
         for unit, policy in enumerate(policies, stage.first_unit):
             if policy not in RECOMPUTATIONS:
                 yield f"{plan.units[unit]} has the unknown policy {policy!r}"
-            elif policy != "none" and unit not in blocks(plan):
+            elif policy != Recomputation.NONE and unit not in blocks(plan):
                 yield f"{plan.units[unit]} is no block, but is recomputed ({policy})"
 
 
@@ -144,9 +154,7 @@ def _tensor_parallelism(plan: Plan) -> Iterator[str]:
     """Modules are split exactly where tp is above 1; only then can the sequence be."""
     tp = plan.degrees.tp
     split = any(
-        module.style in ("column", "row", "vocab_embedding")
-        for sharding in plan.shardings
-        for module in sharding.modules
+        module.style in SPLIT_STYLES for sharding in plan.shardings for module in sharding.modules
     )
     if tp == 1 and (plan.shardings or plan.sequence_parallel):
         yield "tp is 1, but modules or the sequence are split over it"
@@ -198,6 +206,8 @@ def _layouts(plan: Plan) -> Iterator[str]:
             layout = getattr(module, f"{side}_layout")
             if not _LAYOUT.fullmatch(layout):
                 yield f"the {side} layout of {module.module} is spelled {layout!r}"
+            elif _PART in allowed and layout != _REPLICATE:
+                continue
             elif layout not in _spelled(plan, sharding, allowed):
                 yield f"the {side} layout of {module.module}, style {module.style}, is {layout}"
 
@@ -212,7 +222,7 @@ def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> fro
 def _fused_projections(plan: Plan) -> Iterator[str]:
     """Several projections only in a weight split by columns, whose output stays split."""
     for _, module in _instructions(plan):
-        may_fuse = module.style == "column" and module.output_layout == _LAST
+        may_fuse = module.style == Style.COLUMN and module.output_layout == _LAST
         if module.fused < 1 or (module.fused > 1 and not may_fuse):
             yield f"{module.module}, style {module.style}, holds {module.fused} projections"
 
@@ -250,9 +260,8 @@ def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterat
 
 def _split(module: ModuleSharding, parameter: str) -> str:
     """Say how a module splits one of its parameters."""
-    if module.style in ("column", "vocab_embedding"):
-        return f"by rows ({module.fused})"
-    return "by columns" if module.style == "row" and parameter.endswith("weight") else "whole"
+    dim = dict(module.split).get(parameter.rpartition(".")[2])
+    return "whole" if dim is None else f"along dim {dim} ({module.fused})"
 
 
 def _crossings(plan: Plan) -> Iterator[str]:

@@ -12,6 +12,7 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, SearchOutcome, SolverReport
 from planner.units import format_bytes
+from planner.vocabulary import Recomputation
 
 _ROUNDING = 1e-9
 _SOLVED = 1e-6
@@ -52,7 +53,9 @@ def _numbers(plan: Plan) -> Iterator[str]:
 def _idle_parts(plan: Plan) -> Iterator[str]:
     """What the layout does not do costs nothing."""
     degrees, costs = plan.degrees, plan.costs
-    recomputes = any(set(stage.activation_checkpointing) != {"none"} for stage in plan.stages)
+    recomputes = any(
+        set(stage.activation_checkpointing) != {Recomputation.NONE} for stage in plan.stages
+    )
     for is_idle, reason, names in (
         (degrees.tp == 1, "tp is 1", ("tp_comm_s",)),
         (degrees.pp == 1, "pp is 1", ("pp_comm_s", "bubble_s")),

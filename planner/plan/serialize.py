@@ -20,6 +20,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, SolverReport, StagePlan
 from planner.plan.verify import REPORT, verify_plan, verify_proof
 from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import Recomputation
 
 SCHEMA_VERSION = 2
 """Version of plan.json; raised when a reader of the old form would misread the new one."""
@@ -94,7 +95,7 @@ def checkpointing_word(plan: Plan) -> str:
     """Spell the policy of all blocks in one word: "full", or "full:12+none:4" where they differ."""
     counts = checkpointing_counts(plan)
     if len(counts) <= 1:
-        return next(iter(counts), "none")
+        return next(iter(counts), Recomputation.NONE)
     return "+".join(f"{policy}:{count}" for policy, count in counts.items())
 
 

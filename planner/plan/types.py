@@ -67,7 +67,7 @@ class Plan:
     """Axes from outermost to innermost; the innermost varies fastest over ranks."""
     schedule: str
     """Name as ``torch.distributed.pipelining.schedules.get_schedule_class`` takes it
-    ("1F1B", "GPipe", "Interleaved1F1B"), "none" where pp is 1."""
+    (``Schedule``), "none" where pp is 1."""
     virtual_stages: int
     """Stages per pipeline rank."""
     microbatch_size: int

@@ -13,8 +13,9 @@ from planner.plan.record import OpRow, PlanRecord
 from planner.plan.serialize import checkpointing_word
 from planner.plan.types import Plan, Rejection
 from planner.report.figures import exposed_comm_s, plan_figures
+from planner.vocabulary import Axis
 
-DEGREE_COLUMNS = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
+DEGREE_COLUMNS = tuple(Axis)
 
 REPORT_COLUMNS = (
     "rank",

@@ -4,10 +4,11 @@ from importlib.metadata import version
 
 from planner.graph.analysis.causal import phase_masked_flop
 from planner.graph.analysis.patterns import BlockKind, block_pattern, unit_kinds
-from planner.graph.analysis.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
+from planner.graph.analysis.retained import recompute_flop, retained_bytes
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.operator_graph import CutPoint, ModuleOutput, OperatorGraph, Phase
 from planner.plan.serialize import JsonValue, dump_json
+from planner.vocabulary import RECOMPUTATIONS
 
 TRACE_SCHEMA_VERSION = 1
 """Version of the document; raised when a reader of the old form would misread the new one."""

@@ -12,10 +12,11 @@ from planner.graph.analysis.patterns import (
     unit_letters,
     unit_sizes,
 )
-from planner.graph.analysis.retained import RECOMPUTATIONS, recompute_flop, retained_bytes
+from planner.graph.analysis.retained import recompute_flop, retained_bytes
 from planner.graph.analysis.summary import CutGroup, cut_groups
 from planner.graph.operator_graph import OperatorGraph, Phase, RefusedCut
 from planner.units import format_bytes, format_count, format_flop
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 KIND_HEAD = ("kind", "blocks", "first", "params", "forward", "backward", "saved", "ops")
 """Column heads of the table of kinds."""
@@ -56,7 +57,7 @@ def work_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
 
 def kept_table(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     """Bytes kept for backward by recomputation of the blocks; the first row is the head."""
-    ways = RECOMPUTATIONS if block_kinds(graph) else ("none",)
+    ways = RECOMPUTATIONS if block_kinds(graph) else (Recomputation.NONE,)
     kept = [retained_bytes(graph, way) for way in ways]
     columns: list[tuple[str, ...]] = [
         ("recompute", *ways),

@@ -22,6 +22,7 @@ from planner.report.words import (
     percent_words,
 )
 from planner.units import GIB, MIB, format_bytes, format_count, format_s
+from planner.vocabulary import Dtype
 
 SLOWER_RULE = "slower"
 """Rule of the layouts that the search set aside: legal, but their lower bound is no better."""
@@ -98,7 +99,7 @@ def header_facts(record: PlanRecord) -> tuple[str, ...]:
     if record.model.seq_len is not None:
         facts.append(f"sequence {record.model.seq_len}{_default(request.seq_len)}")
     facts.append(f"global batch {plan.global_batch_size}{_default(request.global_batch_size)}")
-    kept = "float64" if plan.dtype == "float64" else "float32"
+    kept = Dtype.FLOAT64 if plan.dtype == Dtype.FLOAT64 else Dtype.FLOAT32
     facts.append(f"{plan.dtype} compute{_default(request.dtype)}, {kept} parameters and AdamW")
     return tuple(facts)
 

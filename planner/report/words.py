@@ -4,6 +4,7 @@ from planner.plan.serialize import checkpointing_counts
 from planner.plan.types import Plan, SolverReport
 from planner.report.figures import cost_differences
 from planner.units import format_s
+from planner.vocabulary import Axis, Recomputation
 
 COMPONENT_WORDS = {
     "compute_s": "forward and backward",
@@ -37,8 +38,7 @@ SMALL_DIFFERENCE = 0.002
 
 def layout_words(plan: Plan) -> str:
     """Name a layout by its degrees above 1, in TorchTitan's words: "dp_shard 4, tp 2"."""
-    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
-    degrees = [f"{axis} {getattr(plan.degrees, axis)}" for axis in axes]
+    degrees = [f"{axis} {getattr(plan.degrees, axis)}" for axis in Axis]
     parts = [part for part in degrees if not part.endswith(" 1")] or ["one device"]
     if plan.degrees.pp > 1:
         parts.append(plan.schedule)
@@ -144,7 +144,7 @@ def policy_words(policies: tuple[str, ...], units: tuple[str, ...]) -> str:
         if name not in ("prologue", "epilogue", "loss"):
             counts[policy] = counts.get(policy, 0) + 1
     if len(counts) <= 1:
-        return next(iter(counts), "none")
+        return next(iter(counts), Recomputation.NONE)
     return ", ".join(f"{policy} x {count}" for policy, count in counts.items())
 
 
@@ -188,13 +188,13 @@ def _pipeline_words(plan: Plan) -> str:
 
 def _recompute_words(plan: Plan) -> str:
     counts = checkpointing_counts(plan)
-    words = {
-        "none": "keep all activations for backward",
-        "selective": "keep some activations and recompute the cheap ones",
-        "full": "keep only their input and run forward again in backward",
+    words: dict[str, str] = {
+        Recomputation.NONE: "keep all activations for backward",
+        Recomputation.SELECTIVE: "keep some activations and recompute the cheap ones",
+        Recomputation.FULL: "keep only their input and run forward again in backward",
     }
     if not counts:
-        return words["none"]
+        return words[Recomputation.NONE]
     if len(counts) == 1:
         policy = next(iter(counts))
         return f"activation_checkpointing {policy}: all blocks {words[policy]}"

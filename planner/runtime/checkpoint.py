@@ -58,7 +58,9 @@ class Checkpointer:
 
     def load_weights(self, checkpoint: Path) -> None:
         """Load weights only, from a checkpoint of one step or from ``--write-init``."""
-        values = dict(item for module in self.modules for item in named_parameters(module))
+        values: dict[str, Tensor] = {}
+        for module in self.modules:
+            values.update(named_parameters(module))
         self._load({"weights": values}, checkpoint)
 
     @property

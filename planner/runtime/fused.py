@@ -10,8 +10,10 @@ from .layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """The order by rank of what a fused parameter holds, so that equal parts of it are those of
-    ranks; checkpoints have the user's order, and do not depend on the layout."""
+    """The order by rank of what a fused parameter holds: equal parts of it are those of ranks.
+
+    Checkpoints have the user's order, and do not depend on the layout.
+    """
 
     layout: Layout
     """Dim that is split, and the number of projections along it."""
@@ -50,5 +52,6 @@ class RankOrder:
 
     def _swapped(self, tensor: Tensor, first: int, second: int) -> Tensor:
         dim = self.layout.dim
-        pieces = tensor.unflatten(dim, (first, second, -1))
+        size = tensor.shape[dim] // first // second
+        pieces = tensor.reshape(*tensor.shape[:dim], first, second, size, *tensor.shape[dim + 1 :])
         return pieces.transpose(dim, dim + 1).flatten(dim, dim + 2)

@@ -21,9 +21,8 @@ def product_layouts(call: Call, tp: int) -> Wanted:
     found, parts = _product(first, second)
     if found is None or not has_summand:
         return ([found] if found else None), parts
-    summand = call.operands[0]
-    wanted = _beside_result(summand, found, len(call.targets[0]))
-    return (None if wanted is False else [found]), (wanted or None, *parts)
+    fits, wanted = _beside_result(call.operands[0], found, len(call.targets[0]))
+    return ([found] if fits else None), (wanted, *parts)
 
 
 def _product(first: Operand, second: Operand) -> tuple[Layout | None, tuple[Layout | None, ...]]:
@@ -47,17 +46,13 @@ def _product(first: Operand, second: Operand) -> tuple[Layout | None, tuple[Layo
     return PARTIAL, (split, other)
 
 
-def _beside_result(summand: Operand, found: Layout, ndim: int) -> Layout | None | bool:
-    """Say which part of a summand a rank adds to its result, False where it cannot."""
-    if not found.is_shard:
-        return None if summand.split is None else False
+def _beside_result(summand: Operand, found: Layout, ndim: int) -> tuple[bool, Layout | None]:
+    """Say whether a summand can be added to a result, and which part of it a rank takes."""
     dim = found.dim - (ndim - len(summand.shape))
-    if dim < 0 or summand.shape[dim] == 1:
-        return None if summand.split is None else False
+    if not found.is_shard or dim < 0 or summand.shape[dim] == 1:
+        return summand.split is None, None
     wanted = shard(dim, found.outer)
-    if summand.split is None:
-        return wanted
-    return wanted if summand.split == wanted else False
+    return summand.split in (None, wanted), None if summand.split else wanted
 
 
 def _sum(call: Call, tp: int) -> Found:

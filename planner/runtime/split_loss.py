@@ -1,7 +1,5 @@
 """A vocabulary that is split over ranks: looking tokens up, and the loss over split logits."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,7 +11,7 @@ from .split_tensor import SplitTensor, unwrapped, wrapped
 from .trees import Args, Function, Kwargs, Tree
 
 
-def _embedding(ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _embedding(ids: Tensor, weight: Tensor, *args: Tree, **kwargs: Tree) -> Tensor:
     """Look up the tokens whose rows this rank has; zeros for the others make a sum over ranks."""
     if not isinstance(weight, SplitTensor) or weight.layout_over_ranks != Layout("shard", 0):
         return functional.embedding(ids, weight, *args, **kwargs)

@@ -4,7 +4,7 @@ The rules are those by which the planner chose the layouts; an op without one is
 one whose result would need a collective. Those are at the edges of modules (``tensor_parallel``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,13 +271,11 @@ def _on_meta(func: Function, args: Args, kwargs: Kwargs) -> Tree:
 
 
 def _words(call: Call) -> str:
-    operands = ", ".join(
-        f"{tuple(each.shape)} {each.layout or 'whole'}" for each in call.operands
-    )
+    operands = ", ".join(f"{tuple(each.shape)} {each.layout or 'whole'}" for each in call.operands)
     return f"{call.op.name} of {operands}"
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> Tree:
     """Spell arguments without tensors, as the operator graph does."""
     if isinstance(value, Tensor):
         return None
@@ -300,7 +298,7 @@ def _tensors_in(values: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _mapped(value: Tree, change: Any, *, leaves: bool = False) -> Tree:
+def _mapped(value: Tree, change: Callable[..., Tree], *, leaves: bool = False) -> Tree:
     """Change the tensors in arguments or results, or all leaves."""
     if isinstance(value, Tensor):
         return change(value)

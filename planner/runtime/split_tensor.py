@@ -6,7 +6,7 @@ so are rotary tables. Ops run on the parts, by the rules of ``op_rules`` (``spli
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -92,7 +92,9 @@ class SplitTensor(Tensor):
     """Functions of torch that have a way of their own above autograd."""
 
     @staticmethod
-    def __new__(cls, local: Tensor, layout: Layout, ranks: Ranks) -> "SplitTensor":
+    def __new__(
+        cls: type["SplitTensor"], local: Tensor, layout: Layout, ranks: Ranks
+    ) -> "SplitTensor":
         """Wrap what this rank holds."""
         shape, strides = list(local.shape), list(local.stride())
         if layout.is_shard:
@@ -112,11 +114,12 @@ class SplitTensor(Tensor):
     def __torch_function__(
         cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
+        own: Function = cls.functions.get(func, func)
         with torch._C.DisableTorchFunctionSubclass():
-            return cls.functions.get(func, func)(*args, **(kwargs or {}))
+            return own(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
         return cls.run(func, args, kwargs or {})
@@ -150,12 +153,12 @@ class _Change(torch.autograd.Function):
     """A change of layout; the gradient comes back in the layout that it must have."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, target: Layout, ranks: Ranks, back: Layout) -> Tensor:
+    def forward(ctx: Tree, tensor: Tensor, target: Layout, ranks: Ranks, back: Layout) -> Tensor:
         ctx.back, ctx.ranks = back, ranks
         return _converted(tensor, target, ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None, None]:
         if layout_of(grad) == ctx.back:
             return grad, None, None, None
         return _converted(grad, ctx.back, ctx.ranks), None, None, None
@@ -183,12 +186,12 @@ def changed(
 
 class _Wrap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+    def forward(ctx: Tree, local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         ctx.layout, ctx.ranks = layout, ranks
         return SplitTensor(local, layout, ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None]:
         # Each summand of a sum over ranks has the gradient of the sum.
         back = ctx.layout if ctx.layout.is_shard else REPLICATE
         if layout_of(grad) != back:
@@ -204,12 +207,12 @@ def wrapped(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
 
 class _Unwrap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: SplitTensor) -> Tensor:
+    def forward(ctx: Tree, tensor: SplitTensor) -> Tensor:
         ctx.layout, ctx.ranks = tensor.layout_over_ranks, tensor.ranks
         return tensor.local.view_as(tensor.local)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Tree, grad: Tensor) -> Tensor:
         return SplitTensor(grad, ctx.layout, ctx.ranks)
 
 

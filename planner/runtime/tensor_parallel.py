@@ -6,7 +6,7 @@ says; what lies between follows by the rules of ``op_rules``. Parameters that ar
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +23,16 @@ from .part import Part
 from .processes import local_tensor
 from .split_ops import SplitError
 from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
-from .trees import Args, Kwargs, Tree, first_tensor, stream_of, tensors_of, with_stream, with_tensors
+from .trees import (
+    Args,
+    Kwargs,
+    Tree,
+    first_tensor,
+    stream_of,
+    tensors_of,
+    with_stream,
+    with_tensors,
+)
 
 
 @dataclass(frozen=True, slots=True)

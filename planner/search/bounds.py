@@ -23,7 +23,8 @@ from functools import lru_cache
 
 from planner.cost.pipeline import Path
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import NO_SCHEDULE, Actions, actions_by_rank, shortened
+from planner.strategy.schedules import Actions, actions_by_rank, shortened
+from planner.vocabulary import Schedule
 
 
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
@@ -38,7 +39,7 @@ def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=4096)
 def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[Path, ...]:
-    if schedule == NO_SCHEDULE:
+    if schedule == Schedule.NONE:
         return (Path(forwards=(num_microbatches,), backwards=(num_microbatches,)),)
     short = shortened(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches

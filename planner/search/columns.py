@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.strategy.configuration import Configuration
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +144,15 @@ class ColumnMaker:
         """
         units = self.table.units
         held = [units[i] for i in (0, self._last) if first <= i < end]
-        kept = sum(unit.activation_bytes["none"] for unit in held)
+        kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         fixed = self.table.memory.temporary_bytes
         highest = max(
-            (fixed(i, i + 1, ("none",)) for i in {0, self._last} if first <= i < end), default=0
+            (fixed(i, i + 1, (Recomputation.NONE,)) for i in {0, self._last} if first <= i < end),
+            default=0,
         )
-        released = units[self._last].activation_bytes["none"] if end == self._last + 1 else 0
+        released = (
+            units[self._last].activation_bytes[Recomputation.NONE] if end == self._last + 1 else 0
+        )
         return kept, highest, released
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
@@ -223,15 +226,15 @@ class ColumnMaker:
                 ((none, selective, full),),
             )
             for none, selective, full in _counts(number)
-            if not (selective and "selective" not in self.kinds)
-            and not (full and "full" not in self.kinds)
+            if not (selective and Recomputation.SELECTIVE not in self.kinds)
+            and not (full and Recomputation.FULL not in self.kinds)
         ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
         ends = {0, self._last} & set(range(first, end))
-        listed = tuple(kinds.get(index, "none") for index in range(first, end))
-        kept = sum(self.table.units[index].activation_bytes["none"] for index in ends)
+        listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
+        kept = sum(self.table.units[index].activation_bytes[Recomputation.NONE] for index in ends)
         return Mix(
             kinds=listed,
             recompute_s=point[0],

@@ -1,6 +1,6 @@
 """From a solved configuration to a plan."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.stage_costs import StageCosts
@@ -8,16 +8,16 @@ from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.runtime.layout import REPLICATE, Layout
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.model_pricing import PricedModel
 from planner.search.sharding_ilp import ShardingSolution
-from planner.strategy.configuration import MESH_ORDER
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.runtime.layout import REPLICATE, Layout
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.vocabulary import MESH_ORDER, Style
 
 _LOSS = ("loss",)
 """Name of the loss where it is a unit of its own."""
@@ -128,9 +128,7 @@ def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
 def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
     unit = solution.problem.unit
     prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
-    stream = solution.problem.boundary
-    gathered = {v for v, source, _ in solution.conversions if source.is_shard and source != stream}
-    distributed = gathered | _values_read_by_dtensor_regions(solution, gathered)
+    gathered = {value for value, source, _ in solution.conversions if source.is_shard}
     found = []
     for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
         if node.kind is not NodeKind.MODULE:
@@ -148,39 +146,16 @@ def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSh
                 fused=strategy.fused,
                 input_layout=_spelled(entering, _input_ndim(graph, strategy)),
                 output_layout=_spelled(leaving, ndim),
-                output_is_local=output not in distributed
-                and (leaving == stream or leaving.is_shard),
+                split=strategy.split,
             )
         )
     return tuple(found)
 
 
 def _runs_as_is(strategy: NodeStrategy) -> bool:
-    """Whether a module needs no instruction: whole parameters, whole input, whole output.
-
-    A whole input that comes as the stream's shard is gathered by the runtime without one; what
-    comes out of a split region is not.
-    """
+    """Whether a module needs no instruction: whole parameters, whole input, whole output."""
     layouts = (*strategy.inputs.values(), *strategy.outputs.values())
-    return strategy.style == "replicate" and all(layout == REPLICATE for layout in layouts)
-
-
-def _values_read_by_dtensor_regions(
-    solution: ShardingSolution, gathered: Set[int]
-) -> frozenset[int]:
-    """Shards that regions read as DTensors.
-
-    Because their views must see global shapes, or because the module behind them gathers what
-    they leave: of a plain local tensor it could not tell that it is a part.
-    """
-    return frozenset(
-        value
-        for strategy in solution.chosen
-        if strategy.needs_dtensor
-        or (strategy.style == "region" and not gathered.isdisjoint(strategy.outputs))
-        for value, layout in strategy.inputs.items()
-        if layout.is_shard
-    )
+    return strategy.style == Style.REPLICATE and all(layout == REPLICATE for layout in layouts)
 
 
 def _input_ndim(graph: OperatorGraph, strategy: NodeStrategy) -> int:

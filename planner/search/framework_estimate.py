@@ -11,7 +11,6 @@ from planner.cost.pipeline import SPLIT_SCHEDULES
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import StepPrice, framework_stages, price_layout, rank_pricing
 from planner.errors import InfeasiblePlanError, RequestError
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
@@ -23,6 +22,7 @@ from planner.search.refusals import refusal
 from planner.search.space import LayoutSpace, SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.units import format_bytes
+from planner.vocabulary import RECOMPUTATIONS
 
 
 class FrameworkEstimate:

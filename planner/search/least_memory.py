@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.stage_memory import HeldStage
 from planner.search.configuration_search import ConfigurationSearch
+from planner.vocabulary import Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class LeastMemory:
     @property
     def kinds_words(self) -> str:
         """The recomputation in words."""
-        kinds = {kind for kind in self.kinds if kind != "none"}
+        kinds = {kind for kind in self.kinds if kind != Recomputation.NONE}
         return f"{'/'.join(sorted(kinds))} recomputation" if kinds else "no recomputation"
 
 

@@ -15,11 +15,12 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
-from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
-from planner.strategy.facts import SEQUENCE_DIM
 from planner.runtime.layout import REPLICATE, Layout, shard
 from planner.runtime.op_rules import MATMULS
+from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
+from planner.vocabulary import SPLIT_STYLES
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
@@ -292,7 +293,7 @@ def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
 
 def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
     return any(
-        strategy.style in ("column", "row", "vocab_embedding")
+        strategy.style in SPLIT_STYLES
         for solution in solutions.values()
         for strategy in solution.chosen
     )

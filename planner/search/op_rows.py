@@ -9,6 +9,7 @@ from planner.plan.record import OpRow
 from planner.plan.types import Plan
 from planner.search.model_pricing import ModelPricer, PricedModel, ShardingChoice
 from planner.search.sharding_ilp import ShardingSolution
+from planner.vocabulary import Style
 
 
 def plan_choice(plan: Plan) -> ShardingChoice:
@@ -17,7 +18,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
     return ShardingChoice(
         tp=plan.degrees.tp,
         sequence_parallel=plan.sequence_parallel,
-        split_tables="vocab_embedding" in styles,
+        split_tables=Style.VOCAB_EMBEDDING in styles,
         microbatch_size=plan.microbatch_size,
     )
 

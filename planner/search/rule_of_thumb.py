@@ -14,6 +14,7 @@ from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import FixedValues, broken_rule, configurations, divisors
+from planner.vocabulary import Recomputation
 
 
 def rule_of_thumb(space: LayoutSpace) -> Plan | None:
@@ -21,7 +22,7 @@ def rule_of_thumb(space: LayoutSpace) -> Plan | None:
     for degrees in _in_order(space.cluster.num_gpus, space.cluster.gpus_per_node):
         if broken_rule(degrees, space.facts, space.request.global_batch_size):
             continue
-        for kind in ("none", "full"):
+        for kind in (Recomputation.NONE, Recomputation.FULL):
             plan = _largest_microbatch(space, degrees, kind)
             if plan is not None:
                 return plan

@@ -38,8 +38,8 @@ from planner.cost.node_pricing import (
     conversion_s,
     price_node,
 )
-from planner.search.solver import Minimisation, Term, is_chosen
 from planner.runtime.layout import Layout
+from planner.search.solver import Minimisation, Term, is_chosen
 from planner.strategy.nodes import Node, NodeKind, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 

@@ -10,7 +10,6 @@ from planner.cost.unit_pricing import master_bytes
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
@@ -28,6 +27,7 @@ from planner.strategy.rules import (
     enumerate_degrees,
     recomputation_rule,
 )
+from planner.vocabulary import RECOMPUTATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

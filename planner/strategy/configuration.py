@@ -6,13 +6,7 @@ from planner.framework.spec import StateForm
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.mesh import ParallelDegrees
-
-MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "tp")
-"""Axes from outermost to innermost: tp neighbours sit in one node, stages in different ones."""
-
-
-EVERY_OTHER_LAYER = "every_other_layer"
-"""Recomputation in full of the first, third, fifth block, none of the others."""
+from planner.vocabulary import MESH_ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import region_strategies
+from planner.vocabulary import Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def _of_place(found: tuple[NodeStrategy, ...], node: Node, unit: Unit) -> tuple[
     """
     if unit.kind is not UnitKind.BLOCK or f"{node.module}.".startswith(f"{unit.name}."):
         return found
-    return tuple(strategy for strategy in found if strategy.style == "replicate")
+    return tuple(strategy for strategy in found if strategy.style == Style.REPLICATE)
 
 
 def _module_strategies(
@@ -146,14 +147,13 @@ def _treats_tables(
     """Whether a strategy that reads a table has it split (or whole), as asked."""
     if not any(graph.values[value].storage in tables for value in strategy.layouts):
         return True
-    return strategy.style in (("vocab_embedding", "column") if split else ("replicate",))
+    return strategy.style in (
+        (Style.VOCAB_EMBEDDING, Style.COLUMN) if split else (Style.REPLICATE,)
+    )
 
 
 def _constant(node: Node) -> NodeStrategy:
-    return NodeStrategy(
-        style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0,
-        needs_dtensor=False,
-    )  # fmt: skip
+    return NodeStrategy(style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0)
 
 
 def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
@@ -171,11 +171,6 @@ def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
 
 
 def _allowed(strategy: NodeStrategy, folded: FoldedUnit, context: UnitContext) -> bool:
-    """Boundary values keep the stream layout, and the stream is made of plain local tensors."""
+    """Whether boundary values keep the stream layout."""
     outputs = strategy.outputs
-    if any(outputs[v] != context.stream for v in folded.boundary_outputs if v in outputs):
-        return False
-    if not context.stream.is_shard or not strategy.needs_dtensor:
-        return True
-    touched = (*strategy.inputs.values(), *strategy.outputs.values())
-    return context.stream not in touched
+    return all(outputs[v] == context.stream for v in folded.boundary_outputs if v in outputs)

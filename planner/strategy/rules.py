@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import NO_SCHEDULE, SCHEDULES, schedule_rule
+from planner.strategy.schedules import schedule_rule
+from planner.vocabulary import PLANNED_AXES, PLANNED_SCHEDULES, Recomputation, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,7 @@ def enumerate_degrees(gpus: int, fixed: FixedValues) -> Iterator[ParallelDegrees
 
 
 def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
-    return all(
-        getattr(fixed, axis) in (None, getattr(degrees, axis))
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp")
-    )
+    return all(getattr(fixed, axis) in (None, getattr(degrees, axis)) for axis in PLANNED_AXES)
 
 
 def broken_rule(
@@ -98,7 +96,7 @@ def broken_rule(
 
 def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
     """Refuse a fixed recomputation under which the model would fail."""
-    asked = fixed.activation_checkpointing or "none"
+    asked = fixed.activation_checkpointing or Recomputation.NONE
     reason = facts.recompute_refusals.get(asked)
     if reason is None:
         return None
@@ -138,6 +136,7 @@ def configurations(
         sizes = [fixed.microbatch_size]
     found = False
     reason: str | None = None
+    can_split = _can_split(degrees, facts)
     for size in sizes:
         for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
             reason = schedule_rule(
@@ -146,13 +145,12 @@ def configurations(
             )  # fmt: skip
             if reason is not None:
                 continue
-            if schedule == "GPipe" and fixed.schedule is None and samples // size >= degrees.pp:
+            is_open_gpipe = schedule == Schedule.GPIPE and fixed.schedule is None
+            if is_open_gpipe and samples // size >= degrees.pp:
                 continue
             found = True
             for reshard in _reshards(degrees, fixed):
-                for split in _options(
-                    possible=_can_split(degrees, facts), fixed=fixed.sequence_parallel
-                ):
+                for split in _options(possible=can_split, fixed=fixed.sequence_parallel):
                     yield Configuration(
                         degrees=degrees,
                         schedule=schedule,
@@ -185,19 +183,19 @@ def _options(*, possible: bool, fixed: bool | None) -> tuple[bool, ...]:
 def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> Iterator[tuple[str, int]]:
     """Schedules and stages per rank to try."""
     if pp == 1:
-        yield NO_SCHEDULE, 1
+        yield Schedule.NONE, 1
         return
-    for schedule in ("1F1B", "GPipe"):
+    for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
         if fixed.schedule in (None, schedule) and fixed.virtual_stages in (None, 1):
             yield schedule, 1
-    if fixed.schedule not in (None, *SCHEDULES):
+    if fixed.schedule is not None and fixed.schedule not in PLANNED_SCHEDULES:
         yield fixed.schedule, 1
-    if fixed.schedule in (None, "Interleaved1F1B"):
+    if fixed.schedule in (None, Schedule.INTERLEAVED):
         most = facts.max_stages // pp
         counts = virtual_stage_counts(most)
         for count in counts if fixed.virtual_stages is None else (fixed.virtual_stages,):
             if 1 < count <= most:
-                yield "Interleaved1F1B", count
+                yield Schedule.INTERLEAVED, count
 
 
 def virtual_stage_counts(most: int) -> tuple[int, ...]:

@@ -5,12 +5,10 @@ Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``
 
 from functools import cache
 
+from planner.vocabulary import Schedule
+
 Actions = tuple[tuple[int, bool], ...]
 """Actions of one rank in order: (stage, True for a forward, False for a backward)."""
-
-SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B")
-"""Schedules that the search considers; "none" stands for no pipeline."""
-NO_SCHEDULE = "none"
 
 
 def schedule_rule(
@@ -21,9 +19,9 @@ def schedule_rule(
     Returns:
         The rule that is broken, with its numbers, None where the schedule runs.
     """
-    if schedule == "1F1B" and num_microbatches < pp:
+    if schedule == Schedule.ONE_F_ONE_B and num_microbatches < pp:
         return f"1F1B needs microbatches >= stages, but {num_microbatches} < {pp}"
-    if schedule == "Interleaved1F1B":
+    if schedule == Schedule.INTERLEAVED:
         if num_microbatches < pp:
             return (
                 f"Interleaved1F1B needs microbatches >= pipeline ranks to interleave, but "
@@ -54,11 +52,13 @@ def actions_by_rank(
     (Narayanan et al. 2021) goes round the stages of a rank. The same orders as torch's schedule
     classes make, which take seconds for hundreds of stages.
     """
-    if schedule == "Interleaved1F1B":
+    if schedule == Schedule.INTERLEAVED:
         return tuple(_interleaved(rank, pp, virtual_stages, num_microbatches) for rank in range(pp))
     found: list[Actions] = []
     for rank in range(pp):
-        warmup = num_microbatches if schedule == "GPipe" else min(num_microbatches, pp - rank)
+        warmup = (
+            num_microbatches if schedule == Schedule.GPIPE else min(num_microbatches, pp - rank)
+        )
         steady = ((rank, False), (rank, True)) * (num_microbatches - warmup)
         found.append(((rank, True),) * warmup + steady + ((rank, False),) * warmup)
     return tuple(found)
@@ -91,10 +91,10 @@ def shortened(schedule: str, *, pp: int, virtual_stages: int, num_microbatches: 
     A rank runs at most ``(virtual_stages - 1) * group + 2 * (pp - 1) + 1`` forwards before its
     first backward, and as many backwards after its last forward; what lies between repeats.
     """
-    if schedule == "GPipe":
+    if schedule == Schedule.GPIPE:
         return num_microbatches
     group = pp
-    if schedule == "Interleaved1F1B":
+    if schedule == Schedule.INTERLEAVED:
         group = num_microbatches // max(1, num_microbatches // pp)
     return min(num_microbatches, 6 * group)
 
@@ -109,11 +109,11 @@ def in_flight(
         Count vectors over the rank's stages in model order; no other moment of the schedule
         holds as many or more on every stage than one of these.
     """
-    if schedule == NO_SCHEDULE:
+    if schedule == Schedule.NONE:
         return ((1,),)
-    if schedule == "GPipe":
+    if schedule == Schedule.GPIPE:
         return ((num_microbatches,),)
-    if schedule == "1F1B":
+    if schedule == Schedule.ONE_F_ONE_B:
         return ((min(num_microbatches, pp - rank),),)
     rows = actions_by_rank(
         schedule,

@@ -9,27 +9,23 @@ class ModuleSharding:
 
     Layouts are spelled as torch spells placements: "Replicate", "Shard(1)" (tensor dim 1,
     negative dims count from the end). The *stream* is what flows between modules outside
-    sharded regions: plain local tensors in the unit's boundary layout.
+    sharded regions, in the unit's boundary layout.
     """
 
     module: str
     """Module path relative to the unit: "attn.c_attn", "mlp.c_fc"; for prologue and epilogue
     relative to the model: "transformer.wte"."""
     style: str
-    """"column" (weight split over output features), "row" (over input features),
-    "vocab_embedding" (embedding rows split), "replicate" (parameters whole on each rank, input
-    and output layouts changed as stated), or "sequence" (parameters whole, runs on the
-    sequence shard of the stream, so that its gradients are summed over tp after backward)."""
+    """A ``Style``."""
     fused: int
     """Equal projections held in one weight along the output features (3 for fused qkv), 1 when
-    not fused. Only for style "column"."""
+    not fused. Only for ``Style.COLUMN``."""
     input_layout: str
     """Layout that the module's first input must have."""
     output_layout: str
     """Layout that its output leaves with (after the collective, where one is needed)."""
-    output_is_local: bool
-    """True where the output goes on as a plain local tensor (the stream, or a region of
-    pointwise ops only), False where it stays a DTensor so that views see global shapes."""
+    split: tuple[tuple[str, int], ...] = ()
+    """Names of its parameters that are split, and the dim of each; the others are whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

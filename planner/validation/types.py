@@ -4,19 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
-from planner.strategy.configuration import EVERY_OTHER_LAYER
 
 Arch = Literal["gpt", "llama", "mpt"]
 """GELU MLP with biases; gated MLP without; GPT with ALiBi."""
 
 DataParallel = Literal["ddp", "zero1", "zero2", "zero3"]
 """Replicated state; optimiser states sharded; gradients as well; parameters as well (FSDP)."""
-
-RECOMPUTATIONS = ("none", "selective", "full", EVERY_OTHER_LAYER)
-"""How blocks are recomputed; the last recomputes the first, third, fifth block in full."""
-
-SCHEDULES = ("none", "1F1B", "GPipe", "Interleaved1F1B", "ZB-1p", "ZB-2p")
-"""Schedules of measured runs; "none" without a pipeline, the last two of Qi et al. 2024."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +70,13 @@ class Run:
     global_batch_size: int
     """Sequences per step."""
     recompute: str | None
-    """One of RECOMPUTATIONS, None where the source does not say."""
+    """A ``Recomputation``, None where the source does not say."""
     sequence_parallel: bool
     """The residual stream is split over tp between the sharded regions."""
     dtype: str | None
     """"bfloat16", "float16" or "float32", None where the source does not say."""
     schedule: str
-    """One of SCHEDULES."""
+    """A ``Schedule``."""
     step_time_s: float | None
     """Measured time of an optimiser step."""
     peak_mem_bytes: float | None

@@ -16,7 +16,6 @@ from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import HeldStage, StageMemory
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
@@ -31,6 +30,7 @@ from planner.search.model_pricing import (
 from planner.search.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)
 EXAMPLES = Path(__file__).parents[2] / "examples"

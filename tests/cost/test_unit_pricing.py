@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from planner.cost.collective import all_reduce_s
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.vocabulary import RECOMPUTATIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEQ, HIDDEN, HEADS = 2048, 2048, 16

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from real_runs import MODELS, ZOO, load, measure, measure_on_meta
 
 from planner.graph.analysis.lifetimes import Moment, live_bytes, step_peaks
-from planner.graph.analysis.retained import RECOMPUTATIONS, retained_bytes
+from planner.graph.analysis.retained import retained_bytes
 from planner.graph.loading.load import load_model
 from planner.graph.trace import trace_model
+from planner.vocabulary import RECOMPUTATIONS
 
 SIZE = 4
 

@@ -36,7 +36,7 @@ modules = st.builds(
     fused=counts,
     input_layout=names,
     output_layout=names,
-    output_is_local=st.booleans(),
+    split=st.lists(st.tuples(names, counts), max_size=2).map(tuple),
 )
 shardings = st.builds(
     UnitSharding,

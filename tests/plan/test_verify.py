@@ -294,7 +294,7 @@ def split_head_otherwise(plan):
     head, last = "lm_head", len(plan.units) - 1
     group = next(i for i, s in enumerate(plan.shardings) if s.units == (last,))
     modules = tuple(
-        replace(m, style="replicate", output_layout="Replicate", output_is_local=True)
+        replace(m, style="replicate", output_layout="Replicate", split=())
         if m.module == head
         else m
         for m in plan.shardings[group].modules

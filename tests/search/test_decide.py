@@ -15,7 +15,6 @@ from planner.cost.stage_memory import HeldStage
 from planner.cost.unit_pricing import PricedUnit, Recompute
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.graph.analysis.retained import RECOMPUTATIONS
 from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.profiles import load_cluster
 from planner.search.columns import ColumnMaker
@@ -24,6 +23,7 @@ from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import in_flight, schedule_rule
+from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)
 MIB = 2**20

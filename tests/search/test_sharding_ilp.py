@@ -11,13 +11,13 @@ from planner.cost.node_pricing import Pricing, conversion_s
 from planner.graph.operator_graph import UnitKind
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
+from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
 from planner.search.sharding_ilp import (
     conversions_of,
     is_solvable,
     price_strategies,
     solve_sharding,
 )
-from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
 from planner.strategy.nodes import NodeKind
 from planner.strategy.problem import sharding_problem
 

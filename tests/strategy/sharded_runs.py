@@ -22,7 +22,7 @@ from planner.graph.recording.recorder import Recorder
 from planner.graph.torch_private import TorchDispatchMode, packet_name, tree_map_only
 from planner.graph.trace import freeze
 from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
-from planner.strategy.propagation import needs_global_shapes, output_layouts
+from planner.strategy.propagation import output_layouts
 
 DEGREES = (2, 3, 5)
 """torch's samples have dims of 3, 5 and 10."""
@@ -177,8 +177,6 @@ def propagate(
         if found is None:
             return None
         layouts.update(zip(op.outputs, found, strict=True))
-    if not is_op and needs_global_shapes(recorded.graph, recorded.ops, layouts):
-        return None
     return tuple(layouts.get(value) for value in recorded.outputs)
 
 

@@ -28,6 +28,7 @@ from planner.graph.operator_graph import (
     StorageKind,
     Unit,
 )
+from planner.vocabulary import Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,9 @@ def live_bytes(
     return found
 
 
-def step_peaks(graph: OperatorGraph, recomputation: str | Sequence[str] = "none") -> StepPeaks:
+def step_peaks(
+    graph: OperatorGraph, recomputation: str | Sequence[str] = Recomputation.NONE
+) -> StepPeaks:
     """Replay forward and backward of one microbatch.
 
     Counted are activations and the gradients of parameters, which are zero before. Not counted
@@ -132,8 +135,8 @@ class _RecomputedBlock:
         self.saved = saved_values(graph, ops)
         self.entering = _storages(graph, entering_values(graph, unit))
         self.cached: frozenset[int] = frozenset()
-        self.again = moments_of(graph, recomputed_ops(graph, unit, "full"))
-        if recomputation == "selective":
+        self.again = moments_of(graph, recomputed_ops(graph, unit, Recomputation.FULL))
+        if recomputation == Recomputation.SELECTIVE:
             # What is kept is fetched where it would be made.
             kept = [graph.nodes[op] for op in ops if graph.nodes[op].name in KEPT_BY_SELECTIVE]
             self.cached = _storages(graph, (value for op in kept for value in op.outputs))
@@ -162,7 +165,7 @@ class _Step:
         self._blocks = {
             unit.index: _RecomputedBlock(graph, unit, each)
             for unit, each in zip(graph.units, recomputations, strict=True)
-            if each != "none"
+            if each != Recomputation.NONE
         }
         self._block_of_op = {op: block for block in self._blocks.values() for op in block.ops}
         forward = [op.id for op in graph.nodes if op.phase is Phase.FORWARD]

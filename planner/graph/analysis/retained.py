@@ -16,9 +16,7 @@ inputs, which live anyway, and the states of random generators that checkpoints 
 from collections.abc import Iterator, Sequence
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
-
-RECOMPUTATIONS = ("none", "selective", "full")
-"""Ways to keep a block's activations, by falling memory and rising work."""
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 KEPT_BY_SELECTIVE = frozenset(
     {
@@ -82,13 +80,13 @@ def kept_storages(graph: OperatorGraph, unit: Unit, recomputation: str) -> froze
         recomputation: One of ``RECOMPUTATIONS``; "none" for prologue and epilogue.
     """
     assert recomputation in RECOMPUTATIONS, recomputation
-    assert recomputation == "none" or unit.kind is UnitKind.BLOCK, unit.name
-    if recomputation == "none":
+    assert recomputation == Recomputation.NONE or unit.kind is UnitKind.BLOCK, unit.name
+    if recomputation == Recomputation.NONE:
         values = saved_values(graph, unit.forward_ops)
     else:
         between = unit.forward_ops[unit.num_block_ops :]
         values = entering_values(graph, unit) | saved_values(graph, between)
-        if recomputation == "selective":
+        if recomputation == Recomputation.SELECTIVE:
             values |= cached_values(graph, unit)
     return frozenset(
         graph.values[value].storage for value in values if _is_activation(graph, value)
@@ -107,11 +105,11 @@ def recomputed_ops(graph: OperatorGraph, unit: Unit, recomputation: str) -> tupl
         unit: One of its units.
         recomputation: One of ``RECOMPUTATIONS``.
     """
-    if recomputation == "none":
+    if recomputation == Recomputation.NONE:
         return ()
     ops = [graph.nodes[op_id] for op_id in block_ops(unit)]
     again = ops[: _end_of_saving(ops)]
-    if recomputation == "selective":
+    if recomputation == Recomputation.SELECTIVE:
         again = [op for op in again if op.name not in KEPT_BY_SELECTIVE]
     return tuple(op.id for op in again)
 
@@ -173,7 +171,9 @@ def by_unit(graph: OperatorGraph, recomputation: str | Sequence[str]) -> tuple[s
     """Spell out the recomputation of every block as one for each unit."""
     if not isinstance(recomputation, str):
         return tuple(recomputation)
-    return tuple(recomputation if unit.kind is UnitKind.BLOCK else "none" for unit in graph.units)
+    return tuple(
+        recomputation if unit.kind is UnitKind.BLOCK else Recomputation.NONE for unit in graph.units
+    )
 
 
 def _is_activation(graph: OperatorGraph, value: int) -> bool:
@@ -187,7 +187,7 @@ def _held_from(graph: OperatorGraph, recomputation: str) -> dict[int, int]:
     for unit in graph.units:
         for value in entering_values(graph, unit):
             first.setdefault(graph.values[value].storage, unit.forward_ops[0])
-        if recomputation == "selective":
+        if recomputation == Recomputation.SELECTIVE:
             for value in cached_values(graph, unit):
                 first[graph.values[value].storage] = unit.forward_ops[0]
     return first

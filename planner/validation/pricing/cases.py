@@ -10,9 +10,9 @@ from planner.framework.spec import FrameworkSpec, StateForm
 from planner.hardware.fields import near_names
 from planner.hardware.profiles import list_clusters
 from planner.hardware.runs import cluster_matches
-from planner.strategy.configuration import EVERY_OTHER_LAYER
 from planner.validation.pricing.models import ModelShape
 from planner.validation.types import DataParallel, Run, Unpriced
+from planner.vocabulary import Dtype, Recomputation
 
 _TIED_TOLERANCE = 0.5
 """Share of the embedding by which a stated size may miss a count and still tell it is meant."""
@@ -84,7 +84,7 @@ def case_of(run: Run) -> Case:
         raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
     if run.ep > 1:
         raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
-    if framework.state_form == "replicated" and run.recompute == EVERY_OTHER_LAYER:
+    if framework.state_form == "replicated" and run.recompute == Recomputation.EVERY_OTHER_LAYER:
         raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
     if framework.state_form == "replicated" and run.data_parallel == "zero3":
         raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
@@ -95,10 +95,10 @@ def case_of(run: Run) -> Case:
         raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
     _check_stages(run, framework)
     _check_batch(run, assumptions)
-    dtype = run.dtype or "bfloat16"
+    dtype = run.dtype or Dtype.BFLOAT16
     if run.dtype is None:
         assumptions.append("dtype bfloat16 (not stated)")
-    recompute = run.recompute or "none"
+    recompute = run.recompute or Recomputation.NONE
     if run.recompute is None:
         assumptions.append("recompute none (not stated)")
     return Case(

@@ -3,30 +3,26 @@
 import re
 from collections.abc import Mapping
 
-from planner.strategy.configuration import EVERY_OTHER_LAYER
-from planner.validation.types import RECOMPUTATIONS, SCHEDULES, DataParallel
+from planner.validation.types import DataParallel
+from planner.vocabulary import Dtype, Recomputation, Schedule
 
-DTYPES = {
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "float16": "float16",
-    "fp32": "float32",
-    "float32": "float32",
+DTYPES: Mapping[str, str] = {
+    **{str(name): name for name in (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32)},
+    **{"bf16": Dtype.BFLOAT16, "fp16": Dtype.FLOAT16, "fp32": Dtype.FLOAT32},
 }
 """Dtype by the spelling of a precision."""
 
-RECOMPUTE_WORDS = {
-    **{name: name for name in RECOMPUTATIONS},
-    "selective(op)": "selective",
-    "selective(every other layer)": EVERY_OTHER_LAYER,
+RECOMPUTE_WORDS: Mapping[str, str] = {
+    **{str(name): name for name in Recomputation},
+    "selective(op)": Recomputation.SELECTIVE,
+    "selective(every other layer)": Recomputation.EVERY_OTHER_LAYER,
 }
 """Recomputation by its spelling; selective(op) keeps the results of the costly operators."""
 
-SCHEDULE_WORDS = {
-    **{name.lower(): name for name in SCHEDULES if name != "none"},
-    "interleaved 1f1b": "Interleaved1F1B",
-    "1f1b-i": "Interleaved1F1B",
+SCHEDULE_WORDS: Mapping[str, str] = {
+    **{name.lower(): name for name in Schedule if name != Schedule.NONE},
+    "interleaved 1f1b": Schedule.INTERLEAVED,
+    "1f1b-i": Schedule.INTERLEAVED,
 }
 """Schedule by its spelling, in small letters."""
 
@@ -91,14 +87,18 @@ def read_schedule(text: str, *, pp: int, virtual_stages: int) -> str:
         NotModelledError: It is none of ``SCHEDULE_WORDS``.
     """
     if pp == 1:
-        return "none"
+        return Schedule.NONE
     word = re.sub(r"\s*\(.*\)$", "", text.lower())
     if word in OPEN_SCHEDULES:
         word = "1f1b"
     if word not in SCHEDULE_WORDS:
         raise NotModelledError(f"schedule {text} is not modelled")
     schedule = SCHEDULE_WORDS[word]
-    return "Interleaved1F1B" if schedule == "1F1B" and virtual_stages > 1 else schedule
+    return (
+        Schedule.INTERLEAVED
+        if schedule == Schedule.ONE_F_ONE_B and virtual_stages > 1
+        else schedule
+    )
 
 
 def read_data_parallel(text: str, *, ranks: int) -> tuple[DataParallel, int | None]:

@@ -20,6 +20,7 @@ from planner.validation.reading.spellings import (
     read_schedule,
 )
 from planner.validation.types import Arch, DataParallel, Run, Unpriced
+from planner.vocabulary import Schedule
 
 REQUIRED_COLUMNS = (
     *("framework", "arch", "model", "layers", "hidden", "ffn", "heads", "vocab", "seq_len"),
@@ -242,7 +243,7 @@ def _read_numbers(row: int, cells: Cells, arch: Arch) -> Run:
         dtype=cells.word(lambda: read_dtype(cells.text("precision")), None),
         schedule=cells.word(
             lambda: read_schedule(cells.text("schedule"), pp=pp, virtual_stages=virtual_stages),
-            "none",
+            str(Schedule.NONE),
         ),
         step_time_s=cells.quantity("step_time_s"),
         peak_mem_bytes=None if peak_mem_gib is None else peak_mem_gib * GIB,
@@ -273,7 +274,7 @@ def _check_degrees(run: Run) -> None:
         )
     if run.virtual_stages > 1 and run.pp == 1:
         raise BadCellError("vpp", f"{run.virtual_stages} stages per rank need pp above 1")
-    if run.schedule == "Interleaved1F1B" and run.virtual_stages == 1:
+    if run.schedule == Schedule.INTERLEAVED and run.virtual_stages == 1:
         raise BadCellError("vpp", "an interleaved schedule has at least 2 stages per rank")
     if run.heads is not None and run.hidden % run.heads:
         raise BadCellError("heads", f"{run.heads} does not divide hidden {run.hidden}")

@@ -1,0 +1,92 @@
+"""The words that plans, requests, scripts and tables share, each written once."""
+
+from enum import StrEnum
+
+
+class _Word(StrEnum):
+    """A string with a name; it is shown and written as the string that it is."""
+
+    __repr__ = str.__repr__
+
+
+class Axis(_Word):
+    """Mesh axes, in the words of torch and TorchTitan."""
+
+    DP_REPLICATE = "dp_replicate"
+    DP_SHARD = "dp_shard"
+    TP = "tp"
+    CP = "cp"
+    PP = "pp"
+    EP = "ep"
+
+
+MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
+"""Axes from outermost to innermost: tp neighbours sit in one node, stages in different ones."""
+
+PLANNED_AXES: tuple[str, ...] = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP, Axis.PP)
+"""Axes whose degrees are decided, as they are listed; the others are 1."""
+
+
+class Schedule(_Word):
+    """Orders of a pipeline's microbatches, as ``get_schedule_class`` of torch names them.
+
+    The last two are of Qi et al. 2024 (2401.10241), and no script runs them.
+    """
+
+    NONE = "none"
+    GPIPE = "GPipe"
+    ONE_F_ONE_B = "1F1B"
+    INTERLEAVED = "Interleaved1F1B"
+    ZB_1P = "ZB-1p"
+    ZB_2P = "ZB-2p"
+
+
+PLANNED_SCHEDULES: tuple[str, ...] = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+"""Schedules that are planned; ``Schedule.NONE`` is that of no pipeline."""
+
+
+class Recomputation(_Word):
+    """What of a block's activations backward computes again."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+    EVERY_OTHER_LAYER = "every_other_layer"
+    """In full of the first, third, fifth block, none of the others: in other frameworks alone."""
+
+
+RECOMPUTATIONS: tuple[str, ...] = (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+"""Recomputation that one block can have, by falling memory and rising work."""
+
+
+class Style(_Word):
+    """How a module that owns parameters runs under tensor parallelism."""
+
+    COLUMN = "column"
+    """Its weight is split over output features."""
+    ROW = "row"
+    """Its weight is split over input features."""
+    VOCAB_EMBEDDING = "vocab_embedding"
+    """The rows of its table are split."""
+    REPLICATE = "replicate"
+    """Its parameters are whole on each rank; layouts of input and output change as stated."""
+    ON_PART = "on_part"
+    """Its parameters are whole, and it runs on a part of its input (of the sequence, or of the
+    heads), so that its gradients are summed over tp after backward."""
+
+
+SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING)
+"""Styles that split parameters."""
+
+
+class Dtype(_Word):
+    """Compute dtypes, as torch spells them without the prefix."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+COMPUTE_DTYPES: tuple[str, ...] = (Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.FLOAT64)
+"""Dtypes that the script can compute in; float16 would need loss scaling, which it has not."""
