@@ -76,7 +76,9 @@ class Checkpointer:
         orders = self._orders
         return {
             kind: {
-                name: orders[name].in_user_order(value) if name in orders else value.detach()
+                name: orders[name].in_user_order(value.detach())
+                if name in orders
+                else value.detach()
                 for name, value in named.items()
             }
             for kind, named in values.items()

@@ -7,7 +7,7 @@ another layout before anything reads it.
 from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
-from .op_rules import Call, Found, Operand, _reduction, _same
+from .op_rules import Call, Found, Operand, _reduction, _same, rule_of
 
 Wanted = tuple[Found, Sequence[Layout | None]]
 """Layouts of the outputs, and for whole operands the layout of which each rank takes its part."""
@@ -95,8 +95,25 @@ def _taken_backward(call: Call, tp: int) -> Found:
         dim = call.dim(2, 0, len(shape))
         moved = split.dim + (dim <= split.dim)
         return None if moved == dim else [shard(moved, split.outer)]
-    dim = call.dim(2, 0, len(shape))
-    return None if split.dim == dim and shape[dim] != call.first.shape[dim] else [split]
+    dim, piece = call.dim(2, 0, len(shape)), call.first.shape[call.dim(2, 0, len(shape))]
+    if split.dim != dim or shape[dim] == piece:
+        return [split]
+    start = call.argument(3, 0)
+    is_segment = split.outer == 1 and shape[dim] % piece == 0 and isinstance(start, int)
+    if not is_segment or call.argument(5, 1) != 1 or int(str(start)) % piece:
+        return None
+    return [shard(dim, shape[dim] // piece)]
+
+
+def _cat_backward(call: Call, tp: int) -> Found:
+    """Equal pieces side by side along the dim of which each is split, or beside it."""
+    split, dim = call.first.split, call.dim(1, 0, len(call.targets[0]))
+    first = call.first
+    if any(each.split != split or each.shape != first.shape for each in call.operands):
+        return rule_of(call.op)(call, tp)  # type: ignore[misc]
+    if split is None or split.dim != dim:
+        return None if split is None else [split]
+    return [shard(dim, len(call.operands))] if split.outer == 1 else None
 
 
 def _attention_backward(call: Call, tp: int) -> Found:
@@ -136,6 +153,7 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "cat": _cat_backward,
     "constant_pad_nd": _pad,
     "cumsum": _along,
 }

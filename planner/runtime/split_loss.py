@@ -30,9 +30,6 @@ def _embedding(ids: Tensor, weight: Tensor, *args: Tree, **kwargs: Tree) -> Tens
     return wrapped(local * is_own.unsqueeze(-1), PARTIAL, ranks)
 
 
-SplitTensor.functions[functional.embedding] = _embedding
-
-
 def _over_classes(tensor: object, dim: int) -> bool:
     """Say whether a tensor is split along the dim of the classes."""
     if not isinstance(tensor, SplitTensor):
@@ -111,11 +108,14 @@ def _nll_loss_backward(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     return made
 
 
-SPECIAL.update(
-    {
-        "_log_softmax": _log_softmax,
-        "_log_softmax_backward_data": _log_softmax_backward,
-        "nll_loss_forward": _nll_loss,
-        "nll_loss_backward": _nll_loss_backward,
-    }
-)
+def allow_split_vocabulary() -> None:
+    """Let split tensors look tokens up in tables split by rows, and take losses over classes."""
+    SplitTensor.functions[functional.embedding] = _embedding
+    SPECIAL.update(
+        {
+            "_log_softmax": _log_softmax,
+            "_log_softmax_backward_data": _log_softmax_backward,
+            "nll_loss_forward": _nll_loss,
+            "nll_loss_backward": _nll_loss_backward,
+        }
+    )

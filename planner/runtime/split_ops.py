@@ -178,7 +178,14 @@ def _positions(
     if name in _SIZED and layout.is_shard:
         sizes = list(targets[0])
         sizes[layout.dim] //= tp
-        return {_SIZED[name]: sizes}
+        positions: dict[int, object] = {_SIZED[name]: sizes}
+        if (
+            name == "slice_backward"
+            and layout.outer > 1
+            and call.dim(2, 0, len(sizes)) == layout.dim
+        ):
+            positions |= {i: _per_rank(arguments[i], tp) for i in (3, 4)}
+        return positions
     split = call.first.split
     if split is None or name not in ("split", "split_with_sizes", "slice"):
         return {}

@@ -159,9 +159,12 @@ class _Change(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        if layout_of(grad) == ctx.back:
-            return grad, None, None, None
-        return _converted(grad, ctx.back, ctx.ranks), None, None, None
+        if layout_of(grad) != ctx.back:
+            grad = _converted(grad, ctx.back, ctx.ranks)
+        if ctx.back == PARTIAL:  # of a plain parameter
+            assert isinstance(grad, SplitTensor)
+            grad = grad.local
+        return grad, None, None, None
 
 
 def changed(
@@ -173,8 +176,8 @@ def changed(
         tensor: A split or a plain tensor.
         target: Its new layout.
         ranks: The ranks of the axis.
-        gradient: Layout in which its gradient goes back; None for that of the tensor, where the
-            gradient of a sum over ranks is whole.
+        gradient: Layout in which its gradient goes back, PARTIAL for this rank's summand as a
+            plain tensor; None for that of the tensor, where the gradient of a sum is whole.
     """
     source = layout_of(tensor)
     if source == target and gradient is None:

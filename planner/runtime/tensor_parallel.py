@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from . import split_loss as split_loss  # registers what a split vocabulary needs
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, shard
 from .part import Part
 from .processes import local_tensor
+from .split_loss import allow_split_vocabulary
 from .split_ops import SplitError
 from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
 from .trees import (
@@ -42,7 +42,7 @@ class ModuleSharding:
     module: str
     """Path in its block, or in the model for modules outside the blocks."""
     style: str
-    """"column", "row", "vocab_embedding", "replicate" or "sequence" (whole parameters on a part
+    """"column", "row", "vocab_embedding", "replicate" or "on_part" (whole parameters on a part
     of the input, so that their gradients are sums over ranks)."""
     split: tuple[tuple[str, int], ...] = ()
     """Names of the parameters that are split, and the dim of each; the others are whole."""
@@ -112,6 +112,7 @@ class TensorParallel:
             block_shardings: Positions of blocks and what holds for each of them.
             outer_shardings: What holds for modules outside the blocks.
         """
+        allow_split_vocabulary()
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
         for index, path, block in self.part.block_items():
             for sharding in by_block.get(index, ()):
@@ -128,7 +129,7 @@ class TensorParallel:
             self._split_stream(shard(self.sequence_dim))
 
     def _shard(self, module: nn.Module, prefix: str, sharding: ModuleSharding) -> None:
-        if sharding.style == "sequence":
+        if sharding.style == "on_part":
             self.part.sequence_modules.append(module)
         dims = dict(sharding.split)
         layouts: dict[str, Layout] = {}
@@ -139,7 +140,7 @@ class TensorParallel:
                 layouts[name] = shard(dims[name], sharding.fused)
                 module._parameters[name] = self._distributed(parameter, layouts[name])
             else:
-                layouts[name] = PARTIAL if sharding.style == "sequence" else REPLICATE
+                layouts[name] = PARTIAL if sharding.style == "on_part" else REPLICATE
         if sharding.fused > 1:
             path = f"{prefix}{sharding.module}".removesuffix(".")
             for name in dims:
@@ -254,7 +255,7 @@ class _Edge:
             if layout.is_shard:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 shown = wrapped(local, layout, self.ranks)
-            elif self.sharding.style == "sequence":
+            elif self.sharding.style == "on_part":
                 shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=PARTIAL)
             elif self.sharding.split:
                 # It is added to a sum over ranks by one of them.
