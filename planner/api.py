@@ -253,8 +253,8 @@ def _searched(
 ) -> "tuple[SearchOutcome, tuple[OpRow, ...]]":
     """Search, verify what was found, and price the ops of the best plan."""
     from planner.plan.verify import verify_outcome
+    from planner.pricing.reprice import verify_price
     from planner.search.framework_estimate import FrameworkEstimate
-    from planner.search.reprice import verify_price
     from planner.search.run import Search
 
     search = (

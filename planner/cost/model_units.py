@@ -1,13 +1,13 @@
 """The units of a model in order: what they compute, and what that costs.
 
-``ModelWork`` is drawn from a graph once. Priced on a device it becomes ``ModelUnits``, from which
+``ModelWork`` is counted from a graph once. Priced on a device it becomes ``ModelUnits``, from which
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from planner.cost.node_pricing import Pricing
+from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.cost.unit_work import UnitWork
 from planner.graph.analysis.shared import SharedActivation
@@ -94,17 +94,17 @@ class ModelWork:
     epilogue_units: int
     """As in ``ModelUnits``."""
 
-    def priced(self, pricing: Pricing) -> ModelUnits:
+    def priced(self, rank: RankSpec) -> ModelUnits:
         """Price every unit."""
-        prices = {key: price_unit(work, pricing) for key, work in _by_identity(self.units)}
+        prices = {key: price_unit(work, rank) for key, work in _by_identity(self.units)}
         return ModelUnits(
             units=tuple(prices[id(work)] for work in self.units),
             entering_bytes=self.entering_bytes,
             tied=tuple(
                 TiedWeight(
                     units=units,
-                    parameter_bytes=elements * master_bytes(pricing.dtype),
-                    gathered_bytes=elements * DTYPE_BYTES[pricing.dtype],
+                    parameter_bytes=elements * master_bytes(rank.dtype),
+                    gathered_bytes=elements * DTYPE_BYTES[rank.dtype],
                 )
                 for units, elements in self.tied_elements
             ),

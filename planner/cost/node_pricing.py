@@ -30,7 +30,7 @@ _COLLECTIVE_S = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pricing:
+class RankSpec:
     """What the price of a unit depends on besides its layouts."""
 
     device: DeviceSpec
@@ -78,7 +78,7 @@ def price_node(
     problem: ShardingProblem,
     node: Node,
     strategy: NodeStrategy,
-    pricing: Pricing,
+    rank: RankSpec,
     backward_ops: Mapping[int, list[OpNode]],
 ) -> NodePrice:
     """Price one strategy of one node.
@@ -89,7 +89,7 @@ def price_node(
         problem: The unit.
         node: One of its nodes.
         strategy: One of the node's strategies.
-        pricing: Device and tp group.
+        rank: Device and tp group.
         backward_ops: From ``backward_ops_by_forward``.
     """
     graph = problem.context.graph
@@ -98,17 +98,17 @@ def price_node(
     for op_id in node.ops:
         op = graph.nodes[op_id]
         if not op.is_view:
-            forward_s += forward_op_s(graph, op, share, pricing)
+            forward_s += forward_op_s(graph, op, share, rank)
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
-                backward_s += _backward_op_s(graph, behind, op, share, pricing)
+                backward_s += _backward_op_s(graph, behind, op, share, rank)
     exits = [
-        conversion_s(graph, value, strategy.layouts[value], layout, pricing)
+        conversion_s(graph, value, strategy.layouts[value], layout, rank)
         for value, layout in strategy.outputs.items()
         if value in strategy.layouts
     ]
     loss_s = _SOFTMAX_REDUCTIONS * all_reduce_s(
-        strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32], pricing.tp_group
+        strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32], rank.tp_group
     )
     return NodePrice(
         forward_s=forward_s,
@@ -119,36 +119,36 @@ def price_node(
     )
 
 
-def forward_op_s(graph: OperatorGraph, op: OpNode, share: Shares, pricing: Pricing) -> float:
+def forward_op_s(graph: OperatorGraph, op: OpNode, share: Shares, rank: RankSpec) -> float:
     """Seconds of one forward op on one rank."""
     work = forward_work(graph, op, share)
-    return op_s(work, pricing.device, pricing.dtype)
+    return op_s(work, rank.device, rank.dtype)
 
 
 def _backward_op_s(
-    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares, pricing: Pricing
+    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares, rank: RankSpec
 ) -> float:
     assert op.phase is Phase.BACKWARD
     work = backward_work(graph, op, forward, share)
-    return op_s(work, pricing.device, pricing.dtype)
+    return op_s(work, rank.device, rank.dtype)
 
 
 def conversion_s(
-    graph: OperatorGraph, value: int, source: Layout, target: Layout, pricing: Pricing
+    graph: OperatorGraph, value: int, source: Layout, target: Layout, rank: RankSpec
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
     change: Conversion = conversion(source, target)
     num_bytes = graph.values[value].size_bytes
     return (
-        _collective_s(change.forward, num_bytes, pricing),
-        _collective_s(change.backward, num_bytes, pricing),
+        _collective_s(change.forward, num_bytes, rank),
+        _collective_s(change.backward, num_bytes, rank),
     )
 
 
-def comm_s(work: CommWork, pricing: Pricing) -> float:
+def comm_s(work: CommWork, rank: RankSpec) -> float:
     """Seconds of one collective over the tp axis."""
-    return _COLLECTIVE_S[work.kind](work.num_bytes, pricing.tp_group)
+    return _COLLECTIVE_S[work.kind](work.num_bytes, rank.tp_group)
 
 
-def _collective_s(kind: Collective | None, num_bytes: int, pricing: Pricing) -> float:
-    return 0.0 if kind is None else _COLLECTIVE_S[kind](num_bytes, pricing.tp_group)
+def _collective_s(kind: Collective | None, num_bytes: int, rank: RankSpec) -> float:
+    return 0.0 if kind is None else _COLLECTIVE_S[kind](num_bytes, rank.tp_group)

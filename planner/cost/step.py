@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.model_units import ModelUnits
-from planner.cost.node_pricing import Pricing
+from planner.cost.node_pricing import RankSpec
 from planner.cost.pipeline import pipeline_times
 from planner.cost.stage_costs import StageCosts, StageSeconds
 from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
@@ -120,14 +120,14 @@ def _breakdown(
     )
 
 
-def rank_pricing(
+def rank_spec(
     cluster: ClusterSpec, framework: FrameworkSpec, configuration: Configuration, dtype: str
-) -> Pricing:
+) -> RankSpec:
     """What the price of a unit's work depends on under a configuration."""
     degrees = configuration.degrees
     pipeline = axis_group(cluster, degrees, Axis.PP)
     crosses = pipeline.outer is not None
-    return Pricing(
+    return RankSpec(
         device=cluster.device,
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, Axis.TP),
@@ -147,7 +147,7 @@ def price_layout(
     """Price a layout whose stages are cut as its framework cuts them.
 
     Args:
-        model: Units priced under ``rank_pricing``.
+        model: Units priced under ``rank_spec``.
         configuration: Degrees, schedule, microbatches, form of the state.
         recompute: Recomputation of all blocks, or Recomputation.EVERY_OTHER_LAYER.
         cluster: Devices and links.

@@ -1,4 +1,4 @@
-"""Draws the work of one microbatch of a unit from its graph and chosen layouts."""
+"""Counts the work of one microbatch of a unit from its graph and chosen layouts."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -46,7 +46,7 @@ def unit_work(
     kernels: KernelForms = TORCH_KERNELS,
     part: Part | None = None,
 ) -> UnitWork:
-    """Draw the work of a unit.
+    """Count the work of a unit.
 
     Args:
         problem: The unit.
@@ -54,7 +54,7 @@ def unit_work(
         conversions: Changes of layout in front of modules.
         saved_before: Storages that the unit before keeps already.
         kernels: How attention is computed and what recomputation runs again.
-        part: Ops to draw the work of; None for all of the unit's.
+        part: Ops to count the work of; None for all of the unit's.
     """
     if part is not None:
         problem = _only(problem, part)
@@ -180,8 +180,8 @@ class _UnitView:
         self._fusion: PointwiseFusion | None = None
         fuses = {UnitKind.BLOCK: kernels.fuses_pointwise, UnitKind.EPILOGUE: kernels.fuses_loss}
         if fuses.get(problem.unit.kind):
-            drawn = self._forward_kernels(problem.unit.forward_ops)
-            self._fusion = PointwiseFusion(self.graph, drawn)
+            forward = self._forward_kernels(problem.unit.forward_ops)
+            self._fusion = PointwiseFusion(self.graph, forward)
 
     def inner_storages(self) -> set[int]:
         """Storages that are never in memory: tensors inside fused kernels."""

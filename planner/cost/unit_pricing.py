@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cost.node_pricing import Pricing, comm_s
+from planner.cost.node_pricing import RankSpec, comm_s
 from planner.cost.op import op_s
 from planner.cost.unit_work import RankWork, UnitWork
 from planner.units import DTYPE_BYTES
@@ -52,48 +52,48 @@ class PricedUnit:
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
 
 
-def price_unit(work: UnitWork, pricing: Pricing) -> PricedUnit:
+def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
     """Price a unit's work.
 
     A pass takes at least the time in which the host can issue its kernels and collectives.
 
     Args:
         work: What one microbatch does on one rank.
-        pricing: Device, dtype and tp group.
+        rank: Device, dtype and tp group.
     """
-    forward_s, forward_comm_s = _pass_s(work.forward, pricing)
+    forward_s, forward_comm_s = _pass_s(work.forward, rank)
     weight = work.weight_backward
     whole = RankWork(
         ops=work.input_backward.ops + weight.ops, comm=work.input_backward.comm + weight.comm
     )
-    backward_s, backward_comm_s = _pass_s(whole, pricing)
+    backward_s, backward_comm_s = _pass_s(whole, rank)
     recompute = {}
     for kind, again in work.recompute.items():
-        compute_s, again_comm_s = _pass_s(again, pricing)
+        compute_s, again_comm_s = _pass_s(again, rank)
         recompute[kind] = Recompute(compute_s=compute_s, comm_s=again_comm_s)
     return PricedUnit(
         structure=work.structure,
         forward_s=forward_s,
         backward_s=backward_s,
-        weight_backward_s=_pass_s(weight, pricing)[0],
+        weight_backward_s=_pass_s(weight, rank)[0],
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
         recompute=recompute,
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
-        parameter_bytes=work.parameter_elements * master_bytes(pricing.dtype),
-        gathered_bytes=work.parameter_elements * DTYPE_BYTES[pricing.dtype],
-        summed_gradient_bytes=work.summed_gradient_elements * master_bytes(pricing.dtype),
+        parameter_bytes=work.parameter_elements * master_bytes(rank.dtype),
+        gathered_bytes=work.parameter_elements * DTYPE_BYTES[rank.dtype],
+        summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
     )
 
 
-def _pass_s(work: RankWork, pricing: Pricing) -> tuple[float, float]:
+def _pass_s(work: RankWork, rank: RankSpec) -> tuple[float, float]:
     """Seconds of kernels, idle time of the device behind the host included, and collectives."""
-    kernels_s = sum(op_s(op, pricing.device, pricing.dtype) for op in work.ops)
-    collectives_s = sum(comm_s(comm, pricing) for comm in work.comm)
-    issued_s = (len(work.ops) + len(work.comm)) * pricing.device.host_dispatch_s
-    if pricing.tp_group.num_ranks > 1:
-        issued_s += len(work.comm) * (pricing.collective_host_s + pricing.network_host_s)
+    kernels_s = sum(op_s(op, rank.device, rank.dtype) for op in work.ops)
+    collectives_s = sum(comm_s(comm, rank) for comm in work.comm)
+    issued_s = (len(work.ops) + len(work.comm)) * rank.device.host_dispatch_s
+    if rank.tp_group.num_ranks > 1:
+        issued_s += len(work.comm) * (rank.collective_host_s + rank.network_host_s)
     return max(kernels_s, issued_s - collectives_s), collectives_s
 
 

@@ -1,6 +1,6 @@
 """What one microbatch of a unit with its layouts chosen computes, sends and keeps on one rank.
 
-The work is all that a price depends on besides the device and the links: it is drawn from the
+The work is all that a price depends on besides the device and the links: it is counted from the
 graph once and can then be priced under many of them.
 """
 

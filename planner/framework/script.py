@@ -15,20 +15,6 @@ SCRIPT = "planner"
 """Name of its profile."""
 
 
-def script_cluster(
-    name_or_path: str,
-    *,
-    gpus: int,
-    gpus_per_node: int | None = None,
-    calibration: str | None = None,
-) -> ClusterSpec:
-    """The cluster of ``framework_on_cluster`` for the emitted script."""
-    _, cluster = framework_on_cluster(
-        SCRIPT, name_or_path, gpus=gpus, gpus_per_node=gpus_per_node, calibration=calibration
-    )
-    return cluster
-
-
 def framework_on_cluster(
     framework: str,
     name_or_path: str,

@@ -10,7 +10,7 @@ The rules, in the order in which they are held; the first that is broken is repo
 * beside the model: model's units, model's ties, model's cuts, model's modules, model's sizes,
   model's work;
 * of the search: fastest first, same training, bound, objective, status, baseline. Its price is
-  the last one: ``planner.search.reprice`` makes it again from scratch.
+  the last one: ``planner.pricing.reprice`` makes it again from scratch.
 """
 
 from collections.abc import Callable, Iterator, Mapping

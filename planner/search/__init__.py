@@ -1,1 +1,1 @@
-"""The search: ILPs over layouts and stages. PuLP is imported in ``solver`` only."""
+"""The search: the ILP over degrees and stages, its bounds, and plans from its answers."""

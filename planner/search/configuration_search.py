@@ -6,9 +6,9 @@ from dataclasses import astuple, dataclass
 from itertools import accumulate
 
 from planner.cost.stage_costs import Links, StageCosts
+from planner.pricing.model_pricing import PricedModel
 from planner.search.bounds import bounding_paths, least_s
 from planner.search.columns import Column, ColumnMaker, step_time_s
-from planner.search.model_pricing import PricedModel
 from planner.search.stage_ilp import StageProblem
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight

@@ -20,7 +20,6 @@ from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import even_interleaving, sharpen
 from planner.search.partition import best_partition
 from planner.search.refusals import memory_refusal, refusal
-from planner.search.solver import NoneFoundError, NoSolutionError
 from planner.search.stage_ilp import (
     TOLERANCE,
     Effort,
@@ -28,6 +27,7 @@ from planner.search.stage_ilp import (
     StageSolution,
     solve_stages,
 )
+from planner.solver import NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""

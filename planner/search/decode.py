@@ -8,11 +8,11 @@ from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.pricing.model_pricing import PricedModel
+from planner.pricing.sharding_ilp import ShardingSolution
 from planner.runtime.layout import REPLICATE, Layout
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
-from planner.search.model_pricing import PricedModel
-from planner.search.sharding_ilp import ShardingSolution
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from planner.cost.pipeline import SPLIT_SCHEDULES
 from planner.cost.stage_costs import StageCosts
-from planner.cost.step import StepPrice, framework_stages, price_layout, rank_pricing
+from planner.cost.step import StepPrice, framework_stages, price_layout, rank_spec
 from planner.errors import InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
+from planner.pricing.model_pricing import PricedModel, ShardingChoice
+from planner.pricing.op_rows import op_rows
 from planner.search.decode import plan_of
-from planner.search.model_pricing import PricedModel, ShardingChoice
-from planner.search.op_rows import op_rows
 from planner.search.refusals import refusal
 from planner.search.space import LayoutSpace, SearchRequest
 from planner.strategy.configuration import Configuration
@@ -87,14 +87,14 @@ class FrameworkEstimate:
 
     def _priced(self, configuration: Configuration) -> PricedModel:
         tp = configuration.degrees.tp
-        pricing = rank_pricing(self._cluster, self._framework, configuration, self._request.dtype)
+        rank = rank_spec(self._cluster, self._framework, configuration, self._request.dtype)
         choice = ShardingChoice(
             tp=tp,
             sequence_parallel=configuration.sequence_parallel,
             split_tables=tp > 1,
             microbatch_size=configuration.microbatch_size,
         )
-        priced = self._space.pricer.priced(choice, network_host_s=pricing.network_host_s)
+        priced = self._space.pricer.priced(choice, network_host_s=rank.network_host_s)
         if priced is None:
             raise RequestError(
                 f"--fix tp={tp}: no module of the model can be split over it",

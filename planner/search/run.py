@@ -5,12 +5,12 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome
+from planner.pricing.op_rows import op_rows
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decide import Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
 from planner.search.infeasible import Resize, nothing_fits, smallest
-from planner.search.op_rows import op_rows
 from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.space import LayoutSpace, SearchRequest

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from planner.cost.stage_costs import StageCosts
-from planner.cost.step import rank_pricing
+from planner.cost.step import rank_spec
 from planner.cost.unit_pricing import master_bytes
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
@@ -13,10 +13,10 @@ from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.search.columns import ColumnMaker, FrontCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
-from planner.search.model_pricing import ModelPricer, ShardingChoice
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (
@@ -129,8 +129,8 @@ class LayoutSpace:
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,
             )
-            pricing = rank_pricing(self.cluster, self.framework, configuration, self.request.dtype)
-            priced = self.pricer.priced(choice, network_host_s=pricing.network_host_s)
+            rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
+            priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)
             if priced is not None:
                 table = StageCosts(priced.model, configuration, self.cluster, self.framework)
                 fronts = self._fronts.setdefault((choice, table.recomputation_key), {})

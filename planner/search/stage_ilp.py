@@ -56,7 +56,7 @@ from planner.cost.pipeline import Path, longest_path
 from planner.errors import SolverError
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, step_time_s
-from planner.search.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
+from planner.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight, rank_of_stage
 

@@ -146,7 +146,7 @@ def _treats_tables(
 ) -> bool:
     """Whether a strategy that reads a table has it split (or whole), as asked."""
     if not any(graph.values[value].storage in tables for value in strategy.layouts):
-        return True
+        return strategy.style != Style.VOCAB_EMBEDDING  # a table of positions, say
     return strategy.style in (
         (Style.VOCAB_EMBEDDING, Style.COLUMN) if split else (Style.REPLICATE,)
     )

@@ -20,14 +20,14 @@ from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
 from planner.hardware.profiles import load_cluster
-from planner.search.model_pricing import (
+from planner.pricing.model_pricing import (
     ModelPricer,
     ShardingChoice,
-    drawn_model,
+    model_work,
     representatives,
     unit_problem,
 )
-from planner.search.sharding_ilp import solve_sharding
+from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.vocabulary import RECOMPUTATIONS
@@ -120,10 +120,10 @@ class Sizes:
 def series(sizes, points, *, tp):
     """Memory by quantity and its limit of growth, over the points, for layouts chosen once."""
     choice = ShardingChoice(tp=tp, sequence_parallel=tp > 1, split_tables=True, microbatch_size=1)
-    pricing = ModelPricer(None, CLUSTER, "bfloat16").pricing(tp)
+    rank = ModelPricer(None, CLUSTER, "bfloat16").rank(tp)
     first = sizes.at(points[0])
     solutions = {
-        unit.structure: solve_sharding(unit_problem(first, unit, choice), pricing)
+        unit.structure: solve_sharding(unit_problem(first, unit, choice), rank)
         for unit in representatives(first)
     }
     found, wholes = {}, []
@@ -136,7 +136,7 @@ def series(sizes, points, *, tp):
             )
             for unit in representatives(graph)
         }
-        model = drawn_model(graph, moved, choice, FRAMEWORK.kernels).priced(pricing)
+        model = model_work(graph, moved, choice, FRAMEWORK.kernels).priced(rank)
         prices = dict(zip([u.structure for u in graph.units], model.units, strict=True))
         for kind in RECOMPUTATIONS:
             for structure, price in prices.items():

@@ -14,7 +14,7 @@ from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.strategy.configuration import Configuration, axis_stride
 from planner.strategy.mesh import ParallelDegrees
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.collective import all_reduce_s
-from planner.cost.node_pricing import Pricing, comm_s
+from planner.cost.node_pricing import RankSpec, comm_s
 from planner.cost.op import op_s
 from planner.cost.unit_pricing import price_unit
 from planner.cost.unit_work import NO_WORK
@@ -42,7 +42,7 @@ ATTENTION_FLOP = 4 * BATCH * SEQ**2 * HIDDEN
 BOOK = WorkBook()
 
 
-def drawn(**change):
+def counted(**change):
     key = WorkKey(
         shape=SHAPE,
         dtype="bfloat16",
@@ -58,9 +58,9 @@ def flop(work, kind):
     return sum(op.flop for op in work.ops if op.kind == kind)
 
 
-def pricing(*, tp=1, host_s=0.0, collective_host_s=0.0):
+def rank_of(*, tp=1, host_s=0.0, collective_host_s=0.0):
     cluster = load_cluster("a100-80gb-sxm", gpus=8)
-    return Pricing(
+    return RankSpec(
         device=replace(cluster.device, host_dispatch_s=host_s),
         dtype="bfloat16",
         tp_group=comm_group(cluster, degree=tp, stride=1),
@@ -70,7 +70,7 @@ def pricing(*, tp=1, host_s=0.0, collective_host_s=0.0):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_block_computes_the_closed_form(tp):
-    block = drawn(tp=tp).units[2]
+    block = counted(tp=tp).units[2]
     assert flop(block.forward, "matmul") == MATMUL_FLOP / tp
     assert flop(block.forward, "attention") == ATTENTION_FLOP / tp
     assert flop(block.input_backward, "matmul") == MATMUL_FLOP / tp
@@ -81,27 +81,27 @@ def test_a_block_computes_the_closed_form(tp):
 
 
 def test_a_causal_mask_spares_all_but_half_of_the_diagonal():
-    (attention,) = (op for op in drawn().units[2].forward.ops if op.kind == "attention")
+    (attention,) = (op for op in counted().units[2].forward.ops if op.kind == "attention")
     assert attention.masked_flop == ATTENTION_FLOP * (SEQ - 1) / (2 * SEQ)
 
 
 def test_the_head_computes_the_logits_once_forward_and_twice_backward():
-    head = drawn().units[-1]
+    head = counted().units[-1]
     logits = 2 * TOKENS * HIDDEN * VOCAB
     assert flop(head.forward, "matmul") == logits
     assert flop(head.input_backward, "matmul") + flop(head.weight_backward, "matmul") == 2 * logits
 
 
 def test_work_grows_with_the_microbatch():
-    one, three = (drawn(microbatch_size=size).units[2] for size in (2, 6))
+    one, three = (counted(microbatch_size=size).units[2] for size in (2, 6))
     for part in ("forward", "input_backward", "weight_backward"):
         assert flop(getattr(three, part), "matmul") == 3 * flop(getattr(one, part), "matmul")
 
 
 def test_full_recomputation_is_the_forward_pass_or_stops_with_the_last_needed_tensor():
-    whole = drawn(kernels=KernelForms(recompute_stops_early=False)).units[2]
+    whole = counted(kernels=KernelForms(recompute_stops_early=False)).units[2]
     assert whole.recompute["full"].ops == whole.forward.ops
-    early = drawn().units[2]
+    early = counted().units[2]
     last_projection = 2 * TOKENS * HIDDEN * 4 * HIDDEN
     assert flop(early.recompute["full"], "matmul") == MATMUL_FLOP - last_projection
     assert early.recompute["none"] == NO_WORK
@@ -109,7 +109,7 @@ def test_full_recomputation_is_the_forward_pass_or_stops_with_the_last_needed_te
 
 def test_a_split_block_has_an_all_reduce_or_its_halves_for_attention_and_mlp():
     stream_bytes = 2 * TOKENS * HIDDEN
-    plain, split = (drawn(tp=4, sequence_parallel=split).units[2] for split in (False, True))
+    plain, split = (counted(tp=4, sequence_parallel=split).units[2] for split in (False, True))
     for part in (plain.forward, plain.input_backward):
         assert [each.kind for each in part.comm] == ["all_reduce"] * 2
         assert all(each.num_bytes == stream_bytes for each in part.comm)
@@ -120,7 +120,7 @@ def test_a_split_block_has_an_all_reduce_or_its_halves_for_attention_and_mlp():
 
 
 def test_a_price_is_the_sum_of_kernels_and_of_collectives():
-    block, prices = drawn(tp=4).units[2], pricing(tp=4)
+    block, prices = counted(tp=4).units[2], rank_of(tp=4)
     unit = price_unit(block, prices)
 
     def kernels_s(*parts):
@@ -142,8 +142,8 @@ def test_a_price_is_the_sum_of_kernels_and_of_collectives():
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_a_slow_host_sets_the_time_of_a_pass(tp):
-    block = drawn(tp=tp).units[2]
-    unit = price_unit(block, pricing(tp=tp, host_s=1.0, collective_host_s=0.25))
+    block = counted(tp=tp).units[2]
+    unit = price_unit(block, rank_of(tp=tp, host_s=1.0, collective_host_s=0.25))
     backward = (block.input_backward, block.weight_backward)
     # Without a group there is nothing to issue but kernels.
     each_s = 1.25 if tp > 1 else 0.0
@@ -157,6 +157,6 @@ def test_a_slow_host_sets_the_time_of_a_pass(tp):
 
 
 def test_a_fast_host_is_not_waited_for():
-    assert price_unit(drawn().units[2], pricing(host_s=1e-9)) == price_unit(
-        drawn().units[2], pricing()
+    assert price_unit(counted().units[2], rank_of(host_s=1e-9)) == price_unit(
+        counted().units[2], rank_of()
     )

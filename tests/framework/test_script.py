@@ -2,7 +2,7 @@ import pytest
 
 from planner.errors import ProfileError
 from planner.framework.profiles import load_framework
-from planner.framework.script import SCRIPT, framework_on_cluster, script_cluster
+from planner.framework.script import SCRIPT, framework_on_cluster
 from planner.hardware.profiles import PROFILES_FOLDER, list_clusters, load_cluster
 from planner.units import GIB
 
@@ -17,6 +17,10 @@ reserve_gib = { value = 5.5, provenance = "fitted", source = "own runs" }
 name = "h100-sxm"
 training_fraction_of_sustained = { value = 0.5, provenance = "fitted", source = "own runs" }
 """
+
+
+def script_cluster(name, **options):
+    return framework_on_cluster(SCRIPT, name, **options)[1]
 
 
 @pytest.fixture

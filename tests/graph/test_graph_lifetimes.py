@@ -5,8 +5,9 @@ from graph_models import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 from real_runs import MODELS, ZOO, load, measure, measure_on_meta
+from step_replay import step_peaks
 
-from planner.graph.analysis.lifetimes import Moment, live_bytes, step_peaks
+from planner.graph.analysis.lifetimes import Moment, live_bytes
 from planner.graph.analysis.retained import retained_bytes
 from planner.graph.loading.load import load_model
 from planner.graph.trace import trace_model

@@ -21,9 +21,9 @@ from planner.hardware.profiles import load_cluster
 from planner.plan import layout_rules, price_rules, verify
 from planner.plan.serialize import dump_json, load_plan
 from planner.plan.verify import verify_layout, verify_outcome, verify_plan
+from planner.pricing.reprice import verify_price
 from planner.report.document import plan_json
 from planner.result import PlanResult
-from planner.search.reprice import verify_price
 from planner.search.run import Search
 
 __all__ = ["big_gpt", "gpt", "llama", "mlp"]

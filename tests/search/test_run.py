@@ -9,10 +9,10 @@ from planner.errors import InfeasiblePlanError, RequestError
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.hardware.profiles import load_cluster
-from planner.search.reprice import reprice_s
-from planner.search.solver import NoSolutionError
+from planner.pricing.reprice import reprice_s
 from planner.search.space import LayoutSpace
 from planner.search.stage_ilp import Effort, solve_stages
+from planner.solver import NoSolutionError
 
 
 def scaled_links(cluster, factor):

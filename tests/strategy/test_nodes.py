@@ -5,7 +5,7 @@ from torch import nn
 
 from planner.graph.loading.load import wrap_module
 from planner.graph.trace import trace_model
-from planner.search.sharding_ilp import is_solvable
+from planner.pricing.sharding_ilp import is_solvable
 from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import sharding_problem
 

@@ -29,7 +29,7 @@ from planner.hardware.profiles import (
     load_device,
 )
 from planner.validation.pricing import cases
-from planner.validation.pricing.pricing import CasePricer
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.workbook import WorkBook
 
 GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
@@ -143,7 +143,7 @@ KEYS_OF_CALIBRATIONS = [(owner, key) for owner in KEYS for key in KEYS[owner]]
 
 
 BOOK = WorkBook()
-"""The work of the published runs' models, drawn once."""
+"""The work of the published runs' models, counted once."""
 
 
 # -- changed files --------------------------------------------------------------------------------

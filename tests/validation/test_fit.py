@@ -15,8 +15,8 @@ from planner.validation.fitting.fit import (
     fit_constants,
     mean_error,
 )
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import case_of
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.reading.table import RunTable
 
 MODELS = (

@@ -7,8 +7,8 @@ import pytest
 
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import PROFILES_FOLDER
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import RunError, case_of
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.reading.table import read_table
 
 RUNS = PROFILES_FOLDER / "published" / "runs"

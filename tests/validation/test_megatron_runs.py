@@ -6,8 +6,8 @@ from statistics import fmean
 import pytest
 
 from planner.hardware.profiles import PROFILES_FOLDER
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import RunError, case_of
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 from planner.validation.reading.table import read_table
 

@@ -13,16 +13,16 @@ import planner
 from planner.framework.script import framework_on_cluster
 from planner.hardware.profiles import PROFILES_FOLDER
 from planner.plan.types import ModelRef
+from planner.pricing.model_pricing import ModelPricer
 from planner.search.framework_estimate import FrameworkEstimate
-from planner.search.model_pricing import ModelPricer
 from planner.search.space import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import FixedValues
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import case_of
 from planner.validation.pricing.models import build, example_batch, loss
 from planner.validation.pricing.predict import predict_run
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.pricing.workbook import TRACED_LAYERS, traced
 from planner.validation.reading.table import read_table
 from planner.validation.types import Prediction
@@ -98,7 +98,7 @@ def estimate_of(case, layout):
     found = FrameworkEstimate(graphs, cluster, request)
     key = (shape, case.dtype, framework.name, case.cluster, run.num_gpus, deep)
     if key in SPACES:
-        found._space.pricer = SPACES[key]._space.pricer  # what was drawn serves the next
+        found._space.pricer = SPACES[key]._space.pricer  # what was counted serves the next
     elif not deep:
         found._space.pricer = Stretched(
             graphs,

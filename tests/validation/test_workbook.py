@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.cost.node_pricing import Pricing
+from planner.cost.node_pricing import RankSpec
 from planner.framework.spec import KernelForms
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.validation.pricing.models import ModelShape, build, loaded
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
@@ -74,10 +74,10 @@ def test_blocks_add_up_to_the_traced_model(shape):
         (Phase.BACKWARD, ("input_backward", "weight_backward")),
     ):
         traced = sum(op.flop for op in graph.nodes if op.phase is phase)
-        drawn = sum(
+        counted = sum(
             op.flop for unit in units(work) for part in parts for op in getattr(unit, part).ops
         )
-        assert drawn == traced > 0
+        assert counted == traced > 0
 
 
 def test_parameters_are_those_of_the_module(shape):
@@ -138,7 +138,7 @@ def test_the_loss_apart_is_what_the_epilogue_had_of_it(shape):
 
 def test_more_blocks_are_those_of_a_deeper_trace(shape):
     """Unit by unit, with what they share and send."""
-    pricing = Pricing(
+    rank = RankSpec(
         device=CLUSTER.device,
         dtype="bfloat16",
         tp_group=comm_group(CLUSTER, degree=1, stride=1),
@@ -148,8 +148,8 @@ def test_more_blocks_are_those_of_a_deeper_trace(shape):
     choice = ShardingChoice(
         tp=1, sequence_parallel=False, split_tables=False, microbatch_size=BATCH
     )
-    traced = pricer.work(choice).priced(pricing)
-    stretched = BOOK.work(key(shape)).priced(pricing).with_blocks(LAYERS)
+    traced = pricer.work(choice).priced(rank)
+    stretched = BOOK.work(key(shape)).priced(rank).with_blocks(LAYERS)
     assert stretched.blocks == traced.blocks
     for name in ("units", "entering_bytes", "tied", "matmul_flop"):
         assert getattr(stretched, name) == getattr(traced, name)

@@ -19,8 +19,8 @@ from planner.hardware.profiles import load_cluster
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
 from planner.validation.fitting.calibration import Calibration, PairErrors
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import Case, case_of, unpriced_because
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.reading.table import RunTable, refuse_wrong_rows
 from planner.validation.types import Run, Unpriced
 

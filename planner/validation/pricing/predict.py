@@ -7,8 +7,8 @@ from planner.errors import PlannerError
 from planner.framework.calibration import load_calibration
 from planner.framework.constants import PROFILES_OWN, Constants
 from planner.progress import ProgressCallback, timed_phase
+from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import case_of, unpriced_because
-from planner.validation.pricing.pricing import CasePricer
 from planner.validation.types import Prediction, Run, Unpriced
 
 

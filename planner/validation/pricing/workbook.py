@@ -1,4 +1,4 @@
-"""The work of every model, layout and microbatch size among some runs, drawn once each."""
+"""The work of every model, layout and microbatch size among some runs, counted once each."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -7,7 +7,7 @@ from planner.cost.model_units import ModelWork
 from planner.framework.spec import KernelForms
 from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.hardware.profiles import load_cluster
-from planner.search.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, ShardingChoice
 from planner.validation.pricing.models import ModelShape, loaded
 
 TRACED_LAYERS = 3
@@ -47,7 +47,7 @@ def traced(shape: ModelShape, dtype: str) -> GraphFamily:
 
 
 class WorkBook:
-    """Draws the work of models of three blocks; equal questions are answered once."""
+    """Counts the work of models of three blocks; equal questions are answered once."""
 
     def __init__(self) -> None:
         self._works: dict[WorkKey, ModelWork] = {}
@@ -60,10 +60,10 @@ class WorkBook:
         """
         key = replace(key, shape=replace(key.shape, layers=TRACED_LAYERS))
         if key not in self._works:
-            self._works[key] = self._draw(key)
+            self._works[key] = self._count(key)
         return self._works[key]
 
-    def _draw(self, key: WorkKey) -> ModelWork:
+    def _count(self, key: WorkKey) -> ModelWork:
         family = traced(key.shape, key.dtype)
         cluster = load_cluster(_NODE, gpus=key.tp, gpus_per_node=key.tp)
         pricer = ModelPricer(family, cluster, key.dtype, kernels=key.kernels)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from planner.validation.reading.spellings import NotModelledError
+from planner.validation.reading.cell_words import NotModelledError
 
 Value = TypeVar("Value")
 

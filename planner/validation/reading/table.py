@@ -10,15 +10,15 @@ import pandas as pd
 from planner.errors import RequestError
 from planner.units import GIB
 from planner.validation.reading.assume import check_assumed, with_assumed
-from planner.validation.reading.cells import BadCellError, Cells
-from planner.validation.reading.mixups import Work, approximate_flop_per_token, check_units
-from planner.validation.reading.spellings import (
+from planner.validation.reading.cell_words import (
     NotModelledError,
     read_data_parallel,
     read_dtype,
     read_recompute,
     read_schedule,
 )
+from planner.validation.reading.cells import BadCellError, Cells
+from planner.validation.reading.contradictions import Work, approximate_flop_per_token, check_units
 from planner.validation.types import Arch, DataParallel, Run, Unpriced
 from planner.vocabulary import Schedule
 

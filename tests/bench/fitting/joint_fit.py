@@ -22,8 +22,8 @@ from fit_parameters import Parameter
 from planner.errors import PlannerError
 from planner.framework.constants import Constants
 from planner.hardware.profiles import PROFILES_FOLDER, load_cluster
+from planner.validation.pricing.case_price import CasePrice, CasePricer
 from planner.validation.pricing.cases import Case, case_of
-from planner.validation.pricing.pricing import CasePrice, CasePricer
 from planner.validation.pricing.workbook import WorkBook
 from planner.validation.reading.table import read_table
 

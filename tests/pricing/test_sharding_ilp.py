@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.node_pricing import Pricing, conversion_s
+from planner.cost.node_pricing import RankSpec, conversion_s
 from planner.graph.operator_graph import UnitKind
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
-from planner.search.sharding_ilp import (
+from planner.pricing.sharding_ilp import (
     conversions_of,
     is_solvable,
     price_strategies,
     solve_sharding,
 )
+from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
 from planner.strategy.nodes import NodeKind
 from planner.strategy.problem import sharding_problem
 
 
-def pricing(*, tp, bandwidth=1.0, latency=1.0, compute=1.0):
+def rank_of(*, tp, bandwidth=1.0, latency=1.0, compute=1.0):
     cluster = load_cluster("h100-sxm", gpus=8)
     link = replace(
         cluster.links[0],
@@ -36,7 +36,7 @@ def pricing(*, tp, bandwidth=1.0, latency=1.0, compute=1.0):
         peak_flop_per_s={k: v * compute for k, v in cluster.device.peak_flop_per_s.items()},
     )
     group = comm_group(replace(cluster, links=(link, *cluster.links[1:])), degree=tp, stride=1)
-    return Pricing(device=device, dtype="bfloat16", tp_group=group)
+    return RankSpec(device=device, dtype="bfloat16", tp_group=group)
 
 
 def unit_of(graph, kind):
@@ -76,7 +76,7 @@ def enumerated_s(problem, prices, prices_of_change):
 def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, compute):
     graph = gpt.at(size)
     problem = sharding_problem(graph, unit_of(graph, kind), tp=2, sequence_dim=None)
-    rates = pricing(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
+    rates = rank_of(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
     solution = solve_sharding(problem, rates)
     prices = price_strategies(problem, rates)
     least = enumerated_s(problem, prices, lambda change: sum(conversion_s(graph, *change, rates)))
@@ -98,7 +98,7 @@ def test_a_transformer_block_gets_columns_then_rows(big_gpt, sequence_dim):
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=4, sequence_dim=sequence_dim)
     assert is_solvable(problem)
-    solution = solve_sharding(problem, pricing(tp=4))
+    solution = solve_sharding(problem, rank_of(tp=4))
     found = styles(solution)
     assert found["attn.c_attn"] == ("column", 3)
     assert found["attn.c_proj"] == ("row", 1)
@@ -116,7 +116,7 @@ def test_query_key_and_value_share_one_collective(llama):
     graph = llama.at(128)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=2, compute=1e-4))
+    solution = solve_sharding(problem, rank_of(tp=2, compute=1e-4))
     assert styles(solution)["attention.wq"] == ("column", 1)
     assert styles(solution)["attention.wk"] == ("column", 1)
     assert len(solution.conversions) == 2
@@ -126,7 +126,7 @@ def test_the_head_is_split_over_the_vocabulary(big_gpt):
     graph = big_gpt.at(4)
     unit = unit_of(graph, UnitKind.EPILOGUE)
     problem = sharding_problem(graph, unit, tp=4, sequence_dim=None, split_tables=True)
-    solution = solve_sharding(problem, pricing(tp=4))
+    solution = solve_sharding(problem, rank_of(tp=4))
     heads = [s for s in solution.chosen if s.style == "column"]
     assert len(heads) == 1
     assert all(layout.is_shard for layout in heads[0].outputs.values())
@@ -136,7 +136,7 @@ def test_slow_links_leave_everything_whole(gpt):
     graph = gpt.at(1)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=2, bandwidth=1e-4))
+    solution = solve_sharding(problem, rank_of(tp=2, bandwidth=1e-4))
     assert {style for style, _ in styles(solution).values()} == {"replicate"}
 
 
@@ -144,7 +144,7 @@ def test_heads_that_do_not_divide_keep_attention_whole(llama):
     graph = llama.at(2)
     unit = unit_of(graph, UnitKind.BLOCK)
     problem = sharding_problem(graph, unit, tp=8, sequence_dim=None)
-    solution = solve_sharding(problem, pricing(tp=8, compute=1e-4))
+    solution = solve_sharding(problem, rank_of(tp=8, compute=1e-4))
     attention = [
         strategy
         for node, strategy in zip(problem.folded.nodes, solution.chosen, strict=True)

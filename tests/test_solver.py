@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.search.solver import Minimisation, is_chosen, value_of
+from planner.solver import Minimisation, is_chosen
 
 
 @settings(max_examples=40, deadline=None)
@@ -47,7 +47,7 @@ def test_a_min_max_is_exact():
         )
     model.add_cost([(1.0, longest)])
     assert model.solve(most_checks=10_000).objective == pytest.approx(16)
-    assert value_of(longest) == pytest.approx(16)
+    assert longest.value() == pytest.approx(16)
 
 
 def test_no_feasible_point_is_an_error():

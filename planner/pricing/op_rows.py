@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from planner.cost.node_pricing import Pricing, conversion_s, forward_op_s
+from planner.cost.node_pricing import RankSpec, conversion_s, forward_op_s
 from planner.cost.work import forward_work, shares_of
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
 from planner.plan.types import Plan
-from planner.search.model_pricing import ModelPricer, PricedModel, ShardingChoice
-from planner.search.sharding_ilp import ShardingSolution
+from planner.pricing.model_pricing import ModelPricer, PricedModel, ShardingChoice
+from planner.pricing.sharding_ilp import ShardingSolution
 from planner.vocabulary import Style
 
 
@@ -33,14 +33,14 @@ def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
     choice = plan_choice(plan)
     priced = pricer.priced(choice)
     assert priced is not None
-    pricing = pricer.pricing(choice.tp)
+    rank = pricer.rank(choice.tp)
     stage_of_unit = {
         unit: stage.index
         for stage in plan.stages
         for unit in range(stage.first_unit, stage.end_unit)
     }
     by_structure = {
-        structure: _unit_rows(solution, priced, pricing)
+        structure: _unit_rows(solution, priced, rank)
         for structure, solution in priced.solutions.items()
     }
     return tuple(
@@ -54,7 +54,7 @@ _Row = tuple[str, str, float, float, float]
 """Op name, placement, compute seconds, communication seconds, bytes."""
 
 
-def _unit_rows(solution: ShardingSolution, priced: PricedModel, pricing: Pricing) -> list[_Row]:
+def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) -> list[_Row]:
     """Rows of a unit's representative, in the order of its forward ops."""
     graph = priced.graph
     problem = solution.problem
@@ -70,12 +70,12 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, pricing: Pricing
             comm_s = price.forward_comm_s if position == len(node.ops) - 1 else 0.0
             for value in op.inputs if node.inputs else ():
                 if value in entering and value in node.inputs:
-                    comm_s += conversion_s(graph, value, *entering.pop(value), pricing)[0]
+                    comm_s += conversion_s(graph, value, *entering.pop(value), rank)[0]
             placement = strategy.layouts.get(op.outputs[0]) if op.outputs else None
             rows[op_id] = (
                 op.name,
                 str(placement) if placement is not None else "Replicate",
-                0.0 if op.is_view else forward_op_s(graph, op, share, pricing),
+                0.0 if op.is_view else forward_op_s(graph, op, share, rank),
                 comm_s,
                 work.read_bytes + work.write_bytes,
             )

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.model_units import ModelUnits
-from planner.cost.step import price_layout, rank_pricing
+from planner.cost.step import price_layout, rank_spec
 from planner.framework.constants import PROFILES_OWN, Constants, in_place
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.profiles import load_cluster
@@ -36,10 +36,10 @@ def _cluster(name: str, gpus: int) -> ClusterSpec:
 
 
 class CasePricer:
-    """Prices cases; what one question has drawn or priced serves the next."""
+    """Prices cases; what one question has counted or priced serves the next."""
 
     def __init__(self, book: WorkBook | None = None) -> None:
-        """Draw nothing yet, or share what others have drawn."""
+        """Count nothing yet, or share what others have counted."""
         self._book = WorkBook() if book is None else book
         self._constants = PROFILES_OWN
         self._placed: dict[tuple[str, str, int], tuple[FrameworkSpec, ClusterSpec]] = {}
@@ -98,11 +98,11 @@ class CasePricer:
             sequence_parallel=configuration.sequence_parallel,
             microbatch_size=configuration.microbatch_size,
         )
-        pricing = rank_pricing(cluster, framework, configuration, case.dtype)
-        group = pricing.tp_group
-        place = (framework.name, case.cluster, key, group, pricing.network_host_s)
+        rank = rank_spec(cluster, framework, configuration, case.dtype)
+        group = rank.tp_group
+        place = (framework.name, case.cluster, key, group, rank.network_host_s)
         if place not in self._units:
-            self._units[place] = self._book.work(key).priced(pricing)
+            self._units[place] = self._book.work(key).priced(rank)
         return self._units[place].with_blocks(case.run.layers)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from planner.cost.model_units import ModelUnits, ModelWork
-from planner.cost.node_pricing import Pricing
+from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_extraction import Part, unit_work
 from planner.cost.unit_work import UnitWork
 from planner.framework.profiles import load_framework
@@ -15,9 +15,9 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
+from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.runtime.layout import REPLICATE, Layout, shard
 from planner.runtime.op_rules import MATMULS
-from planner.search.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
 from planner.vocabulary import SPLIT_STYLES
@@ -71,7 +71,7 @@ class ModelPricer:
             cluster: Devices and links.
             dtype: Compute dtype.
             kernels: How a framework computes, None for the emitted script.
-            collective_host_s: As in ``Pricing``.
+            collective_host_s: As in ``RankSpec``.
         """
         self._graphs = graphs
         self._cluster = cluster
@@ -82,9 +82,9 @@ class ModelPricer:
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
-    def pricing(self, tp: int) -> Pricing:
+    def rank(self, tp: int) -> RankSpec:
         """Device, tp group and host times of a tp degree."""
-        return Pricing(
+        return RankSpec(
             device=self._cluster.device,
             dtype=self._dtype,
             tp_group=comm_group(self._cluster, degree=tp, stride=1),
@@ -96,17 +96,17 @@ class ModelPricer:
 
         Args:
             choice: The layouts.
-            network_host_s: As in ``Pricing``.
+            network_host_s: As in ``RankSpec``.
         """
         key = (choice, network_host_s)
         if key not in self._priced:
             work, solutions = self.work(choice), self._solved(choice)
-            pricing = replace(self.pricing(choice.tp), network_host_s=network_host_s)
+            rank = replace(self.rank(choice.tp), network_host_s=network_host_s)
             self._priced[key] = (
                 None
                 if work is None or solutions is None
                 else PricedModel(
-                    model=work.priced(pricing),
+                    model=work.priced(rank),
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
                 )
@@ -114,13 +114,13 @@ class ModelPricer:
         return self._priced[key]
 
     def work(self, choice: ShardingChoice) -> ModelWork | None:
-        """Draw the work of all units, None where some unit cannot run under the choice."""
+        """Count the work of all units, None where some unit cannot run under the choice."""
         if choice not in self._works:
             solutions = self._solved(choice)
             self._works[choice] = (
                 None
                 if solutions is None
-                else drawn_model(
+                else model_work(
                     self._graphs.at(choice.microbatch_size), solutions, choice, self._kernels
                 )
             )
@@ -133,18 +133,18 @@ class ModelPricer:
 
     def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         graph = self._graphs.at(choice.microbatch_size)
-        pricing = self._layout_pricing(choice.tp)
+        rank = self._reference_rank(choice.tp)
         solutions: dict[str, ShardingSolution] = {}
         for unit in representatives(graph):
             problem = unit_problem(graph, unit, choice)
             if not is_solvable(problem):
                 return None
-            solutions[unit.structure] = solve_sharding(problem, pricing)
+            solutions[unit.structure] = solve_sharding(problem, rank)
         if choice.tp > 1 and not _shards_anything(solutions):
             return None
         return solutions
 
-    def _layout_pricing(self, tp: int) -> Pricing:
+    def _reference_rank(self, tp: int) -> RankSpec:
         """Prices that layouts are chosen by.
 
         Wired-in ones are chosen by those of one reference node whose collectives have no latency,
@@ -152,22 +152,22 @@ class ModelPricer:
         small models as well, where that does not pay.
         """
         if not self._kernels.wired_layouts:
-            return self.pricing(tp)
+            return self.rank(tp)
         node = load_cluster(_REFERENCE, gpus=tp, gpus_per_node=tp)
         links = [
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
         group = comm_group(replace(node, links=tuple(links)), degree=tp, stride=1)
-        return Pricing(device=node.device, dtype=self._dtype, tp_group=group)
+        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
 
 
-def drawn_model(
+def model_work(
     graph: OperatorGraph,
     solutions: dict[str, ShardingSolution],
     choice: ShardingChoice,
     kernels: KernelForms,
 ) -> ModelWork:
-    """Draw the work of each unit in model order, with the layouts that were chosen.
+    """Count the work of each unit in model order, with the layouts that were chosen.
 
     Args:
         graph: The model.

@@ -33,13 +33,13 @@ from dataclasses import dataclass
 
 from planner.cost.node_pricing import (
     NodePrice,
-    Pricing,
+    RankSpec,
     backward_ops_by_forward,
     conversion_s,
     price_node,
 )
 from planner.runtime.layout import Layout
-from planner.search.solver import Minimisation, Term, is_chosen
+from planner.solver import Minimisation, Term, is_chosen
 from planner.strategy.nodes import Node, NodeKind, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 
@@ -66,11 +66,11 @@ class ShardingSolution:
 Prices = tuple[tuple[NodePrice, ...], ...]
 
 
-def price_strategies(problem: ShardingProblem, pricing: Pricing) -> Prices:
+def price_strategies(problem: ShardingProblem, rank: RankSpec) -> Prices:
     """Price every strategy of every node."""
     backward_ops = backward_ops_by_forward(problem)
     return tuple(
-        tuple(price_node(problem, node, strategy, pricing, backward_ops) for strategy in strategies)
+        tuple(price_node(problem, node, strategy, rank, backward_ops) for strategy in strategies)
         for node, strategies in zip(problem.folded.nodes, problem.strategies, strict=True)
     )
 
@@ -80,22 +80,22 @@ def is_solvable(problem: ShardingProblem) -> bool:
     return all(problem.strategies)
 
 
-def solve_sharding(problem: ShardingProblem, pricing: Pricing) -> ShardingSolution:
+def solve_sharding(problem: ShardingProblem, rank: RankSpec) -> ShardingSolution:
     """Choose the layouts of a unit.
 
     Args:
         problem: A solvable problem (``is_solvable``).
-        pricing: Device and tp group.
+        rank: Device and tp group.
 
     Raises:
         SolverError: No consistent choice exists, or none was found in time.
     """
-    prices = price_strategies(problem, pricing)
+    prices = price_strategies(problem, rank)
     if all(len(strategies) == 1 for strategies in problem.strategies):
-        return _decode(problem, prices, [0] * len(prices), pricing)
-    model = _Model(problem, prices, pricing)
+        return _decode(problem, prices, [0] * len(prices), rank)
+    model = _Model(problem, prices, rank)
     model.minimisation.solve(most_checks=_MOST_CHECKS)
-    return _decode(problem, prices, model.chosen(), pricing)
+    return _decode(problem, prices, model.chosen(), rank)
 
 
 _MOST_CHECKS = 20_000
@@ -105,10 +105,10 @@ _MOST_CHECKS = 20_000
 class _Model:
     """Variables and rows of one instance."""
 
-    def __init__(self, problem: ShardingProblem, prices: Prices, pricing: Pricing) -> None:
+    def __init__(self, problem: ShardingProblem, prices: Prices, rank: RankSpec) -> None:
         self.minimisation = Minimisation("sharding")
         self._problem = problem
-        self._pricing = pricing
+        self._rank = rank
         dearest = max((price.total_s for row in prices for price in row), default=0.0)
         self._scale = _SCALED_OBJECTIVE / dearest if dearest > 0 else 1.0
         self._x = [self._choose(row) for row in prices]
@@ -168,7 +168,7 @@ class _Model:
     def _payment(self, value: int, p: Layout, q: Layout) -> Term:
         """The variable g[v,p,q], made on first use with its price in the objective."""
         if (value, p, q) not in self._paid:
-            seconds = sum(conversion_s(self._problem.context.graph, value, p, q, self._pricing))
+            seconds = sum(conversion_s(self._problem.context.graph, value, p, q, self._rank))
             term: Term = (1.0, self.minimisation.binary())
             self.minimisation.add_cost([(seconds * self._scale, term[1])])
             self._paid[value, p, q] = term
@@ -193,7 +193,7 @@ class _Model:
 
 
 def _decode(
-    problem: ShardingProblem, prices: Prices, positions: list[int], pricing: Pricing
+    problem: ShardingProblem, prices: Prices, positions: list[int], rank: RankSpec
 ) -> ShardingSolution:
     """Read the choice and re-price it from scratch."""
     chosen = tuple(
@@ -208,7 +208,7 @@ def _decode(
         prices=picked,
         conversions=conversions,
         objective_s=sum(price.total_s for price in picked)
-        + sum(sum(conversion_s(graph, v, p, q, pricing)) for v, p, q in conversions),
+        + sum(sum(conversion_s(graph, v, p, q, rank)) for v, p, q in conversions),
     )
 
 

@@ -3,15 +3,15 @@
 import math
 
 from planner.cost.stage_costs import StageCosts
-from planner.cost.step import StageChoice, price_step, rank_pricing
+from planner.cost.step import StageChoice, price_step, rank_spec
 from planner.errors import VerificationError
 from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan
 from planner.plan.verify import REPORT
-from planner.search.model_pricing import ModelPricer
-from planner.search.op_rows import plan_choice
+from planner.pricing.model_pricing import ModelPricer
+from planner.pricing.op_rows import plan_choice
 from planner.strategy.configuration import Configuration
 
 
@@ -51,7 +51,7 @@ def reprice_s(
         framework: What runs it.
     """
     configuration = plan_configuration(plan)
-    pricing = rank_pricing(cluster, framework, configuration, plan.dtype)
+    rank = rank_spec(cluster, framework, configuration, plan.dtype)
     pricer = ModelPricer(
         graphs,
         cluster,
@@ -59,7 +59,7 @@ def reprice_s(
         kernels=framework.kernels,
         collective_host_s=framework.collective_host_s,
     )
-    priced = pricer.priced(plan_choice(plan), network_host_s=pricing.network_host_s)
+    priced = pricer.priced(plan_choice(plan), network_host_s=rank.network_host_s)
     assert priced is not None
     choices = [
         StageChoice(

@@ -140,11 +140,6 @@ def is_chosen(variable: "pulp.LpVariable") -> bool:
     return float(variable.value()) > 0.5
 
 
-def value_of(variable: "pulp.LpVariable") -> float:
-    """Value of a variable in the solution."""
-    return float(variable.value())
-
-
 def _difference(left: Iterable[Term], right: Iterable[Term]) -> "pulp.LpAffineExpression":
     """The expression sum(left) - sum(right); a variable may stand on both sides."""
     coefficients: dict[pulp.LpVariable, float] = {}
