@@ -316,7 +316,7 @@ def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [quote(module.module), quote(module.style)]
     if module.split:
-        pairs = [f"({quote(name)}, {dim})" for name, dim in module.split]
+        pairs = [f"({quote(each.name)}, {each.dim})" for each in module.split]
         arguments.append(f"split={tuple_of(pairs)}")
     if module.input_layout != "Replicate":
         arguments.append(f"input_layout={quote(module.input_layout)}")

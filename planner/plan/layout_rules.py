@@ -260,8 +260,9 @@ def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterat
 
 def _split(module: ModuleSharding, parameter: str) -> str:
     """Say how a module splits one of its parameters."""
-    dim = dict(module.split).get(parameter.rpartition(".")[2])
-    return "whole" if dim is None else f"along dim {dim} ({module.fused})"
+    name = parameter.rpartition(".")[2]
+    dims = [each.dim for each in module.split if each.name == name]
+    return f"along dim {dims[0]} ({module.fused})" if dims else "whole"
 
 
 def _crossings(plan: Plan) -> Iterator[str]:

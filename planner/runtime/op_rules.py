@@ -354,6 +354,7 @@ NAMED_RULES: dict[str, Rule] = {
     "native_layer_norm": _norm,
     "_fused_rms_norm": _norm,
     "_softmax": _softmax,
+    "_safe_softmax": _softmax,
     "_log_softmax": _softmax,
     "mean": _reduction,
     "sum": _reduction,

@@ -7,7 +7,7 @@ another layout before anything reads it.
 from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
-from .op_rules import Call, Found, Operand, _reduction, _same, rule_of
+from .op_rules import Call, Found, Operand, _pointwise, _reduction, _same, rule_of
 
 Wanted = tuple[Found, Sequence[Layout | None]]
 """Layouts of the outputs, and for whole operands the layout of which each rank takes its part."""
@@ -156,6 +156,8 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "cat": _cat_backward,
     "constant_pad_nd": _pad,
     "cumsum": _along,
+    "hardswish_backward": _pointwise,
+    "log_sigmoid_backward": _pointwise,
 }
 """Ops that the script runs besides those that the planner splits: of backward, most of them."""
 

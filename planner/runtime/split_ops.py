@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
-from .op_rules import MATMULS, Call, Found, Operand, Shape, rule_of
+from .op_rules import MATMULS, Call, Found, Operand, Shape, _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, layout_of
 from .trees import Args, Function, Kwargs, Tree
@@ -154,7 +154,7 @@ def _layouts(call: Call, tp: int) -> tuple[Found, tuple[Layout | None, ...]]:
     found = None if rule is None else rule(call, tp)
     if found is None:
         return None, none
-    if call.op.is_pointwise or "attention" in name:
+    if rule is _pointwise or "attention" in name:
         return found, tuple(_part_along(each, call, found) for each in call.operands)
     return found, none
 

@@ -16,7 +16,7 @@ from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
-from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 from planner.vocabulary import MESH_ORDER, Style
 
 _LOSS = ("loss",)
@@ -146,7 +146,7 @@ def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSh
                 fused=strategy.fused,
                 input_layout=_spelled(entering, _input_ndim(graph, strategy)),
                 output_layout=_spelled(leaving, ndim),
-                split=strategy.split,
+                split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
             )
         )
     return tuple(found)

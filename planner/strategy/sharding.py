@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitParameter:
+    """A parameter that is split over tp."""
+
+    name: str
+    """Its name in its module: "weight"."""
+    dim: int
+    """Dim that is split, of the parameter as it is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSharding:
     """Tensor-parallel instructions for one module that owns parameters.
 
@@ -24,8 +34,8 @@ class ModuleSharding:
     """Layout that the module's first input must have."""
     output_layout: str
     """Layout that its output leaves with (after the collective, where one is needed)."""
-    split: tuple[tuple[str, int], ...] = ()
-    """Names of its parameters that are split, and the dim of each; the others are whole."""
+    split: tuple[SplitParameter, ...] = ()
+    """Its parameters that are split; the others are whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -113,7 +113,7 @@ def module_sharding(
         fused=fused,
         input_layout=input_layout,
         output_layout=output_layout,
-        split=split,
+        split=tuple(SplitParameter(name=name, dim=dim) for name, dim in split),
     )
 
 

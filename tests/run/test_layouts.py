@@ -58,6 +58,7 @@ WHOLE_ATTENTION = (
     UnitSharding(
         units=tuple(range(1, 5)),
         modules=(
+            module_sharding("attention_norm", "replicate"),
             module_sharding("attention.wo", "replicate", output_layout="Shard(1)"),
             module_sharding(
                 "ffn_norm", "on_part", input_layout="Shard(1)", output_layout="Shard(1)"
