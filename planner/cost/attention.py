@@ -4,9 +4,9 @@ Unfused, the scores of batch x heads x queries x keys are written and read by ev
 the weights stay in memory for backward: 2 bytes an element, and with dropout the dropped weights
 and a mask of 1 byte besides (Korthikanti et al. 2022, 2205.05198, section 4.1). Scaling and
 masking are taken as part of the softmax kernel, which reads no masked scores but writes all of
-them (Megatron-LM's scaled_upper_triang_masked_softmax). A fused kernel skips what a causal mask
-spares; unfused matmuls compute all of it, and are slow for heads whose rows are not multiples of
-16 bytes.
+them (Megatron-LM's scaled_upper_triang_masked_softmax). A copy then puts a token's heads, products
+of their own, beside one another. A fused kernel skips what a causal mask spares; unfused matmuls
+compute all of it, and are slow for heads whose rows are not multiples of 16 bytes.
 """
 
 from planner.cost.op import ROW_ALIGNMENT, OpWork
@@ -37,7 +37,7 @@ def attention_works(work: OpWork, kernels: KernelForms, itemsize: int) -> list[O
     read_bytes = scores_bytes * (1 - work.masked_flop / work.flop) if work.flop else scores_bytes
     if not work.backward:
         softmax = _softmax(read_bytes, scores_bytes)
-        return [query_key, softmax, *dropped, weights_value]
+        return [query_key, softmax, *dropped, weights_value, _gathered_heads(work, itemsize)]
     softmax = _softmax(2 * read_bytes, scores_bytes)
     gradients = [_product(work, work.n, work.k, work.m, itemsize)] * 2
     return [query_key, *dropped, softmax, weights_value, *gradients]
@@ -79,6 +79,12 @@ def _product(work: OpWork, m: int, n: int, k: int, itemsize: int) -> OpWork:
 def _softmax(read_bytes: float, write_bytes: float) -> OpWork:
     """A kernel that keeps its row in registers streams like a pointwise one."""
     return OpWork(kind="memory", flop=0.0, read_bytes=read_bytes, write_bytes=write_bytes)
+
+
+def _gathered_heads(work: OpWork, itemsize: int) -> OpWork:
+    """The copy that puts a token's heads, products of their own, beside one another."""
+    result_bytes = float(work.batch * work.m * work.k * itemsize)
+    return OpWork(kind="memory", flop=0.0, read_bytes=result_bytes, write_bytes=result_bytes)
 
 
 def _drop(work: OpWork, itemsize: int) -> OpWork:

@@ -121,9 +121,9 @@ LINK_FITS = (
         cluster="h100-sxm",
         index=1,
         systems=("H100-80GB-SXM",),
-        num_nodes=(2, 4, 8, 16),
-        max_ranks=128,
-        fixed=("gb_per_s", "latency_us_per_hop", "latency_us_per_collective"),
+        num_nodes=(2, 4, 8, 16, 32, 64),
+        max_ranks=512,
+        fixed=("gb_per_s",),
     ),
     LinkFit(
         cluster="mi300x",
@@ -134,9 +134,10 @@ LINK_FITS = (
         fixed=("gb_per_s",),
     ),
 )
-"""Links and what they are fitted to. EFA on H100 has one payload size only, so that it takes
-latencies from B200 and fits the ramp. The InfiniBand class is fitted to transfers between H100
-nodes (400 Gbit/s per GPU); the profile "mi300x" stands for it because it has that rate."""
+"""Links and what they are fitted to. EFA on H100 has one payload size only, but 2 to 64 nodes,
+which tell the latency of a hop from the ramp; its bandwidth is that of B200. The InfiniBand class
+is fitted to transfers between H100 nodes (400 Gbit/s per GPU); the profile "mi300x" stands for it
+because it has that rate."""
 
 
 def op_samples() -> dict[str, list[OpSample]]:

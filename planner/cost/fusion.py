@@ -1,9 +1,10 @@
-"""Chains of pointwise kernels and norms as one kernel each, as torch.compile makes them.
+"""Chains of pointwise kernels as one kernel each: a compiler's, or written by hand.
 
 Ops between two matmuls, attentions or row gathers that hand tensors to one another, or read the
 same one, run as one kernel, which reads what was made outside of it and writes what is read
 outside of it, at the speed of a copy. What backward needs of a forward kernel's inner tensors it
-computes again from that kernel's inputs, which costs no traffic of its own.
+computes again from that kernel's inputs, which costs no traffic of its own. Norms join their
+neighbours where a compiler fuses; kernels written by hand have them apart.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from planner.cost.op import OpWork
-from planner.cost.work import Shares, backward_shares, op_kind
+from planner.cost.work import NORMS, Shares, backward_shares, op_kind
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
 
 _FUSABLE = frozenset({"memory", "reduction"})
@@ -34,14 +35,18 @@ class Kernel:
 class PointwiseFusion:
     """Joins the kernels of one unit."""
 
-    def __init__(self, graph: OperatorGraph, forward: Sequence[Kernel]) -> None:
+    def __init__(
+        self, graph: OperatorGraph, forward: Sequence[Kernel], *, joins_norms: bool = True
+    ) -> None:
         """Find what the unit's forward kernels write for others.
 
         Args:
             graph: The unit's graph.
             forward: All forward ops of the unit that move bytes, in order.
+            joins_norms: Norms are part of the kernels beside them.
         """
         self._graph = graph
+        self._joins_norms = joins_norms
         self._readers: dict[int, set[int]] = defaultdict(set)
         for op in graph.nodes:
             if not op.is_view:
@@ -98,10 +103,19 @@ class PointwiseFusion:
                 open_groups = []
                 continue
             touched = self._links(each)
-            joined = [g for g in open_groups if any(touched & self._links(o) for o in g)]
+            joined = [
+                g
+                for g in open_groups
+                if not self._is_apart(g[0])
+                and not self._is_apart(each)
+                and any(touched & self._links(o) for o in g)
+            ]
             merged = [other for group in joined for other in group] + [each]
             open_groups = [g for g in open_groups if g not in joined] + [merged]
         return found + open_groups
+
+    def _is_apart(self, kernel: Kernel) -> bool:
+        return not self._joins_norms and kernel.op.name in NORMS
 
     def _links(self, kernel: Kernel) -> set[int]:
         """Activations that an op reads or makes."""

@@ -42,7 +42,7 @@ class RankSpec:
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
-    """The same where stages exchange activations between nodes, once the first have come."""
+    """What comes to that where stages exchange activations between nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

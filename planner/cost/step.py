@@ -126,13 +126,13 @@ def rank_spec(
     """What the price of a unit's work depends on under a configuration."""
     degrees = configuration.degrees
     pipeline = axis_group(cluster, degrees, Axis.PP)
-    crosses = pipeline.outer is not None
+    by_rank = framework.issues_by_rank and pipeline.outer is not None
     return RankSpec(
         device=cluster.device,
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, Axis.TP),
         collective_host_s=framework.collective_host_s,
-        network_host_s=framework.network_host_s * degrees.tp * crosses,
+        network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )
 
 

@@ -178,10 +178,12 @@ class _UnitView:
         }
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
         self._fusion: PointwiseFusion | None = None
-        fuses = {UnitKind.BLOCK: kernels.fuses_pointwise, UnitKind.EPILOGUE: kernels.fuses_loss}
+        in_block = kernels.pointwise != "as_written"
+        fuses = {UnitKind.BLOCK: in_block, UnitKind.EPILOGUE: kernels.fuses_loss}
         if fuses.get(problem.unit.kind):
             forward = self._forward_kernels(problem.unit.forward_ops)
-            self._fusion = PointwiseFusion(self.graph, forward)
+            joins_norms = kernels.pointwise != "by_hand"
+            self._fusion = PointwiseFusion(self.graph, forward, joins_norms=joins_norms)
 
     def inner_storages(self) -> set[int]:
         """Storages that are never in memory: tensors inside fused kernels."""

@@ -13,14 +13,19 @@ from planner.vocabulary import Dtype
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_grouped_mm"})
 _RECURRENT = frozenset({"_fused_rnn", "_fused_rnn_backward"})
-_REDUCTIONS = frozenset(
+NORMS = frozenset(
     {
         "native_layer_norm", "native_layer_norm_backward", "rms_norm", "rms_norm_backward",
-        "_fused_rms_norm", "_fused_rms_norm_backward", "_softmax", "_softmax_backward_data",
-        "_log_softmax", "_log_softmax_backward_data", "mean", "sum", "var", "native_group_norm",
+        "_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm",
         "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
     }
 )  # fmt: skip
+"""Norms, forward and backward."""
+
+_REDUCTIONS = NORMS | {
+    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "mean",
+    "sum", "var",
+}  # fmt: skip
 _EMBEDDINGS = frozenset(
     {"embedding", "embedding_dense_backward", "index", "gather", "index_select", "scatter_add"}
 )

@@ -119,7 +119,6 @@ _FRAMEWORK: Mapping[str, _SetFramework] = {
     "launch_wait_us": _framework("launch_wait_s", 1e-6),
     "attention_share": _framework("attention_share"),
     "collective_host_us": _framework("collective_host_s", 1e-6),
-    "network_host_us_per_rank": _framework("network_host_s", 1e-6),
     "bucket_mib": _framework("bucket_bytes", MIB),
     "gradient_overlap": _framework("gradient_overlap"),
     "tp_overlap": _framework("tp_overlap"),
@@ -181,6 +180,12 @@ def in_place(
         KEYS, (device.name, cluster.name, framework.name), own, strict=True
     ):
         check_keys(owner, name, values)
+    if "bucket_mib" in own[2] and framework.state_form == "fsdp":
+        raise ProfileError(
+            f"framework {framework.name!r}: 'bucket_mib' has no effect, its gradients are reduced "
+            "block by block",
+            hint="leave it out",
+        )
     for key, value in own[0].items():
         device = _DEVICE[key](device, value)
     for key, value in own[1].items():
@@ -188,6 +193,8 @@ def in_place(
     for key, value in own[2].items():
         framework = _FRAMEWORK[key](framework, value)
     device = _in_training(framework, device, cluster)
+    collective_host_s = framework.collective_host_s * cluster.host_time_factor
+    framework = replace(framework, collective_host_s=collective_host_s)
     return framework, replace(cluster, device=device, in_training={})
 
 

@@ -16,7 +16,7 @@ _CHOICES = {
     "attention": ("fused", "unfused"),
     "selective_recomputation": ("matmul_outputs", "every_second_matmul", "attention"),
     "model_code": ("fused_kernels", "plain_torch"),
-    "pointwise": ("as_written", "fused"),
+    "pointwise": ("as_written", "by_hand", "compiled"),
     "loss_kernels": ("as_written", "fused"),
     "split_loss": ("loss_parallel", "in_place"),
     "zero_gather": ("all_gather", "broadcasts"),
@@ -24,6 +24,7 @@ _CHOICES = {
     "stage_transfers": ("whole", "split_over_tp"),
     "backward_collectives": ("exposed", "beside_weight_gradients"),
     "recomputation_ends": ("last_needed_tensor", "block"),
+    "collectives_beside_network": ("at_once", "by_rank"),
     "state_form": ("fsdp", "replicated"),
     "stage_cuts": ("even_blocks", "even_with_ends", "by_flop"),
     "memory_stated": ("fullest_rank", "first_rank"),
@@ -39,6 +40,7 @@ _DEFAULTS = {
     "loss_kernels": "as_written",
     "split_loss": "in_place",
     "zero_gather": "all_gather",
+    "collectives_beside_network": "at_once",
     "memory_counts": "reserved",
     "backward": "whole",
     "layouts": "column_row",
@@ -87,7 +89,7 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         ),
         gradient_wire_bytes=reader.number("gradient_wire_bytes_per_parameter"),
         broadcasts_shards=_choice(reader, "zero_gather") == "broadcasts",
-        bucket_bytes=reader.positive("bucket_mib") * MIB,
+        bucket_bytes=_bucket_bytes(reader),
         gradient_overlap=reader.number("gradient_overlap", most=1.0),
         tp_overlap=reader.number("tp_overlap", most=1.0),
         hides_backward_collectives=(
@@ -97,7 +99,7 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         launch_wait_s=us_to_s(_or(reader, "launch_wait_us", 0.0)),
         attention_share=_or(reader, "attention_share", 1.0),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
-        network_host_s=us_to_s(reader.number("network_host_us_per_rank")),
+        issues_by_rank=_choice(reader, "collectives_beside_network") == "by_rank",
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices
         default_vocab_size=reader.count("vocab_size_where_not_stated"),
         default_heads=reader.count(heads) if reader.has(heads) else 0,
@@ -138,6 +140,16 @@ def _choice(reader: FieldReader, key: str) -> str:
     return reader.text(key, choices=_CHOICES[key])
 
 
+def _bucket_bytes(reader: FieldReader) -> float:
+    """Size of a bucket of whole gradients; FSDP reduces block by block."""
+    if _choice(reader, "state_form") == "replicated":
+        return reader.positive("bucket_mib") * MIB
+    for key in ("bucket_mib", "zero_gather"):
+        if reader.has(key):
+            raise reader.error(key, 'has no effect where state_form is "fsdp"', hint="leave it out")
+    return math.inf
+
+
 def _or(reader: FieldReader, key: str, absent: float) -> float:
     """A number, and what holds where the profile leaves it out."""
     return reader.positive(key) if reader.has(key) else absent
@@ -152,7 +164,7 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         splits_transfers=reader.has("stage_transfers")
         and _choice(reader, "stage_transfers") == "split_over_tp",
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
-        fuses_pointwise=_choice(reader, "pointwise") == "fused",
+        pointwise=_choice(reader, "pointwise"),  # type: ignore[arg-type]  # one of its choices
         fuses_loss=_choice(reader, "loss_kernels") == "fused",
         wired_layouts=_choice(reader, "layouts") == "column_row",
         loss_apart=_choice(reader, "stage_cuts") == "by_flop",

@@ -19,6 +19,10 @@ SelectiveRecomputation = Literal["matmul_outputs", "every_second_matmul", "atten
 second matmul of a block as well (torchtitan's "op"), or the scores of unfused attention alone
 (Korthikanti et al. 2022)."""
 
+Pointwise = Literal["as_written", "by_hand", "compiled"]
+"""Every pointwise op is a kernel; or chains of them are one kernel each, and norms one of their
+own (Megatron-LM's bias-GELU and bias-dropout-add); or norms join the chains (torch.compile)."""
+
 ModelCode = Literal["fused_kernels", "plain_torch"]
 """Norms and rotary positions are one kernel each and neighbouring projections one matmul; or all
 of it is written in plain torch, several kernels each (torchtitan)."""
@@ -51,8 +55,8 @@ class KernelForms:
     recompute_stops_early: bool = True
     """Recomputation ends with the last tensor that backward needs, as torch's checkpoint does;
     otherwise the block's whole forward runs again."""
-    fuses_pointwise: bool = False
-    """Chains of pointwise kernels and norms are one kernel each, as torch.compile makes them."""
+    pointwise: Pointwise = "as_written"
+    """Which pointwise ops and norms of a block are one kernel."""
     fuses_loss: bool = False
     """Cross-entropy is one kernel that reads the logits, and one that writes their gradient."""
     wired_layouts: bool = True
@@ -113,7 +117,8 @@ class FrameworkSpec:
     broadcasts_shards: bool
     """With ZeRO-1, every rank sends the parameters that it updated to all others in turn."""
     bucket_bytes: float
-    """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves."""
+    """Bytes that one collective of the gradient reduction, or of ZeRO-1's gather, moves where the
+    form is "replicated"; infinite otherwise."""
     gradient_overlap: float
     """Share of the last microbatch's backward behind which the reduction hides."""
     tp_overlap: float
@@ -122,7 +127,7 @@ class FrameworkSpec:
     """Tensor-parallel collectives of the backward pass run beside the matmuls that make the
     gradients of parameters (Megatron-LM since 2022)."""
     host_dispatch_s: float
-    """Time that its code takes to issue one op on the usual hosts."""
+    """Time that its code takes to issue one op on the hosts of AWS p5 (AMD EPYC 7R13)."""
     launch_wait_s: float
     """Time that a device waits for its host after each kernel, where launches block
     (CUDA_LAUNCH_BLOCKING=1)."""
@@ -131,8 +136,9 @@ class FrameworkSpec:
     or add biases."""
     collective_host_s: float
     """Time that the host takes to issue one tensor-parallel collective, beyond that of any op."""
-    network_host_s: float
-    """The same per rank of the group, where stages exchange activations between nodes."""
+    issues_by_rank: bool
+    """Where stages exchange activations between nodes, the host takes the time of a collective
+    once more for every rank of the group, as if they issued it in turn."""
     stage_cuts: StageCuts
     """How blocks are divided over stages."""
     default_vocab_size: int

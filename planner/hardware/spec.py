@@ -141,8 +141,8 @@ class ClusterSpec:
     num_gpus: int
     """Ranks in all."""
     host_time_factor: float = 1.0
-    """Time of its hosts for the code of a framework, over that of the usual hosts; 0 where the
-    host is the device."""
+    """Time of its hosts for the code of a framework, over that of AWS p5 (AMD EPYC 7R13); 0 where
+    the host is the device."""
     in_training: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What training reaches of its links over what single collectives do, by the keys of
     ``planner.framework.constants``; empty where the links count it already."""

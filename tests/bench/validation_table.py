@@ -341,12 +341,18 @@ def figures(results: Results) -> dict[Path, str]:
     }
 
 
-def with_figures(document: str, text: str) -> str:
-    """Put figures into a document, in the place of those that it has."""
-    before, _, rest = document.partition(BEGIN)
-    assert END in rest, f"no lines {BEGIN.strip()} and {END.strip()}"
+def with_figures(document: str, text: str, *, begin: str = BEGIN) -> str:
+    """Put figures into a document, in the place of those that it has.
+
+    Args:
+        document: What has them.
+        text: The figures.
+        begin: Line in front of their place.
+    """
+    before, _, rest = document.partition(begin)
+    assert END in rest, f"no lines {begin.strip()} and {END.strip()}"
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{text}\n{END}{after}"
+    return f"{before}{begin}{text}\n{END}{after}"
 
 
 def write_predictions(results: Results, folder: Path) -> None:

@@ -46,6 +46,13 @@ def test_unfused_attention_has_two_matmuls_forward_and_four_backward() -> None:
         assert sum(work.kind == "matmul" for work in works) == matmuls
 
 
+def test_heads_are_copied_beside_one_another_forward() -> None:
+    stream_bytes = FLOAT16 * 64 * 2048 * 128
+    copy = attention_works(fused(), UNFUSED, FLOAT16)[-1]
+    assert copy.kind == "memory"
+    assert copy.read_bytes == copy.write_bytes == stream_bytes
+
+
 def test_fused_attention_stays_one_kernel_and_keeps_no_scores() -> None:
     assert attention_works(fused(), TORCH_KERNELS, FLOAT16) == [fused()]
     assert score_bytes(fused(), TORCH_KERNELS, FLOAT16) == 0
@@ -143,4 +150,4 @@ def test_unfused_kernels_take_the_place_of_the_fused_one_in_a_block() -> None:
     assert [op.kind for op in fused_block.forward.ops].count("attention") == 1
     kinds = [op.kind for op in block(UNFUSED).forward.ops]
     assert kinds.count("attention") == 0
-    assert len(kinds) == len(fused_block.forward.ops) + 3
+    assert len(kinds) == len(fused_block.forward.ops) + 4

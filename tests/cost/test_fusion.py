@@ -1,5 +1,6 @@
 """Fused kernels and selective recomputation of a Llama block, against bytes counted by hand."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -29,13 +30,17 @@ BOOK = WorkBook()
 
 
 @cache
-def model(**forms):
+def model(shape=SHAPE, **forms):
     kernels = KernelForms(loss_apart=True, **forms)
     key = WorkKey(
-        shape=SHAPE, dtype="bfloat16", kernels=kernels, tp=1, sequence_parallel=False,
+        shape=shape, dtype="bfloat16", kernels=kernels, tp=1, sequence_parallel=False,
         microbatch_size=BATCH,
     )  # fmt: skip
     return BOOK.work(key)
+
+
+def norms_as_kernels(**forms):
+    return model(replace(SHAPE, plain_torch=False), **forms)
 
 
 def light(ops):
@@ -56,13 +61,28 @@ def test_compiled_block_moves_what_enters_and_leaves_its_chains():
     angles = 2 * 4 * SEQ * HIDDEN // HEADS
     weights = 2 * 2 * HIDDEN
     streams = 2 + 4 + 4 + 3
-    ops = light(model(fuses_pointwise=True).units[2].forward.ops)
+    ops = light(model(pointwise="compiled").units[2].forward.ops)
     assert len(ops) == 6
     assert moved(ops) == streams * stream + 3 * wide + angles + weights
 
 
+def test_kernels_written_by_hand_have_norms_apart():
+    """The second norm, and its gradient, read and write what a compiler keeps inside a kernel."""
+    stream = 2 * TOKENS * HIDDEN
+    by_hand, compiled = (
+        norms_as_kernels(pointwise=each).units[2] for each in ("by_hand", "compiled")
+    )
+    assert len(light(by_hand.forward.ops)) == len(light(compiled.forward.ops)) + 1
+    more = moved(light(by_hand.forward.ops)) - moved(light(compiled.forward.ops))
+    assert more == pytest.approx(stream, rel=0.01)
+    backward = [
+        (*each.input_backward.ops, *each.weight_backward.ops) for each in (by_hand, compiled)
+    ]
+    assert len(light(backward[0])) > len(light(backward[1]))
+
+
 def test_compiled_backward_moves_less_and_its_matmuls_stay():
-    eager, compiled = model(), model(fuses_pointwise=True)
+    eager, compiled = model(), model(pointwise="compiled")
     before, after = (
         (*each.units[2].input_backward.ops, *each.units[2].weight_backward.ops)
         for each in (eager, compiled)

@@ -26,3 +26,9 @@ def test_constants_of_other_owners_do_nothing():
         framework={"megatron": {"step_us": 9.0}},
     )
     assert in_place(framework, cluster, others) == in_place(framework, cluster, PROFILES_OWN)
+
+
+def test_buckets_of_sharded_parameters_are_refused():
+    framework, cluster = load_framework("planner"), load_cluster("h100-sxm", gpus=8)
+    with pytest.raises(ProfileError, match="'bucket_mib' has no effect"):
+        in_place(framework, cluster, Constants(framework={"planner": {"bucket_mib": 25.0}}))

@@ -1,6 +1,7 @@
 """Every shipped framework profile, and what is said of a wrong one."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -24,11 +25,11 @@ class TestShipped:
     def test_it_is_priced_on_any_cluster(self, name):
         framework = load_framework(name)
         for cluster in list_clusters():
+            factor = load_cluster(cluster, gpus=8).host_time_factor
             placed, spec = in_place(framework, load_cluster(cluster, gpus=8))
-            assert placed == framework
-            assert spec.device.host_dispatch_s == pytest.approx(
-                framework.host_dispatch_s * load_cluster(cluster, gpus=8).host_time_factor
-            )
+            assert spec.device.host_dispatch_s == pytest.approx(framework.host_dispatch_s * factor)
+            collective_host_s = framework.collective_host_s * factor
+            assert placed == replace(framework, collective_host_s=collective_host_s)
 
 
 def test_no_two_profiles_are_for_the_same_runs():
@@ -92,3 +93,18 @@ def test_an_unknown_name_lists_near_ones():
     with pytest.raises(ProfileError, match="no framework profile 'nanotrom'") as caught:
         load_framework("nanotrom")
     assert caught.value.hint == "did you mean nanotron?"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'bucket_mib = { value = 25, provenance = "assumed", source = "a test" }',
+        'zero_gather = "broadcasts"',
+    ],
+)
+def test_what_sharded_parameters_do_not_have_is_refused(tmp_path, line):
+    file = tmp_path / "own.toml"
+    text = (PROFILES_FOLDER / "frameworks" / "planner.toml").read_text()
+    file.write_text(text.replace("\n[[runs]]", f"{line}\n\n[[runs]]", 1))
+    with pytest.raises(ProfileError, match='has no effect where state_form is "fsdp"'):
+        load_framework(str(file))

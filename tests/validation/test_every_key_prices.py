@@ -257,8 +257,10 @@ def changes_an_estimate(place, path):
             try:
                 if files.said(place, other) != before:
                     return True
-            except ProfileError:
-                continue  # no legal value
+            except ProfileError as error:
+                # Either no legal value, or one that another key does not go with.
+                if f"{place[2]}'" not in str(error):
+                    return True
     return False
 
 
@@ -317,7 +319,10 @@ def test_every_key_of_a_calibration_changes_a_price(owner, key, tmp_path):
             table = {"name": name[owner], key: number(value)}
             file = write(tmp_path / "own.toml", {"format": 1, owner: [table]})
             options = {"framework": request.framework, "calibration": file}
-            found.append(estimated(request, request.cluster, **options))
+            try:
+                found.append(estimated(request, request.cluster, **options))
+            except ProfileError:
+                break  # refused for this framework
             if found[0] != found[-1]:
                 return
     pytest.fail(f"{key} changes nothing")

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench" / "fitting"))
 from fit_parameters import PARAMETERS, RELATIVES, RESERVES
 from joint_fit import FitRow, JointFit, Pricer, constants_of, thinned, touches
 from left_out import rank_correlation, with_defaults
-from refit import profile_file, shipped_start, written
+from refit import profile_file, written
 
 from planner.framework.constants import KEYS
 from planner.framework.profiles import list_frameworks
@@ -111,8 +111,13 @@ def test_constants_touch_what_they_belong_to():
 
 def test_a_device_left_out_takes_what_its_relative_shows():
     other = parameter("device", "training_fraction_of_sustained", "h100-96gb-sxm")
-    found = with_defaults({TRAINING: 0.5, other: 0.9}, {TRAINING})
-    assert found[TRAINING] == pytest.approx(shipped_start(other))
+    found = with_defaults({other: 0.8, HOST: 50.0}, {TRAINING})
+    assert found == pytest.approx({other: 0.8, HOST: 50.0, TRAINING: 0.8})
+
+
+def test_what_nothing_is_near_to_keeps_its_start():
+    unseen = parameter("cluster", "inner_bandwidth_share", "a100-80gb-sxm-opa-4x100")
+    assert with_defaults({HOST: 50.0}, {unseen})[unseen] == unseen.start
 
 
 def test_rows_of_long_parts_are_thinned(rows):

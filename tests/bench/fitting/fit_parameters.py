@@ -16,6 +16,9 @@ MEGATRON = ("megatron", "megatron-sc21", "megatron-zero-bubble", "megatron-deeps
 BIGSCIENCE = MEGATRON[-2:]
 COMPOSER = FSDP[:2]
 
+BUCKETED = ("nanotron", "internevo")
+"""Those that reduce whole gradients in buckets behind backward."""
+
 A100 = ("a100-80gb-sxm", "a100-40gb-sxm", "a800-80gb-sxm")
 H100 = ("h100-sxm", "h200-sxm")
 """Profiles of one chip: what its kernels reach is one number."""
@@ -66,10 +69,8 @@ PARAMETERS = (
     _device("pointwise_fraction_of_bandwidth", A100, 0.92, 0.2),
     _cluster("inner_bandwidth_share", "a100-80gb-sxm-ib-4x200", most=1 / 0.78),
     _cluster("outer_bandwidth_share", "a100-80gb-sxm-ib-4x200", most=1 / 0.9),
-    _cluster("host_time_factor", "a100-80gb-sxm-ib-4x200"),
     _cluster("inner_bandwidth_share", "a100-80gb-sxm-opa-4x100", most=1 / 0.78),
     _cluster("outer_bandwidth_share", "a100-80gb-sxm-opa-4x100", most=1 / 0.9),
-    _cluster("outer_latency_factor", "h100-sxm", spread=2.0),
     _framework("host_dispatch_us", (*FSDP, *MEGATRON, "nanotron", "internevo"), 40.0),
     _framework("step_us", FSDP, 30000.0),
     _framework("accumulated_bytes_per_parameter", FSDP, 20.0),
@@ -77,11 +78,9 @@ PARAMETERS = (
     _framework("launch_wait_us", BIGSCIENCE, 12.0),
     _framework("message_us", (*FSDP, *MEGATRON, "nanotron", "internevo"), 50.0),
     _framework("collective_host_us", ("nanotron",), 100.0),
-    _framework("network_host_us_per_rank", ("nanotron",), 100.0),
     _framework("congested_message_us", ("nanotron",), 300000.0),
-    _framework("gradient_overlap", ("nanotron",), 0.5, spread=2.0, most=1.0),
-    _framework("gradient_overlap", ("internevo",), 0.5, most=1.0),
-    _framework("step_us", ("nanotron", "internevo"), 20000.0),
+    _framework("gradient_overlap", BUCKETED, 0.5, most=1.0),
+    _framework("step_us", BUCKETED, 20000.0),
 )
 """All that the fit moves for step times."""
 

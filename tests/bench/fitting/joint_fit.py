@@ -30,7 +30,7 @@ from planner.validation.reading.table import read_table
 RUNS_FOLDER = PROFILES_FOLDER / "published" / "runs"
 
 CAP = 0.7
-MOST_ROWS = 60
+MOST_ROWS = 150
 """Rows of a part that are fitted to."""
 
 _PULL = 0.001

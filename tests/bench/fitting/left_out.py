@@ -1,25 +1,34 @@
 """What fitted constants are worth for what they were not fitted to.
 
-``python tests/bench/fitting/left_out.py`` leaves out one framework after the other, and one cluster
-after the other, fits all constants to the rest and prices what was left out. It prints two tables
-in Markdown, and below them the ``step_time_error`` of devices, the mean error of FSDP runs on such
-devices whose cluster was left out.
+``python tests/bench/fitting/left_out.py`` leaves out one cluster after the other, and one framework
+after the other, fits all constants to the rest and prices what was left out. It prints two tables;
+``--write`` puts them into docs/validate.md and the errors that stand beside a plan into the
+profiles: the ``step_time_error`` of devices, the mean error of FSDP runs on such devices whose
+cluster was left out, and ``step_time_error_not_calibrated`` of the emitted script.
 
 A framework that is left out takes the constants that it shares with others from them, and for its
-own what ``defaults`` says: the mean of what the other frameworks have. A cluster that is left out
-keeps what is known of its links from single collectives, and its device what its relatives show.
+own the mean of what the others have, or what is assumed (``Parameter.start``). A cluster that is
+left out keeps what is known of its links from single collectives, and its device what its relatives
+show.
 """
 
+import argparse
 import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from fit_parameters import CHIPS, FSDP, PARAMETERS, Parameter
 from joint_fit import FitRow, JointFit, Pricer, constants_of, published_rows, thinned, touches
-from refit import shipped_start
+from refit import profile_file, shipped_start, written
+
+from planner.framework.script import SCRIPT
+
+sys.path.append(str(Path(__file__).parents[1]))
+from validation_table import ROOT, markdown, with_figures
 
 MIN_GROUP = 5
 _MOST_ROWS = 30
@@ -53,16 +62,15 @@ class LeftOut:
 
 
 def left_out(rows: Sequence[FitRow], out: Sequence[FitRow], name: str, pricer: Pricer) -> LeftOut:
-    """Fit to all but some runs what those depend on, and price them."""
+    """Fit all constants to all but some runs, and price those."""
     gone, pairs = set(map(id, out)), {row.pair for row in out}
-    needed = [each for each in PARAMETERS if any(touches(each, pair) for pair in pairs)]
     rest = [row for row in rows if id(row) not in gone]
-    seen = [each for each in needed if any(touches(each, row.pair) for row in rest)]
-    near = [row for row in rest if any(touches(each, row.pair) for each in seen)]
-    fit = JointFit(thinned(near, _MOST_ROWS), seen, pricer)
-    # What the other runs show begins at the shipped values, to save time; the rest is not known.
-    start = {each: shipped_start(each) if each in seen else each.start for each in PARAMETERS}
-    values = with_defaults(start | fit.fitted(start, steps=_STEPS), set(needed) - set(seen))
+    seen = [each for each in PARAMETERS if any(touches(each, row.pair) for row in rest)]
+    fit = JointFit(thinned(rest, _MOST_ROWS), seen, pricer)
+    # What the other runs show begins at the shipped values, to save time.
+    fitted = fit.fitted({each: shipped_start(each) for each in seen}, steps=_STEPS)
+    needed = [each for each in PARAMETERS if any(touches(each, pair) for pair in pairs)]
+    values = with_defaults(fitted, set(needed) - set(seen))
     errors = []
     for row in out:
         (error,) = pricer.log_errors(row.pair, [row], constants_of(values))
@@ -70,19 +78,21 @@ def left_out(rows: Sequence[FitRow], out: Sequence[FitRow], name: str, pricer: P
     return LeftOut(name=name, rows=tuple(out), errors=tuple(errors))
 
 
-def with_defaults(values: dict[Parameter, float], unseen: Set[Parameter]) -> dict[Parameter, float]:
-    """What no run of the fit shows, by what is nearest."""
-    found = dict(values)
+def with_defaults(
+    fitted: Mapping[Parameter, float], unseen: Set[Parameter]
+) -> dict[Parameter, float]:
+    """What the fit shows, and what no run of it shows by what is nearest."""
+    found = dict(fitted)
     for parameter in unseen:
         alike = [
-            shipped_start(other)
-            for other in values
+            value
+            for other, value in fitted.items()
             if (other.owner, other.key) == (parameter.owner, parameter.key)
-            and other is not parameter
             and _is_relative(parameter, other)
         ]
-        if alike:
-            found[parameter] = math.exp(statistics.fmean(map(math.log, alike)))
+        found[parameter] = (
+            math.exp(statistics.fmean(map(math.log, alike))) if alike else parameter.start
+        )
     return found
 
 
@@ -111,58 +121,87 @@ def rank_correlation(rows: Sequence[FitRow], errors: Sequence[float]) -> float |
     return statistics.fmean(found) if found else None
 
 
-def step_time_errors(clusters: Sequence[LeftOut]) -> dict[str, float]:
-    """Mean error of FSDP runs whose cluster was left out, by device; "" for all of them."""
-    found: dict[str, list[float]] = {"": []}
+def step_time_errors(clusters: Sequence[LeftOut]) -> dict[str, list[float]]:
+    """Errors of FSDP runs whose cluster was left out, without sign, by device."""
+    found: dict[str, list[float]] = {}
     for each in clusters:
         for row, error in zip(each.rows, each.errors, strict=True):
             if row.case.framework.name in FSDP:
                 found.setdefault(row.device, []).append(abs(error))
-                found[""].append(abs(error))
-    return {device: statistics.fmean(errors) for device, errors in found.items()}
+    return found
+
+
+def mean_cluster_error(clusters: Sequence[LeftOut]) -> float:
+    """Mean over the clusters of the mean error of their runs: all clusters weigh alike."""
+    return statistics.fmean(statistics.fmean(map(abs, each.errors)) for each in clusters)
 
 
 _HEAD = ("left out", "runs", "median error", "mean error", "bias", "rank correlation")
+_BEGIN = "<!-- figures of left_out.py -->\n"
+_DOCUMENT = ROOT / "docs" / "validate.md"
+_SOURCE = "tests/bench/fitting/left_out.py"
 
 
-def _line(cells: Sequence[str]) -> None:
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
-    sys.stdout.flush()
-
-
-def _printed(kind: str, by_name: Mapping[str, list[FitRow]], pricer: Pricer) -> list[LeftOut]:
-    """Leave out each in turn; a table in Markdown, line by line."""
-    rows = published_rows()
-    _line((f"{kind} {_HEAD[0]}", *_HEAD[1:]))
-    _line(["---"] * len(_HEAD))
-    found = []
-    for name, own in by_name.items():
-        found.append(left_out(rows, own, name, pricer))
-        _line(found[-1].cells)
-    every = LeftOut(
+def table(kind: str, found: Sequence[LeftOut]) -> str:
+    """What was left out, the least error first, and all of it together."""
+    together = LeftOut(
         name="all together",
         rows=tuple(row for each in found for row in each.rows),
         errors=tuple(error for each in found for error in each.errors),
     )
-    _line(every.cells)
-    sys.stdout.write("\n")
+    best_first = sorted(found, key=lambda each: statistics.median(map(abs, each.errors)))
+    cells = [each.cells for each in (*best_first, together)]
+    return markdown((f"{kind} {_HEAD[0]}", *_HEAD[1:]), cells)
+
+
+def _each_left_out(by_name: Mapping[str, list[FitRow]], pricer: Pricer) -> list[LeftOut]:
+    """Leave out each in turn."""
+    found = []
+    for name, own in by_name.items():
+        found.append(left_out(published_rows(), own, name, pricer))
+        sys.stderr.write(f"{found[-1].cells}\n")
     return found
 
 
-def main() -> int:
-    """Print the tables."""
-    pricer = Pricer()
+def write(clusters: Sequence[LeftOut], tables: Sequence[str]) -> None:
+    """Put the tables into the document, and the errors into the profiles."""
+    document = _DOCUMENT.read_text(encoding="utf-8")
+    document = with_figures(document, "\n\n".join(tables), begin=_BEGIN)
+    _DOCUMENT.write_text(document, encoding="utf-8")
+    for device, errors in step_time_errors(clusters).items():
+        source = f"{_SOURCE}: {len(errors)} FSDP runs on this device, their cluster left out"
+        _write_error("device", device, "step_time_error", statistics.fmean(errors), source)
+    source = f"{_SOURCE}: mean over {len(clusters)} clusters, each left out, of the mean error"
+    error = mean_cluster_error(clusters)
+    _write_error("framework", SCRIPT, "step_time_error_not_calibrated", error, source)
+
+
+def _write_error(owner: str, name: str, key: str, error: float, source: str) -> None:
+    file = profile_file(owner, name)
+    text = file.read_text(encoding="utf-8")
+    text = written(text, key, round(error, 3), source, provenance="measured")
+    file.write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the tables, and with ``--write`` put them where they are read."""
+    parser = argparse.ArgumentParser(prog=f"python {_SOURCE}")
+    parser.add_argument("--write", action="store_true", help="write what was found")
+    options = parser.parse_args(arguments)
     by_cluster: dict[str, list[FitRow]] = {}
     by_framework: dict[str, list[FitRow]] = {}
     for row in published_rows():
         by_cluster.setdefault(row.case.cluster, []).append(row)
         by_framework.setdefault(row.case.framework.name, []).append(row)
-    for device, error in step_time_errors(_printed("cluster", by_cluster, pricer)).items():
-        sys.stdout.write(f"{device or 'any device'}: step_time_error {error:.3f}\n")
-    sys.stdout.write("\n")
-    _printed("framework", by_framework, pricer)
+    pricer = Pricer()
+    clusters = _each_left_out(by_cluster, pricer)
+    frameworks = _each_left_out(by_framework, pricer)
+    tables = [table("cluster", clusters), table("framework", frameworks)]
+    sys.stdout.write("\n\n".join(tables) + "\n")
+    if options.write:
+        write(clusters, tables)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
