@@ -100,7 +100,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     }
     if plan.degrees.pp > 1:
         names |= {
-            "anatomy": {"examine"},
+            "anatomy": set() if plan.degrees.tp > 1 else {"examine"},
             "pipeline": {"pipeline_runner"},
             "shared_parameters": {"SharedParameters"},
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
@@ -109,13 +109,14 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         names |= {"part": {"Part"}, "step": {"Runner"}}
     if plan.degrees.tp > 1:
         names["tensor_parallel"] = {"TensorParallel"}
+        names["dry_run"] = {"DryRun"}
         if any(group.modules for group in plan.shardings):
             names["tensor_parallel"].add("ModuleSharding")
         if _sums_gradients(plan):
             names["tensor_parallel"].add("sum_sequence_gradients")
         if plan.sequence_parallel:
-            names["anatomy"] = {"check_sequence", "examine"}
-    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items())]
+            names["anatomy"] = {"check_sequence"}
+    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
 
 
 @cache

@@ -93,6 +93,28 @@ class DryRun:
         on_meta = [_on_meta(cast_floats(inputs, dtype)), _on_meta(targets)]
         return cls(meta_twin(model, dtype), anatomy, user, on_meta[0], on_meta[1], inputs)
 
+    def run(
+        self,
+        block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
+        outer_shardings: Sequence[ModuleSharding],
+        tp: int,
+        sequence_dim: int | None,
+    ) -> None:
+        """Run one block of each kind, and what lies around the blocks.
+
+        Args:
+            block_shardings: Positions of blocks of one kind and what holds for them.
+            outer_shardings: What holds for modules outside the blocks.
+            tp: Ranks of the axis.
+            sequence_dim: Dim of the stream that is split inside blocks, None where it is whole.
+
+        Raises:
+            DryRunError: Something does not run.
+        """
+        for positions, shardings in block_shardings:
+            self.block(positions[min(1, len(positions) - 1)], shardings, tp, sequence_dim)
+        self.ends(outer_shardings, tp)
+
     def block(
         self, position: int, shardings: Sequence[ModuleSharding], tp: int, sequence_dim: int | None
     ) -> None:
