@@ -1,25 +1,30 @@
 """All units of a model priced under one tensor-parallel degree, stream and microbatch size."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.cost.model_units import ModelUnits, ModelWork
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_extraction import Part, unit_work
 from planner.cost.unit_work import UnitWork
+from planner.errors import SolverError
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
 from planner.graph.analysis.shared import shared_activations
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
+from planner.graph.trial import Refusal
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
+from planner.pricing.instructions import module_shardings, runnable_block, tried
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.runtime.layout import REPLICATE, Layout, shard
 from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
+from planner.strategy.sharding import WholeModule
 from planner.vocabulary import SPLIT_STYLES
 
 _REFERENCE = "a100-80gb-sxm"
@@ -50,6 +55,8 @@ class PricedModel:
     """Layouts by unit structure."""
     graph: OperatorGraph
     """Graph at this microbatch size."""
+    whole: Mapping[str, tuple[WholeModule, ...]] = field(default_factory=dict)
+    """Modules that the script could not run split, by unit structure."""
 
 
 class ModelPricer:
@@ -63,6 +70,7 @@ class ModelPricer:
         *,
         kernels: KernelForms | None = None,
         collective_host_s: float = 0.0,
+        is_tried: bool = False,
     ) -> None:
         """Keep what prices depend on.
 
@@ -72,12 +80,16 @@ class ModelPricer:
             dtype: Compute dtype.
             kernels: How a framework computes, None for the emitted script.
             collective_host_s: As in ``RankSpec``.
+            is_tried: Give only layouts that the script's own runtime has run.
         """
         self._graphs = graphs
         self._cluster = cluster
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
+        self._is_tried = is_tried
+        self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
+        self._reasons: dict[int, str] = {}
         self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
@@ -109,6 +121,10 @@ class ModelPricer:
                     model=work.priced(rank),
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
+                    whole={
+                        structure: self._whole.get((choice, structure), ())
+                        for structure in solutions
+                    },
                 )
             )
         return self._priced[key]
@@ -136,13 +152,56 @@ class ModelPricer:
         rank = self._reference_rank(choice.tp)
         solutions: dict[str, ShardingSolution] = {}
         for unit in representatives(graph):
-            problem = unit_problem(graph, unit, choice)
-            if not is_solvable(problem):
+            solution = self._solve_unit(graph, unit, choice, rank)
+            if solution is None:
                 return None
-            solutions[unit.structure] = solve_sharding(problem, rank)
-        if choice.tp > 1 and not _shards_anything(solutions):
+            solutions[unit.structure] = solution
+        if choice.tp == 1:
+            return solutions
+        runs = _shards_anything(solutions) and self._ends_run(choice, solutions)
+        return solutions if runs else None
+
+    def _solve_unit(
+        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
+    ) -> ShardingSolution | None:
+        """The best layouts of a unit that the script can run, None where there are none."""
+
+        def solve(whole: frozenset[str]) -> ShardingSolution | None:
+            problem = unit_problem(graph, unit, choice, whole)
+            try:
+                return solve_sharding(problem, rank) if is_solvable(problem) else None
+            except SolverError:  # no consistent choice
+                return None
+
+        if choice.tp == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
+            return solve(frozenset())
+        found = runnable_block(
+            self._graphs.trial(choice.microbatch_size), unit, solve, tp=choice.tp,
+            sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
+        )  # fmt: skip
+        if isinstance(found, Refusal):
+            self._note(choice, unit.name, found)
             return None
-        return solutions
+        self._whole[choice, unit.structure] = found.whole
+        return found.solution
+
+    def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
+        """Whether what lies around the blocks runs as it was chosen."""
+        if not self._is_tried:
+            return True
+        ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
+        modules = [module for each in ends for module in module_shardings(each)]
+        found = self._graphs.trial(choice.microbatch_size).ends(tried(modules), choice.tp)
+        if found is not None:
+            self._note(choice, found.module or "the model around its blocks", found)
+        return found is None
+
+    def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
+        self._reasons.setdefault(choice.tp, f"{found.module or place}: {found.reason}")
+
+    def reason(self, tp: int) -> str | None:
+        """Why the script cannot run a layout over tp ranks, where it was tried and refused."""
+        return self._reasons.get(tp)
 
     def _reference_rank(self, tp: int) -> RankSpec:
         """Prices that layouts are chosen by.
@@ -258,14 +317,20 @@ def stream_crossings(
     return ()
 
 
-def unit_problem(graph: OperatorGraph, unit: Unit, choice: ShardingChoice) -> ShardingProblem:
-    """The sharding problem of a unit under a choice."""
+def unit_problem(
+    graph: OperatorGraph,
+    unit: Unit,
+    choice: ShardingChoice,
+    whole: frozenset[str] = frozenset(),
+) -> ShardingProblem:
+    """The sharding problem of a unit under a choice, with some modules left whole."""
     return sharding_problem(
         graph,
         unit,
         tp=choice.tp,
         sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
         split_tables=choice.split_tables if choice.tp > 1 else None,
+        whole=whole,
     )
 
 

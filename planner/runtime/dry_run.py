@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .anatomy import Anatomy, examine, meta_twin
 from .known_data import KnownData
-from .model import UserModel, run_model
-from .part import Part
+from .model import run_model
+from .part import OffersLoss, Part
 from .split_tensor import Ranks
 from .stand_ins import EarlierModule, replace_module
 from .tensor_parallel import ModuleSharding, TensorParallel
@@ -61,7 +61,7 @@ class DryRun:
     """The model on the meta device, its floating-point parameters in the compute dtype."""
     anatomy: Anatomy
     """What it consists of."""
-    user: UserModel
+    user: OffersLoss
     """Offers the loss."""
     inputs: Tree
     """Inputs of one microbatch, on the meta device."""
@@ -74,7 +74,7 @@ class DryRun:
     def of(
         cls,
         model: nn.Module,
-        user: UserModel,
+        user: OffersLoss,
         blocks: Sequence[str],
         microbatch: tuple[Tree, Tree],
         dtype: torch.dtype,

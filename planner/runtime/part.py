@@ -6,8 +6,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .model import UserModel, run_model
+from .model import run_model
 from .trees import Tree
+
+
+class OffersLoss(Protocol):
+    """What a model is trained for."""
+
+    def loss(self, output: Tree, targets: Tree) -> Tensor:
+        """Return the scalar loss."""
 
 
 class StoredOrder(Protocol):
@@ -33,7 +40,7 @@ class Part(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        user: UserModel,
+        user: OffersLoss,
         *,
         blocks: Sequence[str],
         first_block: int = 0,

@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from planner.cost.stage_costs import StageCosts
 from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
-from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.pricing.instructions import module_shardings
 from planner.pricing.model_pricing import PricedModel
-from planner.pricing.sharding_ilp import ShardingSolution
-from planner.runtime.layout import REPLICATE, Layout
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
-from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
-from planner.vocabulary import MESH_ORDER, Style
+from planner.strategy.sharding import UnitSharding
+from planner.vocabulary import MESH_ORDER
 
 _LOSS = ("loss",)
 """Name of the loss where it is a unit of its own."""
@@ -119,51 +116,7 @@ def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
     found = []
     for structure, solution in priced.solutions.items():
         units = tuple(u.index for u in priced.graph.units if u.structure == structure)
-        modules = _modules(priced.graph, solution)
-        if modules:
-            found.append(UnitSharding(units=units, modules=modules))
+        modules, whole = module_shardings(solution), priced.whole.get(structure, ())
+        if modules or whole:
+            found.append(UnitSharding(units=units, modules=modules, whole=whole))
     return tuple(found)
-
-
-def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
-    unit = solution.problem.unit
-    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
-    gathered = {value for value, source, _ in solution.conversions if source.is_shard}
-    found = []
-    for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
-        if node.kind is not NodeKind.MODULE:
-            continue
-        if _runs_as_is(strategy) and gathered.isdisjoint(node.inputs):
-            continue
-        (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
-        ndim = len(graph.values[output].shape) if output >= 0 else 0
-        entering = next(iter(strategy.inputs.values()), REPLICATE)
-        module = node.module.removeprefix(prefix) if node.module != unit.name else ""
-        found.append(
-            ModuleSharding(
-                module=module,
-                style=strategy.style,
-                fused=strategy.fused,
-                input_layout=_spelled(entering, _input_ndim(graph, strategy)),
-                output_layout=_spelled(leaving, ndim),
-                split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
-            )
-        )
-    return tuple(found)
-
-
-def _runs_as_is(strategy: NodeStrategy) -> bool:
-    """Whether a module needs no instruction: whole parameters, whole input, whole output."""
-    layouts = (*strategy.inputs.values(), *strategy.outputs.values())
-    return strategy.style == Style.REPLICATE and all(layout == REPLICATE for layout in layouts)
-
-
-def _input_ndim(graph: OperatorGraph, strategy: NodeStrategy) -> int:
-    return max((len(graph.values[value].shape) for value in strategy.inputs), default=0)
-
-
-def _spelled(layout: Layout, ndim: int) -> str:
-    """Layout as the script spells it; the feature dim counts from the end."""
-    if not layout.is_shard:
-        return "Replicate"
-    return "Shard(-1)" if layout.dim == ndim - 1 else f"Shard({layout.dim})"

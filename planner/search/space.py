@@ -72,6 +72,7 @@ class LayoutSpace:
             request.dtype,
             kernels=framework.kernels,
             collective_host_s=framework.collective_host_s,
+            is_tried=framework.name == SCRIPT,
         )
         self._fronts: dict[tuple[ShardingChoice, Hashable], FrontCache] = {}
 

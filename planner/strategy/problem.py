@@ -7,7 +7,7 @@ from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import region_strategies
-from planner.vocabulary import Style
+from planner.vocabulary import SPLIT_STYLES, Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ def sharding_problem(
     tp: int,
     sequence_dim: int | None,
     split_tables: bool | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> ShardingProblem:
     """Set up the choice of layouts for a unit.
 
@@ -48,6 +49,7 @@ def sharding_problem(
             the whole stream.
         split_tables: Whether the rows of vocabulary-sized weights (embedding tables, and heads
             that share their weight) are split; None leaves it open.
+        whole: Modules that are not split, by their paths in the unit.
 
     Returns:
         Nodes with all their legal strategies.
@@ -63,6 +65,12 @@ def sharding_problem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
+    prefix = f"{unit.name}." if in_block else ""
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
+            modules[node.index] = tuple(
+                each for each in modules[node.index] if each.style not in SPLIT_STYLES
+            )
     strategies = []
     candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:

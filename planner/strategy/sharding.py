@@ -39,6 +39,16 @@ class ModuleSharding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModule:
+    """A module that stays whole though its shapes would let it be split."""
+
+    module: str
+    """Its path, as in ``ModuleSharding``."""
+    reason: str
+    """What the script cannot run where it is split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSharding:
     """Tensor-parallel instructions for all units of one structure."""
 
@@ -46,3 +56,5 @@ class UnitSharding:
     """Units that run so."""
     modules: tuple[ModuleSharding, ...]
     """Modules that do not simply run replicated on the replicated stream."""
+    whole: tuple[WholeModule, ...] = ()
+    """Modules that the script could not run split."""

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
+from in_float64 import run_scripts_in_float64
 from launch import (
     arguments_of,
     largest_difference,
@@ -230,7 +231,7 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
     first = next(iter(planned.values()))
     reference = arguments_of(first, name="reference", steps=2, extra=("--reference",))
     try:
-        run_jobs([(first, reference)], timeout_s=300)
+        run_jobs([(first, reference)], timeout_s=300, function=run_scripts_in_float64)
     except AssertionError as error:
         for name in planned:
             row.results[name] = f"reference failed: {last_line(error)}"
@@ -240,7 +241,10 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
         words = row.results[name].partition(": ")[2]
         gpus = 2 if name == "tp 2" else 4
         try:
-            run_jobs([(folder, arguments_of(folder, steps=2))], num_processes=gpus, timeout_s=300)
+            run_jobs(
+                [(folder, arguments_of(folder, steps=2))], num_processes=gpus, timeout_s=300,
+                function=run_scripts_in_float64,
+            )  # fmt: skip
         except AssertionError as error:
             row.results[name] = f"FAILED: {last_line(error)} ({words})"
             continue
