@@ -19,7 +19,7 @@ from planner.framework.profiles import list_frameworks
 from planner.hardware.profiles import PROFILES_FOLDER, list_clusters, list_devices
 from planner.validation.pricing.cases import case_of
 
-MOST_CONSTANTS = 40
+MOST_CONSTANTS = 28
 NAMES = {"device": list_devices(), "cluster": list_clusters(), "framework": list_frameworks()}
 
 
