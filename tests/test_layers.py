@@ -59,6 +59,7 @@ ORDERS = {
         ("recording",),
         ("division",),
         ("trace",),
+        ("trial",),
         ("sizes",),
     ),
     "graph/analysis": (
@@ -127,7 +128,9 @@ ORDERS = {
         ("serialize",),
     ),
     "pricing": (
-        ("sharding_ilp",),
+        ("choice", "sharding_ilp"),
+        ("instructions",),
+        ("unit_layouts",),
         ("model_pricing",),
         ("op_rows",),
         ("reprice",),

@@ -7,42 +7,26 @@ from planner.cost.model_units import ModelUnits, ModelWork
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_extraction import Part, unit_work
 from planner.cost.unit_work import UnitWork
-from planner.errors import SolverError
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
 from planner.graph.analysis.shared import shared_activations
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
-from planner.graph.trial import Refusal
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
-from planner.pricing.instructions import module_shardings, runnable_block, tried
-from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.pricing.choice import ShardingChoice, representatives
+from planner.pricing.sharding_ilp import ShardingSolution
+from planner.pricing.unit_layouts import UnitLayouts
 from planner.runtime.layout import REPLICATE, Layout, shard
 from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
+from planner.strategy.problem import table_storages
 from planner.strategy.sharding import WholeModule
-from planner.vocabulary import SPLIT_STYLES
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingChoice:
-    """What the units' prices depend on."""
-
-    tp: int
-    """Tensor-parallel ranks."""
-    sequence_parallel: bool
-    """The stream is split over the sequence inside blocks."""
-    split_tables: bool
-    """Rows of vocabulary-sized weights are split over tp."""
-    microbatch_size: int
-    """Samples per microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +71,7 @@ class ModelPricer:
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
-        self._is_tried = is_tried
-        self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
-        self._reasons: dict[int, str] = {}
-        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
@@ -112,7 +93,7 @@ class ModelPricer:
         """
         key = (choice, network_host_s)
         if key not in self._priced:
-            work, solutions = self.work(choice), self._solved(choice)
+            work, solutions = self.work(choice), self._layouts.of(choice)
             rank = replace(self.rank(choice.tp), network_host_s=network_host_s)
             self._priced[key] = (
                 None
@@ -121,10 +102,7 @@ class ModelPricer:
                     model=work.priced(rank),
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
-                    whole={
-                        structure: self._whole.get((choice, structure), ())
-                        for structure in solutions
-                    },
+                    whole={each: self._layouts.whole(choice, each) for each in solutions},
                 )
             )
         return self._priced[key]
@@ -132,7 +110,7 @@ class ModelPricer:
     def work(self, choice: ShardingChoice) -> ModelWork | None:
         """Count the work of all units, None where some unit cannot run under the choice."""
         if choice not in self._works:
-            solutions = self._solved(choice)
+            solutions = self._layouts.of(choice)
             self._works[choice] = (
                 None
                 if solutions is None
@@ -142,66 +120,9 @@ class ModelPricer:
             )
         return self._works[choice]
 
-    def _solved(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        if choice not in self._solutions:
-            self._solutions[choice] = self._solve(choice)
-        return self._solutions[choice]
-
-    def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        graph = self._graphs.at(choice.microbatch_size)
-        rank = self._reference_rank(choice.tp)
-        solutions: dict[str, ShardingSolution] = {}
-        for unit in representatives(graph):
-            solution = self._solve_unit(graph, unit, choice, rank)
-            if solution is None:
-                return None
-            solutions[unit.structure] = solution
-        if choice.tp == 1:
-            return solutions
-        runs = _shards_anything(solutions) and self._ends_run(choice, solutions)
-        return solutions if runs else None
-
-    def _solve_unit(
-        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
-    ) -> ShardingSolution | None:
-        """The best layouts of a unit that the script can run, None where there are none."""
-
-        def solve(whole: frozenset[str]) -> ShardingSolution | None:
-            problem = unit_problem(graph, unit, choice, whole)
-            try:
-                return solve_sharding(problem, rank) if is_solvable(problem) else None
-            except SolverError:  # no consistent choice
-                return None
-
-        if choice.tp == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
-            return solve(frozenset())
-        found = runnable_block(
-            self._graphs.trial(choice.microbatch_size), unit, solve, tp=choice.tp,
-            sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
-        )  # fmt: skip
-        if isinstance(found, Refusal):
-            self._note(choice, unit.name, found)
-            return None
-        self._whole[choice, unit.structure] = found.whole
-        return found.solution
-
-    def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
-        """Whether what lies around the blocks runs as it was chosen."""
-        if not self._is_tried:
-            return True
-        ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
-        modules = [module for each in ends for module in module_shardings(each)]
-        found = self._graphs.trial(choice.microbatch_size).ends(tried(modules), choice.tp)
-        if found is not None:
-            self._note(choice, found.module or "the model around its blocks", found)
-        return found is None
-
-    def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
-        self._reasons.setdefault(choice.tp, f"{found.module or place}: {found.reason}")
-
     def reason(self, tp: int) -> str | None:
         """Why the script cannot run a layout over tp ranks, where it was tried and refused."""
-        return self._reasons.get(tp)
+        return self._layouts.reasons.get(tp)
 
     def _reference_rank(self, tp: int) -> RankSpec:
         """Prices that layouts are chosen by.
@@ -317,34 +238,6 @@ def stream_crossings(
     return ()
 
 
-def unit_problem(
-    graph: OperatorGraph,
-    unit: Unit,
-    choice: ShardingChoice,
-    whole: frozenset[str] = frozenset(),
-) -> ShardingProblem:
-    """The sharding problem of a unit under a choice, with some modules left whole."""
-    return sharding_problem(
-        graph,
-        unit,
-        tp=choice.tp,
-        sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
-        split_tables=choice.split_tables if choice.tp > 1 else None,
-        whole=whole,
-    )
-
-
-def representatives(graph: OperatorGraph) -> list[Unit]:
-    """One unit of each structure: the second where there are several.
-
-    The first of many often makes what all share.
-    """
-    found: dict[str, list[Unit]] = {}
-    for unit in graph.units:
-        found.setdefault(unit.structure, []).append(unit)
-    return [alike[min(1, len(alike) - 1)] for alike in found.values()]
-
-
 def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     """Storages that the unit before keeps for its own backward."""
     if unit.index == 0:
@@ -353,14 +246,6 @@ def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
         graph.values[value].storage
         for op in graph.units[unit.index - 1].forward_ops
         for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
-    )
-
-
-def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
-    return any(
-        strategy.style in SPLIT_STYLES
-        for solution in solutions.values()
-        for strategy in solution.chosen
     )
 
 

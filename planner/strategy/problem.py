@@ -65,12 +65,7 @@ def sharding_problem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
-    prefix = f"{unit.name}." if in_block else ""
-    for node in folded.nodes:
-        if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
-            modules[node.index] = tuple(
-                each for each in modules[node.index] if each.style not in SPLIT_STYLES
-            )
+    _leave_whole(modules, folded, unit, whole)
     strategies = []
     candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:
@@ -82,6 +77,17 @@ def sharding_problem(
             found = (_constant(node),)
         strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def _leave_whole(
+    modules: "Strategies", folded: FoldedUnit, unit: Unit, whole: frozenset[str]
+) -> None:
+    """Drop the strategies that split modules which are not to be split."""
+    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
+            found = modules[node.index]
+            modules[node.index] = tuple(s for s in found if s.style not in SPLIT_STYLES)
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]
