@@ -31,7 +31,7 @@ class RunnableUnit:
 
 def runnable_block(
     trial: LayoutTrial, unit: Unit, solve: Solve, *, tp: int, sequence_dim: int | None
-) -> RunnableUnit | Refusal:
+) -> RunnableUnit | Refusal | None:
     """Find the best layout of a block that runs.
 
     Args:
@@ -42,10 +42,10 @@ def runnable_block(
         sequence_dim: Dim of the stream that is split, None where it is whole.
 
     Returns:
-        The layout, or why none runs.
+        The layout, or why none runs; None where there is none to run.
     """
     whole: dict[str, str] = {}
-    refusal = Refusal(module="", reason="it has no layout")
+    refusal: Refusal | None = None
     while True:
         solution = solve(frozenset(whole))
         if solution is None:
@@ -56,10 +56,10 @@ def runnable_block(
             kept = [WholeModule(module=path, reason=reason) for path, reason in whole.items()]
             return RunnableUnit(solution=solution, whole=tuple(kept))
         refusal = found
-        failed = _around(refusal.module.removeprefix(f"{unit.name}."), modules)
+        failed = _around(found.module.removeprefix(f"{unit.name}."), modules)
         if not failed:
             return refusal
-        whole |= dict.fromkeys(failed, refusal.reason)
+        whole |= dict.fromkeys(failed, found.reason)
 
 
 def _around(module: str, modules: Sequence[ModuleSharding]) -> list[str]:
@@ -93,7 +93,7 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
     unit, graph = solution.problem.unit, solution.problem.context.graph
     prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     gathered = {value for value, source, _ in solution.conversions if source.is_shard}
-    found = []
+    found: dict[str, ModuleSharding] = {}
     for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
         if node.kind is not NodeKind.MODULE:
             continue
@@ -102,17 +102,16 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
         (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
         ndim = len(graph.values[output].shape) if output >= 0 else 0
         entering = next(iter(strategy.inputs.values()), REPLICATE)
-        found.append(
-            ModuleSharding(
-                module=node.module.removeprefix(prefix) if node.module != unit.name else "",
-                style=strategy.style,
-                fused=strategy.fused,
-                input_layout=_spelled(entering, _input_ndim(graph, strategy)),
-                output_layout=_spelled(leaving, ndim),
-                split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
-            )
+        path = node.module.removeprefix(prefix) if node.module != unit.name else ""
+        found[path] = ModuleSharding(
+            module=path,
+            style=strategy.style,
+            fused=strategy.fused,
+            input_layout=_spelled(entering, _input_ndim(graph, strategy)),
+            output_layout=_spelled(leaving, ndim),
+            split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
         )
-    return tuple(found)
+    return tuple(found.values())
 
 
 def _runs_as_is(strategy: NodeStrategy) -> bool:

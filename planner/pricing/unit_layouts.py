@@ -8,7 +8,7 @@ from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trial import Refusal
 from planner.pricing.choice import ShardingChoice, representatives, unit_problem
-from planner.pricing.instructions import module_shardings, runnable_block, tried
+from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import WholeModule
@@ -80,6 +80,7 @@ class UnitLayouts:
         )  # fmt: skip
         if isinstance(found, Refusal):
             self._note(choice, unit.name, found)
+        if not isinstance(found, RunnableUnit):
             return None
         self._whole[choice, unit.structure] = found.whole
         return found.solution

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, examine, meta_twin
 from .known_data import KnownData
@@ -157,9 +158,10 @@ class DryRun:
                 entering.append(stream_of(args, kwargs))
 
             first.register_forward_pre_hook(note, with_kwargs=True)
-        with _naming_modules(part.model, ""), self._known_data():
-            loss = part(inputs=self.inputs, targets=self.targets)
-        _backward([loss, *entering])
+        with self._known_data():
+            with _naming_modules(part.model, ""):
+                loss = part(inputs=self.inputs, targets=self.targets)
+            _backward([loss, *entering])
 
     def _part(self, keep: int | None) -> Part:
         """A copy of the model in which stand-ins replace the blocks but one."""
@@ -173,8 +175,13 @@ class DryRun:
         part.first_names = anatomy.first_names
         return part
 
-    def _known_data(self) -> KnownData:
-        return KnownData(self.inputs, self.real)
+    @contextmanager
+    def _known_data(self) -> Iterator[None]:
+        known = KnownData(self.inputs, self.real)
+        # In backward an assignment to x[mask] asks how many elements a mask has.
+        nonzero = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+        with nonzero, known:
+            yield
 
 
 def _on_meta(tree: Tree) -> Tree:

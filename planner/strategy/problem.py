@@ -66,6 +66,7 @@ def sharding_problem(
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     _leave_whole(modules, folded, unit, whole)
+    _make_alike(modules, folded)
     strategies = []
     candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:
@@ -88,6 +89,26 @@ def _leave_whole(
         if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
             found = modules[node.index]
             modules[node.index] = tuple(s for s in found if s.style not in SPLIT_STYLES)
+
+
+def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
+    """Give all calls of one module the same strategies: the script has one instruction for it."""
+    calls: dict[str, list[Node]] = {}
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE:
+            calls.setdefault(node.module, []).append(node)
+    for nodes in calls.values():
+        ways = [{_way(each): each for each in modules[node.index]} for node in nodes]
+        common = [way for way in ways[0] if all(way in others for others in ways)]
+        if len(nodes) > 1:
+            for node, own in zip(nodes, ways, strict=True):
+                modules[node.index] = tuple(own[way] for way in common)
+
+
+def _way(strategy: NodeStrategy) -> tuple[object, ...]:
+    """A strategy apart from the values of one call."""
+    layouts = (tuple(strategy.inputs.values()), tuple(strategy.outputs.values()))
+    return strategy.style, strategy.fused, strategy.split, *layouts
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]

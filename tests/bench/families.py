@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
+from driver import IMPORTED
 from in_float64 import run_scripts_in_float64
 from launch import (
     arguments_of,
@@ -61,9 +62,18 @@ DROPOUTS = re.compile(r"drop|layerdrop|jitter")
 SPECIAL = {
     "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 8},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 8},
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "phi3": {"pad_token_id": 0},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "falcon": {"multi_query": False},
+    "gpt_bigcode": {"multi_query": False},
+    "nemotron": {"num_key_value_heads": 4},
+    "esm": {"vocab_size": 32, "pad_token_id": 1, "mask_token_id": 31, "token_dropout": False},
+    "beit": {"out_features": None, "out_indices": None, "stage_names": None},
+    "dinov2": {"out_features": None, "out_indices": None, "stage_names": None},
+    "whisper": {"decoder_start_token_id": 1, "max_source_positions": 16},
 }
 """What a type needs beyond that."""
 
@@ -134,6 +144,11 @@ def write_config(folder: Path, kind: str, model_type: str) -> Path:
         if DROPOUTS.search(name) and isinstance(value, float)
     }
     changes = {**small, **still, **SPECIAL.get(model_type, {})}
+    changes |= {
+        name: 0
+        for name, value in known.items()
+        if name.endswith("_token_id") and isinstance(value, int) and value >= 256
+    }
     layer_types = known.get("layer_types")
     if layer_types:
         changes["layer_types"] = layer_types[: changes.get("num_hidden_layers", 4)]
@@ -237,24 +252,37 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
             row.results[name] = f"reference failed: {last_line(error)}"
         return
     expected = outcome_of(first, name="reference", steps=2)
-    for name, folder in planned.items():
-        words = row.results[name].partition(": ")[2]
-        gpus = 2 if name == "tp 2" else 4
-        try:
-            run_jobs(
-                [(folder, arguments_of(folder, steps=2))], num_processes=gpus, timeout_s=300,
-                function=run_scripts_in_float64,
-            )  # fmt: skip
-        except AssertionError as error:
-            row.results[name] = f"FAILED: {last_line(error)} ({words})"
-            continue
-        found = outcome_of(folder, steps=2)
-        worst = max(
-            largest_difference(found.losses, expected.losses),
-            largest_weight_difference(found.weights, expected.weights),
-        )
-        status = "equal" if worst < LIMIT else "DIFFERS"
-        row.results[name] = f"{status} {worst:.0e}: {words}"
+    by_size: dict[int, list[str]] = {}
+    for name in planned:
+        by_size.setdefault(2 if name == "tp 2" else 4, []).append(name)
+    for gpus, names in by_size.items():
+        together = _failure([planned[name] for name in names], gpus) if len(names) > 1 else "?"
+        for name in names:
+            words = row.results[name].partition(": ")[2]
+            failure = together and _failure([planned[name]], gpus)
+            row.results[name] = (
+                f"FAILED: {failure} ({words})"
+                if failure
+                else _compared(outcome_of(planned[name], steps=2), expected, words)
+            )
+
+
+def _failure(folders: list[Path], gpus: int) -> str:
+    """Run scripts one after the other in one group: what failed, "" where nothing did."""
+    jobs = [(folder, arguments_of(folder, steps=2)) for folder in folders]
+    try:
+        run_jobs(jobs, num_processes=gpus, timeout_s=300, function=run_scripts_in_float64)
+    except AssertionError as error:
+        return last_line(error)
+    return ""
+
+
+def _compared(found, expected, words: str) -> str:
+    worst = max(
+        largest_difference(found.losses, expected.losses),
+        largest_weight_difference(found.weights, expected.weights),
+    )
+    return f"{'equal' if worst < LIMIT else 'DIFFERS'} {worst:.0e}: {words}"
 
 
 def last_line(error: AssertionError) -> str:
@@ -271,6 +299,7 @@ def main() -> None:
     options = parser.parse_args()
     layouts = options.layout or list(LAYOUTS)
     rows = []
+    IMPORTED.append("transformers.modeling_utils")
     with TemporaryDirectory() as folder:
         cluster = fast_links(Path(folder))
         for kind, types in FAMILIES.items():
