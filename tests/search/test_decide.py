@@ -49,7 +49,7 @@ def units(draw, name, *, has_kinds):
         recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
         activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
         temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
-        parameter_bytes=parameters,
+        trained_bytes=parameters,
         gathered_bytes=parameters // 2,
         summed_gradient_bytes=0,
     )
@@ -72,8 +72,8 @@ def models(draw, *, always_alike=False):
     entering = [0] + [sent if alike else draw(st.integers(0, 64)) * MIB for _ in range(count - 1)]
     tied = ()
     if draw(st.booleans()):
-        size = min(ends[0].parameter_bytes, ends[1].parameter_bytes)
-        tied = (TiedWeight(units=(0, count - 1), parameter_bytes=size, gathered_bytes=size // 2),)
+        size = min(ends[0].trained_bytes, ends[1].trained_bytes)
+        tied = (TiedWeight(units=(0, count - 1), trained_bytes=size, gathered_bytes=size // 2),)
     shared = ()
     if draw(st.booleans()):
         shared = (
