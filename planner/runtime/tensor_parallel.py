@@ -221,7 +221,7 @@ class TensorParallel:
             first.register_forward_pre_hook(scatter, with_kwargs=True)
         part.after_blocks = gather
         part.receive = lambda local: wrapped(local, layout, ranks)
-        part.send = unwrapped
+        part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
 
 
 @dataclass(slots=True)
