@@ -7,7 +7,8 @@ import torch
 
 from planner.errors import PlannerError
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
-from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import DataRead, OperatorGraph, Unit, UnitKind
+from planner.runtime import known_data
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.tensor_parallel import ModuleSharding
 
@@ -43,8 +44,15 @@ class Refusal:
 class LayoutTrial:
     """Tries layouts of one model at one microbatch size; equal questions are answered once."""
 
-    def __init__(self, model: LoadedModel, graph: OperatorGraph, dtype: str) -> None:
-        """Keep the model; nothing runs yet."""
+    def __init__(
+        self,
+        model: LoadedModel,
+        graph: OperatorGraph,
+        dtype: str,
+        reads: Sequence[DataRead] = (),
+    ) -> None:
+        """Keep the model, and what its lines read without data; nothing runs yet."""
+        self._reads = reads
         self._model = model
         self._graph = graph
         self._dtype = dtype
@@ -116,6 +124,14 @@ class LayoutTrial:
                 self._dry_run = Refusal(module="", reason=reason)
         return self._dry_run
 
+    def _runtime_reads(self) -> list[known_data.DataRead]:
+        return [
+            known_data.DataRead(
+                each.file, each.line, tuple(zip(each.answers, each.repeats, strict=True))
+            )
+            for each in self._reads
+        ]
+
     def _looked_at(self) -> DryRun:
         model = self._model.build_meta(self._dtype).module
         batch = self._model.example_batch(self._graph.microbatch_size)
@@ -123,7 +139,9 @@ class LayoutTrial:
         inputs = batch.kwargs or batch.args
         dtype = getattr(torch, self._dtype)
         with self._model.import_scope(), default_dtype(dtype):
-            return DryRun.of(model, self._model, blocks, (inputs, batch.targets), dtype)
+            return DryRun.of(
+                model, self._model, blocks, (inputs, batch.targets), dtype, self._runtime_reads()
+            )
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, examine, meta_twin
-from .known_data import KnownData
+from .known_data import DataRead, KnownData
 from .model import run_model
 from .part import OffersLoss, Part
 from .split_tensor import Ranks
@@ -70,6 +70,8 @@ class DryRun:
     """Targets, on the meta device."""
     real: Tree
     """Inputs with data."""
+    reads: Sequence[DataRead]
+    """What lines of the model read that have data in training only."""
 
     @classmethod
     def of(
@@ -79,6 +81,7 @@ class DryRun:
         blocks: Sequence[str],
         microbatch: tuple[Tree, Tree],
         dtype: torch.dtype,
+        reads: Sequence[DataRead] = (),
     ) -> "DryRun":
         """Look at a model once.
 
@@ -88,11 +91,12 @@ class DryRun:
             blocks: Paths of the blocks in execution order.
             microbatch: Inputs and targets of one microbatch, with data.
             dtype: Compute dtype.
+            reads: What lines of the model read that have data in training only.
         """
         inputs, targets = microbatch
-        anatomy = examine(model, blocks, inputs, dtype)
+        anatomy = examine(model, blocks, inputs, dtype, reads)
         on_meta = [_on_meta(cast_floats(inputs, dtype)), _on_meta(targets)]
-        return cls(meta_twin(model, dtype), anatomy, user, on_meta[0], on_meta[1], inputs)
+        return cls(meta_twin(model, dtype), anatomy, user, on_meta[0], on_meta[1], inputs, reads)
 
     def run(
         self,
@@ -177,7 +181,7 @@ class DryRun:
 
     @contextmanager
     def _known_data(self) -> Iterator[None]:
-        known = KnownData(self.inputs, self.real)
+        known = KnownData(self.inputs, self.real, self.reads)
         # In backward an assignment to x[mask] asks how many elements a mask has.
         nonzero = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with nonzero, known:
