@@ -33,13 +33,13 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("log", "options", "processes", "trees"),
-        ("dtensor_rules", "known_data", "model"),
-        ("anatomy", "data", "part"),
-        ("gradients", "recompute", "sharding", "stand_ins", "step", "tensor_parallel"),
-        ("fused", "stages"),
-        ("checkpoint", "pipeline", "shared_parameters"),
-        ("reference",),
+        ("layout", "log", "options", "processes", "trees"),
+        ("fused", "known_data", "model", "op_rules", "split_tensor"),
+        ("anatomy", "data", "part", "product_rules"),
+        ("gradients", "recompute", "sharding", "split_ops", "stand_ins", "step"),
+        ("split_loss", "stages"),
+        ("checkpoint", "pipeline", "shared_parameters", "tensor_parallel"),
+        ("dry_run", "reference"),
     ),
     "hardware": (
         ("spec",),
@@ -59,6 +59,7 @@ ORDERS = {
         ("recording",),
         ("division",),
         ("trace",),
+        ("trial",),
         ("sizes",),
     ),
     "graph/analysis": (
@@ -92,8 +93,8 @@ ORDERS = {
         ("lengths",),
     ),
     "strategy": (
-        ("layout", "mesh", "schedules", "sharding"),
-        ("configuration", "conversion", "nodes", "op_rules"),
+        ("mesh", "schedules", "sharding"),
+        ("configuration", "conversion", "nodes"),
         ("propagation",),
         ("module_strategies",),
         ("region_strategies",),
@@ -127,7 +128,9 @@ ORDERS = {
         ("serialize",),
     ),
     "pricing": (
-        ("sharding_ilp",),
+        ("choice", "sharding_ilp"),
+        ("instructions",),
+        ("unit_layouts",),
         ("model_pricing",),
         ("op_rows",),
         ("module_rows", "reprice"),

@@ -1,6 +1,6 @@
 """Which modules of a plan are split over tp, and why others stay whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.graph.operator_graph import OperatorGraph, Parameter, UnitKind
 from planner.plan.record import ModuleRow
@@ -26,17 +26,28 @@ def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
     priced = pricer.priced(choice) if choice.tp > 1 else None
     if priced is None:
         return ()
+    refused = {
+        unit: {each.module: each.reason for each in sharding.whole}
+        for sharding in plan.shardings
+        for unit in sharding.units
+    }
     names: dict[str, list[str]] = {}
+    first: dict[str, int] = {}
     for unit in priced.graph.units:
         names.setdefault(unit.structure, []).append(unit.name)
+        first.setdefault(unit.structure, unit.index)
     return tuple(
         row
         for structure, units in names.items()
-        for row in _unit_rows(priced.solutions[structure], tuple(units), choice.tp)
+        for row in _unit_rows(
+            priced.solutions[structure], tuple(units), choice.tp, refused.get(first[structure], {})
+        )
     )
 
 
-def _unit_rows(solution: ShardingSolution, units: tuple[str, ...], tp: int) -> Iterator[ModuleRow]:
+def _unit_rows(
+    solution: ShardingSolution, units: tuple[str, ...], tp: int, refused: Mapping[str, str]
+) -> Iterator[ModuleRow]:
     problem = solution.problem
     graph, unit = problem.context.graph, problem.unit
     prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
@@ -54,11 +65,14 @@ def _unit_rows(solution: ShardingSolution, units: tuple[str, ...], tp: int) -> I
                 continue
             seen.add(op.module)
             is_split = chosen.style in SPLIT_STYLES
+            path = "" if op.module == unit.name else op.module.removeprefix(prefix)
             yield ModuleRow(
                 units=units,
-                module="" if op.module == unit.name else op.module.removeprefix(prefix),
+                module=path,
                 how=str(chosen.style) if is_split else _WHOLE,
-                reason="" if is_split else _reason(solution, node, found, graph, tp),
+                reason=""
+                if is_split
+                else refused.get(path) or _reason(solution, node, found, graph, tp),
             )
 
 

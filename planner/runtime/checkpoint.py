@@ -12,10 +12,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from .fused import gather_parts, scatter_parts
 from .model import UserModel, build_on_cpu
 from .options import Options
-from .part import named_parameters
+from .part import StoredOrder, named_parameters
 
 
 @dataclass(slots=True)
@@ -29,7 +28,7 @@ class Checkpointer:
 
     def save(self, folder: Path, step: int) -> None:
         """Write the state after ``step`` steps into a folder of its own below ``folder``."""
-        state, _ = self._state(step)
+        state = self._in_user_order(self._values(step))
         _write(state, folder / f"step-{step:08d}")
 
     def save_if_due(self, options: Options, step: int) -> None:
@@ -54,21 +53,48 @@ class Checkpointer:
         if not saved:
             raise FileNotFoundError(f"{folder} holds no complete checkpoint to resume from")
         step = int(saved[-1].name.removeprefix("step-"))
-        state, joined = self._state(step)
-        _read(state, saved[-1])
-        for kind, parts in joined.items():
-            scatter_parts(state[kind], parts)
+        self._load(self._values(step), saved[-1])
         return step
 
     def load_weights(self, checkpoint: Path) -> None:
         """Load weights only, from a checkpoint of one step or from ``--write-init``."""
-        values = dict(item for module in self.modules for item in named_parameters(module))
-        whole, joined = gather_parts(self.modules, values)
-        _read({"weights": whole}, checkpoint)
-        scatter_parts(whole, joined)
+        values: dict[str, Tensor] = {}
+        for module in self.modules:
+            values.update(named_parameters(module))
+        self._load({"weights": values}, checkpoint)
 
-    def _state(self, step: int) -> tuple[dict[str, Any], dict[str, dict[str, list[Tensor]]]]:
-        """Return the state to save or to load into, and the parts of joined tensors."""
+    @property
+    def _orders(self) -> dict[str, StoredOrder]:
+        return {
+            name: order
+            for module in self.modules
+            for name, order in getattr(module, "orders", {}).items()
+        }
+
+    def _in_user_order(self, values: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        """Return values as a checkpoint has them."""
+        orders = self._orders
+        return {
+            kind: {
+                name: orders[name].in_user_order(value.detach())
+                if name in orders
+                else value.detach()
+                for name, value in named.items()
+            }
+            for kind, named in values.items()
+        }
+
+    def _load(self, values: dict[str, dict[str, Tensor]], checkpoint: Path) -> None:
+        """Read values from a checkpoint, in place."""
+        state = self._in_user_order(values)
+        _read(state, checkpoint)
+        for name, order in self._orders.items():
+            for kind, named in values.items():
+                if name in named:
+                    order.restore(state[kind][name], named[name].detach())
+
+    def _values(self, step: int) -> dict[str, dict[str, Tensor]]:
+        """Return weights and moments by the user's names."""
         kinds: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
         optimizer_of = {
             id(parameter): optimizer
@@ -84,11 +110,7 @@ class Checkpointer:
                 moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
                 kinds["exp_avg"][name] = moments["exp_avg"]
                 kinds["exp_avg_sq"][name] = moments["exp_avg_sq"]
-        state: dict[str, Any] = {}
-        joined: dict[str, dict[str, list[Tensor]]] = {}
-        for kind, values in kinds.items():
-            state[kind], joined[kind] = gather_parts(self.modules, values)
-        return state, joined
+        return kinds
 
 
 def _write(state: dict[str, Any], folder: Path) -> None:
