@@ -93,6 +93,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         "log": {"Log"},
         "model": {"UserModel", "build_model"},
         "options": {"Options", "parse_options"},
+        "part": {"trained_parameters"},
         "processes": {"leave", "process_group"},
         "recompute": {"recompute_activations"},
         "reference": {"train_reference"},
@@ -106,7 +107,8 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names |= {"part": {"Part"}, "step": {"Runner"}}
+        names["part"].add("Part")
+        names["step"] = {"Runner"}
     if plan.degrees.tp > 1:
         names["tensor_parallel"] = {"TensorParallel", "split_regions"}
         if any(group.modules for group in plan.shardings):

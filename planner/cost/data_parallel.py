@@ -67,7 +67,7 @@ class ShardedState:
         )
         self._regathers = self._sums(lambda i: 2.0 * self._units[i].gathered_bytes / bandwidth)
         self._reduce_copies = self._sums(
-            lambda i: copied * self._units[i].parameter_bytes / bandwidth
+            lambda i: copied * self._units[i].trained_bytes / bandwidth
         )
         self._every = self._sums(lambda i: self._every_s(i, Recomputation.NONE))
         self._once = self._sums(lambda i: self._once_s(i, Recomputation.NONE))
@@ -88,11 +88,15 @@ class ShardedState:
         return self._collective_s(all_gather_s, self._units[index].gathered_bytes, self._shard)
 
     def _scatter_s(self, index: int) -> float:
-        num_bytes = self._units[index].parameter_bytes * self._wire
+        num_bytes = self._units[index].trained_bytes * self._wire
+        if not num_bytes:
+            return 0.0  # all of it is frozen
         return self._collective_s(reduce_scatter_s, num_bytes, self._shard)
 
     def _replicas_s(self, index: int) -> float:
-        num_bytes = self._units[index].parameter_bytes / self._shard.num_ranks * self._wire
+        num_bytes = self._units[index].trained_bytes / self._shard.num_ranks * self._wire
+        if not num_bytes:
+            return 0.0
         return self._collective_s(all_reduce_s, num_bytes, self._replicate)
 
     def _forward_gather_s(self, index: int) -> float:
@@ -201,14 +205,14 @@ class WholeState:
             busy_s: Other traffic of this backward on the same link.
         """
         framework = self._framework
-        parameters = self._memory.local_parameter_bytes(first, end) / PARAMETER_BYTES
+        parameters = self._memory.local_trained_bytes(first, end) / PARAMETER_BYTES
         reduce_s = self._in_buckets_s(
             all_reduce_s, parameters * framework.gradient_wire_bytes, self._ranks
         )
         share = framework.gradient_overlap
         seconds = exposed_s(reduce_s, busy_s=share * busy_s, window_s=share * backward_s)
         if self._shard.num_ranks > 1:
-            seconds += self._gather_s(self._memory.whole_gathered_bytes(first, end))
+            seconds += self._gather_s(self._memory.updated_bytes(first, end))
         return seconds
 
     def _gather_s(self, num_bytes: float) -> float:

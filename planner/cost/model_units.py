@@ -20,10 +20,15 @@ class TiedWeight:
 
     units: tuple[int, ...]
     """Its readers, in order."""
-    parameter_bytes: int
-    """Bytes on a tp rank in the optimiser's dtype."""
+    trained_bytes: int
+    """Bytes on a tp rank in the optimiser's dtype, 0 where it is frozen."""
     gathered_bytes: int
-    """The same in the compute dtype."""
+    """Bytes on a tp rank in the compute dtype."""
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes that a tp rank holds where it is frozen: in the compute dtype."""
+        return 0 if self.trained_bytes else self.gathered_bytes
 
     def copies(self, units: Collection[int]) -> int:
         """How often it is counted too much in a set of units."""
@@ -78,6 +83,18 @@ class ModelUnits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiedWork:
+    """A weight that several units read."""
+
+    units: tuple[int, ...]
+    """Its readers, in order."""
+    elements: int
+    """Its elements on a tp rank."""
+    trained: bool
+    """Whether it is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
     """The work of one microbatch through each unit, with its layouts chosen."""
 
@@ -85,8 +102,8 @@ class ModelWork:
     """As in ``ModelUnits``; units that compute the same are one object."""
     entering_bytes: tuple[int, ...]
     """As in ``ModelUnits``."""
-    tied_elements: tuple[tuple[tuple[int, ...], int], ...]
-    """Units that read a weight, and its elements on a tp rank."""
+    tied: tuple[TiedWork, ...]
+    """Weights that several units read."""
     shared: tuple[SharedActivation, ...]
     """As in ``ModelUnits``."""
     matmul_flop: tuple[int, ...]
@@ -102,11 +119,11 @@ class ModelWork:
             entering_bytes=self.entering_bytes,
             tied=tuple(
                 TiedWeight(
-                    units=units,
-                    parameter_bytes=elements * master_bytes(rank.dtype),
-                    gathered_bytes=elements * DTYPE_BYTES[rank.dtype],
+                    units=tied.units,
+                    trained_bytes=tied.trained * tied.elements * master_bytes(rank.dtype),
+                    gathered_bytes=tied.elements * DTYPE_BYTES[rank.dtype],
                 )
-                for units, elements in self.tied_elements
+                for tied in self.tied
             ),
             shared=self.shared,
             matmul_flop=self.matmul_flop,

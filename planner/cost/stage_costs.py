@@ -244,7 +244,7 @@ class StageCosts:
         """
         if self._whole is None:
             return 0.0
-        parameters = self.memory.local_parameter_bytes(first, end) / PARAMETER_BYTES
+        parameters = self.memory.local_trained_bytes(first, end) / PARAMETER_BYTES
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s
 
     def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
@@ -264,8 +264,8 @@ class StageCosts:
         total = 0.0
         for tied in self.model.tied:
             held = sum(first <= unit < end for unit in tied.units)
-            if 0 < held < len(tied.units):
-                num_bytes = tied.parameter_bytes * wire / shards
+            if tied.trained_bytes and 0 < held < len(tied.units):
+                num_bytes = tied.trained_bytes * wire / shards
                 total += 2 * point_to_point_s(num_bytes, self._slowest_link)
         return total
 
@@ -274,7 +274,7 @@ class StageCosts:
 
         The rank has the latter once, so that each of its stages has a share.
         """
-        parameters = self.memory.sharded_parameter_bytes(first, end) / PARAMETER_BYTES
+        parameters = self.memory.sharded_trained_bytes(first, end) / PARAMETER_BYTES
         moved_s = (
             parameters * self.framework.optimizer_moved_bytes / self.device.pointwise_bytes_per_s
         )

@@ -91,24 +91,40 @@ class StageMemory:
         self._shards = configuration.degrees.dp_shard
         self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
-        self._parameters = list(accumulate((u.parameter_bytes for u in self._units), initial=0))
+        self._trained = list(accumulate((u.trained_bytes for u in self._units), initial=0))
+        self._frozen = list(accumulate((u.frozen_bytes for u in self._units), initial=0))
         self._gathered = list(accumulate((u.gathered_bytes for u in self._units), initial=0))
 
     def _copies_bytes(self, units: Collection[int]) -> int:
-        """Bytes of tied weights that are counted too much in some units."""
-        return sum(tied.copies(units) * tied.parameter_bytes for tied in self._model.tied)
+        """Bytes of tied trained weights that are counted too much in some units."""
+        return sum(tied.copies(units) * tied.trained_bytes for tied in self._model.tied)
 
     def _gathered_copies_bytes(self, units: Collection[int]) -> int:
         return sum(tied.copies(units) * tied.gathered_bytes for tied in self._model.tied)
 
-    def local_parameter_bytes(self, first: int, end: int) -> int:
-        """Parameters of a stage on one tp rank in the optimiser's dtype, tied ones once."""
-        whole = self._parameters[end] - self._parameters[first]
+    def local_trained_bytes(self, first: int, end: int) -> int:
+        """Trained parameters of a stage on one tp rank in the optimiser's dtype, tied ones once."""
+        whole = self._trained[end] - self._trained[first]
         return whole - self._copies_bytes(range(first, end))
 
-    def sharded_parameter_bytes(self, first: int, end: int) -> float:
+    def sharded_trained_bytes(self, first: int, end: int) -> float:
         """The share of them whose optimiser states a rank holds."""
-        return self.local_parameter_bytes(first, end) / self._shards
+        return self.local_trained_bytes(first, end) / self._shards
+
+    def _local_frozen_bytes(self, first: int, end: int) -> int:
+        """Frozen parameters of a stage on one tp rank in the compute dtype, tied ones once."""
+        units = range(first, end)
+        copies = sum(tied.copies(units) * tied.frozen_bytes for tied in self._model.tied)
+        return self._frozen[end] - self._frozen[first] - copies
+
+    def _sharded_bytes(self, first: int, end: int) -> float:
+        """A rank's share of all parameters of a stage, as they are kept between steps."""
+        frozen_bytes = self._local_frozen_bytes(first, end)
+        return self.sharded_trained_bytes(first, end) + frozen_bytes / self._shards
+
+    def updated_bytes(self, first: int, end: int) -> int:
+        """Trained parameters of a stage on one tp rank in the compute dtype, tied ones once."""
+        return self.whole_gathered_bytes(first, end) - self._local_frozen_bytes(first, end)
 
     def whole_gathered_bytes(self, first: int, end: int) -> int:
         """Parameters of a stage on one tp rank in the compute dtype, tied ones once."""
@@ -144,10 +160,10 @@ class StageMemory:
         """FSDP's gradients of the microbatches before the last: sharded part, unsharded rest."""
         if self._configuration.num_microbatches == 1:
             return 0.0, 0.0
-        sharded = self.sharded_parameter_bytes(first, end)
+        sharded = self.sharded_trained_bytes(first, end)
         if self._configuration.reshard_after_forward and not self._pipelined:
             return sharded, 0.0
-        return sharded, self.local_parameter_bytes(first, end) - sharded
+        return sharded, self.local_trained_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
         """Buffers of torch's stages for what the neighbouring ones send."""
@@ -159,7 +175,7 @@ class StageMemory:
 
     def _optimizer_bytes(self, first: int, end: int) -> float:
         per_byte = self._framework.state.optimizer / PARAMETER_BYTES
-        return per_byte * self.sharded_parameter_bytes(first, end)
+        return per_byte * self.sharded_trained_bytes(first, end)
 
     def _at_backward(self, first: int, end: int) -> _State:
         """At the last microbatch's backward.
@@ -171,17 +187,17 @@ class StageMemory:
         if not self._is_fsdp:
             return _State(
                 params=self.whole_gathered_bytes(first, end),
-                grads=gradient * self.local_parameter_bytes(first, end),
+                grads=gradient * self.local_trained_bytes(first, end),
                 optimizer=self._optimizer_bytes(first, end),
                 buffers=0.0,
             )
-        sharded = self.sharded_parameter_bytes(first, end)
+        sharded = self.sharded_trained_bytes(first, end)
         earlier, unsharded = self.earlier_gradient_bytes(first, end)
         if self._framework.holds_gradient_shards:
             earlier = max(earlier, gradient * sharded)
         buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end)
         return _State(
-            params=sharded,
+            params=self._sharded_bytes(first, end),
             grads=earlier,
             optimizer=self._optimizer_bytes(first, end),
             buffers=buffers + unsharded,
@@ -191,10 +207,9 @@ class StageMemory:
         """When the backward is over; of whole parameters less than at the backward."""
         if not self._is_fsdp:
             return self._at_backward(first, end)
-        sharded = self.sharded_parameter_bytes(first, end)
         return _State(
-            params=sharded,
-            grads=sharded,
+            params=self._sharded_bytes(first, end),
+            grads=self.sharded_trained_bytes(first, end),
             optimizer=self._optimizer_bytes(first, end),
             buffers=self._root_gathered_bytes(first, end) + self.receive_bytes(first, end),
             transient=self.reduction_transient_bytes(first, end),
@@ -208,7 +223,7 @@ class StageMemory:
         """Unsharded gradients of the root and the input of their reduction."""
         units = self._root(first, end)
         copies = self._copies_bytes(units)
-        root = sum(self._units[i].parameter_bytes for i in units) - copies
+        root = sum(self._units[i].trained_bytes for i in units) - copies
         return 2.0 * root + copies
 
     def reduction_bytes(self, first: int, end: int) -> float:

@@ -79,7 +79,8 @@ def unit_work(
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
         temporary_bytes=_temporaries(peaks, activations, view),
-        parameter_elements=view.parameter_elements(),
+        trained_elements=view.parameter_elements(trained=True),
+        frozen_elements=view.parameter_elements(trained=False),
         summed_gradient_elements=view.summed_gradient_elements(),
     )
 
@@ -278,12 +279,13 @@ class _UnitView:
         share = self._boundary_share()
         return sum(int(self.graph.values[value].size_bytes * share) for value in values)
 
-    def parameter_elements(self) -> int:
-        """Parameter elements on one tp rank."""
+    def parameter_elements(self, *, trained: bool) -> int:
+        """Elements on one tp rank of the trained or of the frozen parameters."""
         total = 0.0
         for index in self.problem.unit.parameters:
             parameter = self.graph.parameters[index]
-            total += parameter.num_elements * self._parameter_share(parameter.storage)
+            if parameter.requires_grad == trained:
+                total += parameter.num_elements * self._parameter_share(parameter.storage)
         return round(total)
 
     def _parameter_share(self, storage: int) -> float:
@@ -296,7 +298,7 @@ class _UnitView:
         return least
 
     def summed_gradient_elements(self) -> int:
-        """Elements of whole parameters that run on a split stream."""
+        """Elements of whole trained parameters that run on a split stream."""
         total = 0
         for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
             if strategy.style == Style.SEQUENCE:
@@ -309,7 +311,7 @@ class _UnitView:
                 total += sum(
                     parameter.num_elements
                     for parameter in self.graph.parameters
-                    if parameter.storage in storages
+                    if parameter.storage in storages and parameter.requires_grad
                 )
         return total
 

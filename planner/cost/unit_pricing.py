@@ -43,13 +43,15 @@ class PricedUnit:
     units apart."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
-    parameter_bytes: int
-    """Its parameters on one tp rank in the dtype of the optimiser, before data-parallel
+    trained_bytes: int
+    """Its trained parameters on one tp rank in the dtype of the optimiser, before data-parallel
     sharding."""
     gathered_bytes: int
-    """The same in the compute dtype, as gathered for its forward."""
+    """All its parameters in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
+    frozen_bytes: int = 0
+    """Its frozen parameters on one tp rank in the compute dtype, in which they are held."""
 
 
 def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
@@ -81,9 +83,10 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         recompute=recompute,
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
-        parameter_bytes=work.parameter_elements * master_bytes(rank.dtype),
-        gathered_bytes=work.parameter_elements * DTYPE_BYTES[rank.dtype],
+        trained_bytes=work.trained_elements * master_bytes(rank.dtype),
+        gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
+        frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
     )
 
 
@@ -98,5 +101,5 @@ def _pass_s(work: RankWork, rank: RankSpec) -> tuple[float, float]:
 
 
 def master_bytes(dtype: str) -> int:
-    """Bytes per element of parameters, gradients and each optimiser state."""
+    """Bytes per element of trained parameters, gradients and each optimiser state."""
     return DTYPE_BYTES[Dtype.FLOAT64 if dtype == Dtype.FLOAT64 else Dtype.FLOAT32]

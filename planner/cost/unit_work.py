@@ -53,7 +53,9 @@ class UnitWork:
     units apart."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
-    parameter_elements: int
-    """Parameters on one tp rank."""
+    trained_elements: int
+    """Trained parameters on one tp rank."""
+    frozen_elements: int
+    """Frozen parameters on one tp rank."""
     summed_gradient_elements: int
-    """Elements of whole parameters on a split stream, whose gradients are summed over tp."""
+    """Elements of whole trained parameters on a split stream; tp sums their gradients."""

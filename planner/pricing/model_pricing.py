@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from planner.cost.model_units import ModelUnits, ModelWork
+from planner.cost.model_units import ModelUnits, ModelWork, TiedWork
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_extraction import Part, unit_work
 from planner.cost.unit_work import UnitWork
@@ -193,7 +193,7 @@ def model_work(
     return ModelWork(
         units=tuple(units),
         entering_bytes=tuple(entering),
-        tied_elements=_tied_elements(graph, choice),
+        tied=_tied_works(graph, choice),
         shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
         matmul_flop=tuple(matmul_flop),
         epilogue_units=1 + loss_apart,
@@ -223,7 +223,7 @@ def _loss_work(
     work = _solution_work(
         replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
     )
-    return replace(work, parameter_elements=0)
+    return replace(work, trained_elements=0, frozen_elements=0)
 
 
 def _loss_inputs_bytes(epilogue: ShardingSolution, choice: ShardingChoice) -> int:
@@ -325,9 +325,7 @@ def _entering_bytes(
     return entering
 
 
-def _tied_elements(
-    graph: OperatorGraph, choice: ShardingChoice
-) -> tuple[tuple[tuple[int, ...], int], ...]:
+def _tied_works(graph: OperatorGraph, choice: ShardingChoice) -> tuple[TiedWork, ...]:
     """Weights that several units read, with their elements on a tp rank."""
     readers: dict[int, list[int]] = {}
     for unit in graph.units:
@@ -340,5 +338,7 @@ def _tied_elements(
             parameter = graph.parameters[index]
             split = choice.split_tables and choice.tp > 1 and parameter.storage in tables
             elements = parameter.num_elements // (choice.tp if split else 1)
-            found.append((tuple(units), elements))
+            found.append(
+                TiedWork(units=tuple(units), elements=elements, trained=parameter.requires_grad)
+            )
     return tuple(found)

@@ -20,12 +20,12 @@ from .part import named_parameters
 
 @dataclass(slots=True)
 class Checkpointer:
-    """Saves and loads weights, AdamW moments and the step."""
+    """Saves and loads weights, AdamW moments of the trained ones, and the step."""
 
     modules: Sequence[nn.Module]
     """This rank's stages, or the plain model."""
     optimizers: Sequence[torch.optim.Optimizer]
-    """AdamW over their parameters."""
+    """AdamW over their trained parameters."""
 
     def save(self, folder: Path, step: int) -> None:
         """Write the state after ``step`` steps into a folder of its own below ``folder``."""
@@ -78,8 +78,10 @@ class Checkpointer:
         }
         for module in self.modules:
             for name, parameter in named_parameters(module):
-                moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
                 kinds["weights"][name] = parameter
+                if not parameter.requires_grad:
+                    continue  # frozen: it has no moments
+                moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
                 kinds["exp_avg"][name] = moments["exp_avg"]
                 kinds["exp_avg_sq"][name] = moments["exp_avg_sq"]
         state: dict[str, Any] = {}

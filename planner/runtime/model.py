@@ -117,7 +117,7 @@ def build_model(model: UserModel, seed: int, options: Options) -> nn.Module:
             "python train.py --write-init DIR, then train with --init DIR"
         )
     if options.init is not None or num_parameters > MAX_BUILT_PARAMETERS:
-        return built.to(options.master_dtype)
+        return cast_parameters(built, options)
     return build_on_cpu(model, seed, options)
 
 
@@ -126,7 +126,19 @@ def build_on_cpu(model: UserModel, seed: int, options: Options) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built: nn.Module = getattr(user_module(model), model.factory)()
-    return built.to(options.master_dtype)
+    return cast_parameters(built, options)
+
+
+def cast_parameters(model: nn.Module, options: Options) -> nn.Module:
+    """Give a model the dtypes it is trained in: frozen parameters that of compute.
+
+    No update is lost on these in a narrow dtype, and FSDP2 takes them in one group with others.
+    """
+    model.to(options.master_dtype)
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.to(options.dtype)
+    return model
 
 
 @contextlib.contextmanager

@@ -62,11 +62,6 @@ class Part(nn.Module):
         """Run one microbatch and return its scalar loss."""
         return self.user.loss(run_model(self.model, inputs), targets)
 
-    @property
-    def has_parameters(self) -> bool:
-        """Whether there is anything to optimise: a stage may hold an activation or a loss alone."""
-        return any(True for _ in self.parameters())
-
     def holds(self, module: nn.Module) -> bool:
         """Say whether a module of the model runs here."""
         return True
@@ -100,6 +95,11 @@ class Part(nn.Module):
         self.set_requires_gradient_sync(sharded)  # type: ignore[operator]
         self.set_reshard_after_backward(sharded)  # type: ignore[operator]
         self.set_requires_all_reduce(is_last)  # type: ignore[operator]
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return what there is to optimise: a stage may hold frozen parameters or none at all."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def first_names(model: nn.Module) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """The same training on one process."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,14 @@ from .data import Batches, mixed_seed, split_microbatches
 from .log import Log
 from .model import build_on_cpu, run_model
 from .options import Options
+from .part import trained_parameters
 from .trees import Tree, cast_floats
 
 
 def train_reference(
     batches: Batches,
     options: Options,
-    make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
     *,
     microbatch_size: int,
     max_grad_norm: float,
@@ -26,7 +27,7 @@ def train_reference(
     """Train the plain model on one process: same weights, same global batches, same optimiser."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_on_cpu(batches.model, batches.seed, options).to(device)
-    optimizer = make_optimizer(model.parameters())
+    optimizer = make_optimizer(trained_parameters(model))
     checkpointer = Checkpointer(modules=[model], optimizers=[optimizer])
     if options.init is not None:
         checkpointer.load_weights(options.init)

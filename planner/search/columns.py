@@ -8,8 +8,12 @@ Finding the mix is a multiple-choice knapsack: blocks of one structure are alike
 counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
@@ -64,6 +68,10 @@ class Column:
         return replace(self, first=first, end=first + self.end - self.first)
 
 
+Holding = tuple[Column, ...]
+"""Columns of stages that are chosen together."""
+
+
 def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns: the action list, then the dearest rank's end."""
     pp = configuration.degrees.pp
@@ -75,6 +83,16 @@ def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> floa
         forward_s=[column.forward_s for column in columns],
         backward_s=[column.backward_s for column in columns],
     )
+
+
+def placed(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Move columns that stand for all runs of their length to where they follow one another."""
+    placed: list[Column] = []
+    first = 0
+    for column in columns:
+        placed.append(column.placed(first))
+        first = placed[-1].end
+    return tuple(placed)
 
 
 class ColumnMaker:
@@ -178,18 +196,19 @@ class ColumnMaker:
         point: _Point = (recompute_s, kept_bytes, 0.0, ())
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
-    def _alike_blocks(self, first: int, end: int) -> dict[str, list[int]]:
-        """Blocks of a run by structure."""
-        blocks: dict[str, list[int]] = {}
+    def _alike_blocks(self, first: int, end: int) -> "dict[_Alike, list[int]]":
+        """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
+        blocks: dict[_Alike, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
-                blocks.setdefault(self.table.units[index].structure, []).append(index)
+                key = self.table.units[index].structure, index == self.table.model.blocks.start
+                blocks.setdefault(key, []).append(index)
         return blocks
 
     def _front(self, first: int, end: int) -> "list[_Point]":
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
-        key = tuple((structure, len(indices)) for structure, indices in blocks.items())
+        key = tuple((alike, len(indices)) for alike, indices in blocks.items())
         if key not in self._fronts:
             front: list[_Point] = [(0.0, 0, 0.0, ())]
             for indices in blocks.values():
@@ -209,25 +228,18 @@ class ColumnMaker:
         return kinds
 
     def _alike(self, index: int, number: int) -> "list[_Point]":
-        """Time and memory of ``number`` alike blocks, for every count of each kind."""
-        unit = self.table.units[index]
-        none_kept, selective_kept, full_kept = (unit.activation_bytes[k] for k in RECOMPUTATIONS)
-        none_top, selective_top, full_top = (unit.temporary_bytes[k] for k in RECOMPUTATIONS)
-        selective_s, full_s = (self.table.recompute_s(index, k) for k in RECOMPUTATIONS[1:])
+        """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
+        unit, order = self.table.units[index], RECOMPUTATIONS
+        counts = _counts(number)
+        allowed = np.array([kind in self.kinds for kind in order])
+        counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
+        seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
+        kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
+        tops = np.array([unit.temporary_bytes[kind] for kind in order])
+        highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
-            (
-                selective * selective_s + full * full_s,
-                none * none_kept + selective * selective_kept + full * full_kept,
-                max(
-                    none_top if none else 0,
-                    selective_top if selective else 0,
-                    full_top if full else 0,
-                ),
-                ((none, selective, full),),
-            )
-            for none, selective, full in _counts(number)
-            if not (selective and Recomputation.SELECTIVE not in self.kinds)
-            and not (full and Recomputation.FULL not in self.kinds)
+            (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
+            for at in _undominated(seconds, kept, highest)
         ]
 
     def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
@@ -248,8 +260,11 @@ _Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
 and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
 
 
-FrontCache = dict[tuple[tuple[str, int], ...], list[_Point]]
-"""Undominated choices by how many blocks of each structure a run has."""
+_Alike = tuple[str, bool]
+"""Structure of a block, and whether it is the model's first."""
+
+FrontCache = dict[tuple[tuple[_Alike, int], ...], list[_Point]]
+"""Undominated choices by how many blocks of each kind a run has."""
 
 
 def _both(left: _Point, right: _Point) -> _Point:
@@ -262,11 +277,26 @@ def _both(left: _Point, right: _Point) -> _Point:
     )
 
 
-def _counts(number: int) -> Iterator[tuple[int, ...]]:
-    """All ways to give ``number`` alike blocks one kind each."""
-    for full in range(number + 1):
-        for selective in range(number + 1 - full):
-            yield number - full - selective, selective, full
+@cache
+def _counts(number: int) -> NDArray[np.int64]:
+    """All ways to give ``number`` alike blocks one kind each, in the order of RECOMPUTATIONS."""
+    selective, full = np.indices((number + 1, number + 1)).reshape(2, -1)
+    ways = np.column_stack([number - selective - full, selective, full])
+    return ways[ways[:, 0] >= 0]
+
+
+def _undominated(
+    seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Places of the points that no other beats in all three, fastest first."""
+    order = np.lexsort((highest, kept, seconds))
+    kept, highest = kept[order], highest[order]
+    worth_it = np.zeros(len(order), dtype=bool)
+    for top in np.unique(highest):
+        lower = np.where(highest <= top, kept, np.iinfo(np.int64).max)
+        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
+        worth_it |= (highest == top) & (kept < before)
+    return order[worth_it]
 
 
 def _in_order(counts: tuple[int, ...]) -> list[str]:
@@ -280,11 +310,5 @@ def _in_order(counts: tuple[int, ...]) -> list[str]:
 
 def _prune(points: list[_Point]) -> list[_Point]:
     """Points that no other beats in time, kept bytes and transients, fastest first."""
-    front: list[_Point] = []
-    best: dict[float, int] = {}
-    for point in sorted(points):
-        _, kept_bytes, temporary_bytes, _ = point
-        if not any(top <= temporary_bytes and kept <= kept_bytes for top, kept in best.items()):
-            front.append(point)
-            best[temporary_bytes] = kept_bytes
-    return front
+    seconds, kept, highest = (np.array(values) for values in list(zip(*points, strict=True))[:3])
+    return [points[at] for at in _undominated(seconds, kept, highest)]

@@ -1,15 +1,15 @@
-"""One configuration: what its stages can be, a bound on its step, and its part of the ILP."""
+"""One configuration: what its stages can be, and a bound on its step."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.stage_costs import Links, StageCosts
 from planner.pricing.model_pricing import PricedModel
-from planner.search.bounds import bounding_paths, least_s
+from planner.search.bounds import least_s
 from planner.search.columns import Column, ColumnMaker, step_time_s
-from planner.search.stage_ilp import StageProblem
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import in_flight
 
@@ -160,7 +160,7 @@ class ConfigurationSearch:
         if not self.shares_ranks:
             column = self.column(stage, first, end)
             return [] if column is None else [column]
-        if abs(self.least_s(first, end) - self.even_s) > REACH_UNITS * self.unit_s:
+        if not self.is_near_even(first, end):
             return []
         start, stop = self._representative(first, end)
         place = (self.table.links(stage), start, stop)
@@ -171,6 +171,15 @@ class ConfigurationSearch:
             ]
         found = self._shared_columns[place]
         return found if start == first else [column.placed(first) for column in found]
+
+    def is_near_even(self, first: int, end: int) -> bool:
+        """Whether a stage of a shared rank may be this long."""
+        return abs(self.least_s(first, end) - self.even_s) <= REACH_UNITS * self.unit_s
+
+    @cached_property
+    def near_inner_runs(self) -> list[tuple[int, int]]:
+        """Runs from unit 1 on that ``is_near_even`` takes, the epilogue left out."""
+        return [(1, end) for end in self.positions[2:-1] if self.is_near_even(1, end)]
 
     def exceeds_memory(self, stage: int, first: int, end: int) -> bool:
         """Whether no run that begins at ``first`` and ends at ``end`` or later fits a rank.
@@ -211,87 +220,24 @@ class ConfigurationSearch:
             }
         return self.num_units in reached
 
-    # -- the ILP's part ---------------------------------------------------------------------------
-
-    def problem(self, limit_s: float) -> StageProblem | None:
-        """The columns that can be part of a step no slower than the limit.
-
-        Returns:
-            None where no such step exists.
-        """
-        counted = self.shares_ranks and self.alike_from == 1
-        runs = self._lengths if counted else self._runs
-        stages = [
-            [column for first, end in runs_of_stage for column in self.columns(s, first, end)]
-            for s, runs_of_stage in enumerate(runs(limit_s))
-        ]
-        stages = [
-            [column for column in columns if self._may_be_in(stage, column, limit_s)]
-            for stage, columns in enumerate(stages)
-        ]
-        if not counted:
-            stages = _joined(stages, self.num_units)
-        if not all(stages):
-            return None
-        return StageProblem(
-            configuration=self.configuration,
-            columns=tuple(tuple(columns) for columns in stages),
-            room_bytes=self.room_bytes if self.shares_ranks else None,
-            num_units=self.num_units if counted else None,
-        )
-
-    def _may_be_in(self, stage: int, column: Column, limit_s: float) -> bool:
-        """Whether a column can be part of a step no slower than the limit.
-
-        Along each path the column takes its own time and all other units their least: in the
-        stage where these count least, which may be any.
-        """
-        if limit_s == float("inf"):
-            return True
-        others = self.num_units - (column.end - column.first)
-        forward_s = self.forward_s - self.least_forward_s(column.first, column.end)
-        backward_s = self.backward_s - self._backward_s(column.first, column.end)
-        return all(
-            path.forwards[stage] * column.forward_s
-            + path.backwards[stage] * column.backward_s
-            + (min(path.forwards) * max(0.0, forward_s) if others else 0.0)
-            + (min(path.backwards) * max(0.0, backward_s) if others else 0.0)
-            + self.once_s
-            <= limit_s * (1 + 1e-9)
-            for path in bounding_paths(self.configuration)
-        )
+    def rest_s(self, columns: Sequence[Column]) -> tuple[float, float]:
+        """Forward and backward of the units that no column holds, at the least."""
+        whole_s = self.least_s(0, self.num_units)
+        forward_s = self.least_forward_s(0, self.num_units)
+        backward_s = whole_s - forward_s
+        for column in columns:
+            own_s = self.least_forward_s(column.first, column.end)
+            forward_s -= own_s
+            backward_s -= self.least_s(column.first, column.end) - own_s
+        return max(0.0, forward_s), max(0.0, backward_s)
 
     def least_forward_s(self, first: int, end: int) -> float:
         """The forward part of ``least_s``."""
         return self.table.total("forward", first, end) + self.table.total("tp_forward", first, end)
 
-    def _backward_s(self, first: int, end: int) -> float:
-        return self.least_s(first, end) - self.least_forward_s(first, end)
-
     def slowest_s(self, limit_s: float) -> float:
         """Longest time per microbatch of a stage in a step no slower than the limit."""
         return (limit_s - self.once_s) / self.configuration.num_microbatches * (1 + 1e-9)
-
-    def _runs(self, limit_s: float) -> Iterator[list[tuple[int, int]]]:
-        """Runs of each stage that may be part of a step no slower than the limit.
-
-        They start where the stage before may end, leave every later stage at least one unit,
-        and leave no more than the later stages can take.
-        """
-        num_stages, pp = self.configuration.num_stages, self.configuration.degrees.pp
-        slowest_s = self.slowest_s(limit_s)
-        reached = {0}
-        for stage in range(num_stages):
-            later = num_stages - 1 - stage
-            rest_s = slowest_s * (pp if self.shares_ranks else later)
-            runs = [
-                (first, end)
-                for first in sorted(reached)
-                for end in self.ends(stage, first, slowest_s)
-                if later == 0 or self.least_s(end, self.num_units) <= rest_s
-            ]
-            yield runs
-            reached = {end for _, end in runs}
 
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
@@ -306,23 +252,6 @@ class ConfigurationSearch:
                 break
             if later or end == self.num_units:
                 yield end
-
-    def _lengths(self, limit_s: float) -> Iterator[list[tuple[int, int]]]:
-        """One run for each length of a stage, where inner runs are alike; it stands for all."""
-        units, num_stages = self.num_units, self.configuration.num_stages
-        slowest_s = self.slowest_s(limit_s)
-        longest = units - (num_stages - 1)
-        for stage in range(num_stages):
-            if stage == 0:
-                yield [(0, end) for end in self.ends(0, 0, slowest_s)]
-            elif stage == num_stages - 1:
-                yield [(units - length, units) for length in range(1, longest + 1)]
-            else:
-                yield [
-                    (1, end)
-                    for end in self.ends(stage, 1, slowest_s)
-                    if end - 1 <= longest and end < units
-                ]
 
     def even_cut(self) -> list[int]:
         """Boundaries of the stages nearest to even shares of the time."""
@@ -344,20 +273,3 @@ class ConfigurationSearch:
         return Partition(
             columns=tuple(columns), objective_s=step_time_s(self.configuration, columns)
         )
-
-
-def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:
-    """Drop columns that no chain of columns from the first to the last unit contains."""
-    reached = {0}
-    forward = []
-    for columns in stages:
-        kept = [column for column in columns if column.first in reached]
-        reached = {column.end for column in kept}
-        forward.append(kept)
-    needed = {end}
-    backward = []
-    for columns in reversed(forward):
-        kept = [column for column in columns if column.end in needed]
-        needed = {column.first for column in kept}
-        backward.append(kept)
-    return backward[::-1]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from planner.plan.types import Rejection, SolverReport
 from planner.search.columns import Column
+from planner.search.combination import best_combination
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
 from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import even_interleaving, sharpen
@@ -27,6 +28,7 @@ from planner.search.stage_ilp import (
     StageSolution,
     solve_stages,
 )
+from planner.search.stage_problem import stage_problem
 from planner.solver import NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
@@ -117,25 +119,25 @@ class Decision:
         Configurations of which nothing is known to fit, and nothing to be slower, are open too.
         """
         left_open: set[int] = set()
-        ended = "time limit" if self._time_limit_s is not None else "work limit"
-        status = "optimal"
         for program in range(_MOST_PROGRAMS + 1):
             best_s = self.incumbents.nth_s(1)
             batch = self._batch(best_s, left_open)
             if not batch:
                 break
+            best_s = self.incumbents.nth_s(1)
             if program == _MOST_PROGRAMS or time.monotonic() > self._deadline_s:
-                status = ended
                 break
             if not self._decide(batch, best_s):
-                status = ended
                 left_open |= {id(search) for search, _ in batch}
         best_s = self.incumbents.nth_s(1)
         bound_s = min([best_s, *(search.bound_s for search in self._searches)])
-        if best_s <= bound_s * (1 + TOLERANCE):
-            status = "optimal"
+        ended = "time limit" if self._time_limit_s is not None else "work limit"
+        proven = best_s <= bound_s * (1 + TOLERANCE)
         return SolverReport(
-            status=status, objective_s=best_s, bound_s=bound_s, limits=self._limits()
+            status="optimal" if proven else ended,
+            objective_s=best_s,
+            bound_s=bound_s,
+            limits=self._limits(),
         )
 
     def _batch(
@@ -149,15 +151,28 @@ class Decision:
                 break
             if id(search) in left_open:
                 continue
-            problem = search.problem(best_s)
+            problem = stage_problem(search, best_s)
             if problem is None:
                 search.bound_s = best_s
                 continue
-            columns += sum(len(stage) for stage in problem.columns)
+            if problem.by_rank and self._combine(search, problem, best_s):
+                best_s = self.incumbents.nth_s(1)
+                continue
+            columns += problem.num_columns
             if batch and columns > _MOST_COLUMNS:
                 break
             batch.append((search, problem))
         return batch
+
+    def _combine(self, search: ConfigurationSearch, problem: StageProblem, best_s: float) -> bool:
+        """Decide a configuration by enumeration; False where that would be too much work."""
+        found = best_combination(search, problem.choices, best_s)
+        if found is None:
+            return False
+        if found.partition is not None:
+            self._take(search, found.partition)
+        search.bound_s = max(search.bound_s, found.bound_s)
+        return True
 
     def _decide(
         self,

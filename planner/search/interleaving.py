@@ -7,11 +7,14 @@ time is part of every backward. Preconditions: stages lie within REACH_UNITS of 
 recomputation frees at most what the stage frees that holds most microbatches.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from planner.search.bounds import least_s
 from planner.search.columns import Column
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+from planner.strategy.schedules import in_flight
 
 
 def sharpen(search: ConfigurationSearch) -> None:
@@ -44,22 +47,32 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
     return min(forward), min(backward)
 
 
-def _mean_counts(search: ConfigurationSearch) -> list[float]:
+@lru_cache(maxsize=4096)
+def _mean_counts(
+    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
+) -> tuple[float, ...]:
     """Microbatches in flight of each stage, the mean over the fullest moments of its rank."""
-    pp = search.configuration.degrees.pp
-    counts = [0.0] * search.configuration.num_stages
+    counts = [0.0] * (pp * virtual_stages)
     for rank in range(pp):
-        moments = search.in_flight(rank)
-        for local in range(search.configuration.virtual_stages):
+        moments = in_flight(
+            schedule,
+            pp=pp,
+            virtual_stages=virtual_stages,
+            num_microbatches=num_microbatches,
+            rank=rank,
+        )
+        for local in range(virtual_stages):
             counts[local * pp + rank] = sum(moment[local] for moment in moments) / len(moments)
-    return counts
+    return tuple(counts)
 
 
 def _recompute_s(search: ConfigurationSearch) -> float | None:
     """Least recomputation of a microbatch, all stages together; None where none is enough."""
     configuration, units, memory = search.configuration, search.table.units, search.table.memory
     pp, stages = configuration.degrees.pp, configuration.num_stages
-    counts = _mean_counts(search)
+    counts = _mean_counts(
+        configuration.schedule, pp, configuration.virtual_stages, configuration.num_microbatches
+    )
     whole = (0, search.num_units)
     static = memory.static_bytes(*whole)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
@@ -68,11 +81,19 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     kept = sum(units[i].activation_bytes["none"] for i in ends) * min(counts)
     freed: list[tuple[float, float]] = []
     fixed_s = 0.0
+    known: dict[tuple[int, bool], tuple[tuple[float, float], list[tuple[float, float]]]] = {}
     for index in range(1, search.num_units - 1):
-        fastest_s, most_bytes = min(_choices(search, index))
+        key = (
+            id(units[index]),
+            index == search.priced.model.blocks.start,
+        )  # nothing hides behind the first block
+        if key not in known:
+            choices = _choices(search, index)
+            known[key] = min(choices), _cheapest_first(choices, max(counts))
+        (fastest_s, most_bytes), steps = known[key]
         fixed_s += fastest_s
         kept += most_bytes * _least_count(search, counts, index)
-        freed += _cheapest_first(search, index, max(counts))
+        freed += steps
     short = static + kept - pp * search.room_bytes
     for seconds, size in sorted(freed, key=lambda item: item[0] / item[1]):
         if short <= 0:
@@ -83,7 +104,7 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     return fixed_s if short <= 0 else None
 
 
-def _least_count(search: ConfigurationSearch, counts: list[float], index: int) -> float:
+def _least_count(search: ConfigurationSearch, counts: Sequence[float], index: int) -> float:
     """Microbatches in flight of the stages that may hold a unit, at the least.
 
     A unit that begins after some share of the model lies in a stage whose place in the model is
@@ -103,14 +124,14 @@ def _least_count(search: ConfigurationSearch, counts: list[float], index: int) -
 
 
 def _cheapest_first(
-    search: ConfigurationSearch, index: int, most: float
+    choices: Sequence[tuple[float, float]], most: float
 ) -> list[tuple[float, float]]:
     """Steps of a unit's recomputation: seconds, and bytes that each frees at the most.
 
     The lower convex hull of its kinds, so that a fraction of a step is never cheaper than it.
     """
     hull: list[tuple[float, float]] = []
-    for point in sorted(_choices(search, index)):
+    for point in sorted(choices):
         if hull and point[1] >= hull[-1][1]:
             continue
         while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):

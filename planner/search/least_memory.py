@@ -1,6 +1,7 @@
 """What a configuration needs at the least: what is told of one that does not fit."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.stage_memory import HeldStage
@@ -29,25 +30,34 @@ class LeastMemory:
 def least_memory(search: ConfigurationSearch) -> LeastMemory:
     """The fullest rank of an even cut with the recomputation that keeps the least."""
     cuts = search.even_cut()
-    found = []
-    for rank in range(search.configuration.degrees.pp):
-        stages = range(rank, search.configuration.num_stages, search.configuration.degrees.pp)
-        runs = [(cuts[stage], cuts[stage + 1]) for stage in stages]
-        kinds = [search.maker.leanest(*run).kinds for run in runs]
-        peaks = [
-            search.table.memory.peak(
-                [
-                    HeldStage(first=first, end=end, kinds=each, in_flight=number)
-                    for (first, end), each, number in zip(runs, kinds, counts, strict=True)
-                ]
-            )
+    pp, memory = search.configuration.degrees.pp, search.table.memory
+    mixes = [search.maker.leanest(*run) for run in pairwise(cuts)]
+    static = [memory.static_bytes(*run) for run in pairwise(cuts)]
+    reduction = [memory.reduction_bytes(*run) for run in pairwise(cuts)]
+    kept = [
+        mix.kept_bytes + memory.shared_bytes(*run)
+        for mix, run in zip(mixes, pairwise(cuts), strict=True)
+    ]
+
+    def fullest(rank: int) -> tuple[float, int, tuple[int, ...]]:
+        """What a rank holds, itself, and the microbatches in flight of its stages."""
+        mine = slice(rank, None, pp)
+        held = sum(static[mine]) + max(mix.temporary_bytes for mix in mixes[mine])
+        in_flight_bytes, counts = max(
+            (sum(n * size for n, size in zip(counts, kept[mine], strict=True)), counts)
             for counts in search.in_flight(rank)
-        ]
-        found.append(
-            LeastMemory(
-                memory=max(peaks, key=lambda memory: memory.total_bytes),
-                rank=rank,
-                kinds=tuple(kind for each in kinds for kind in each),
-            )
         )
-    return max(found, key=lambda need: need.memory.total_bytes)
+        return max(held + in_flight_bytes, sum(reduction[mine])), rank, counts
+
+    _, rank, counts = max((fullest(rank) for rank in range(pp)), key=lambda each: each[0])
+    stages = [
+        HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=number)
+        for ((first, end), mix), number in zip(
+            list(zip(pairwise(cuts), mixes, strict=True))[rank::pp], counts, strict=True
+        )
+    ]
+    return LeastMemory(
+        memory=memory.peak(stages),
+        rank=rank,
+        kinds=tuple(kind for stage in stages for kind in stage.kinds),
+    )

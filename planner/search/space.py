@@ -27,6 +27,7 @@ from planner.strategy.rules import (
     enumerate_degrees,
     recomputation_rule,
 )
+from planner.units import DTYPE_BYTES
 from planner.vocabulary import RECOMPUTATIONS
 
 
@@ -98,7 +99,10 @@ class LayoutSpace:
     def state_fits(self) -> bool:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""
         device = self.cluster.device
-        state_bytes = 4 * master_bytes(self.request.dtype) * self.graphs.at(1).num_parameters
+        graph = self.graphs.at(1)
+        trained, dtype = graph.num_trainable_parameters, self.request.dtype
+        state_bytes = 4 * master_bytes(dtype) * trained
+        state_bytes += DTYPE_BYTES[dtype] * (graph.num_parameters - trained)
         reserve_bytes = self.framework.reserve_bytes
         if reserve_bytes is None:
             reserve_bytes = device.reserve_bytes

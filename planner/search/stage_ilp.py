@@ -3,7 +3,8 @@
 Sets
     c in C           configurations (degrees, schedule, microbatch, ZeRO form, stream)
     s in S(c)        stages of a configuration in model order; stage s lies on rank r(s)
-    j in J(c,s)      columns: a run of units [first, end) with a recomputation
+    j in J(c,s)      columns: a run of units [first, end) with a recomputation. Where what a rank
+                     can hold is listed, j is one of these for all stages of the rank alike
     k in K(c)        paths through the action list of the schedule: how often each takes the
                      forward (n[k,s]) and the backward (o[k,s]) of each stage
 
@@ -44,21 +45,23 @@ Constraints
     no repetition        a choice that the solver's tolerance let exceed the
                          memory is excluded: sum of its x <= stages - 1            ``exclude``
 
-With one stage per rank, columns that do not fit are not made, and no memory row is needed.
+With one stage per rank, or ranks whose choices are listed, those that do not fit are not made,
+and no memory row is needed.
 Written with integer layer counts per stage and kind instead, instances of 126 layers on 16
 stages took minutes; as columns they take milliseconds.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.cost.pipeline import Path, longest_path
 from planner.errors import SolverError
 from planner.search.bounds import bounding_paths
-from planner.search.columns import Column, step_time_s
+from planner.search.columns import Column, Holding, placed, step_time_s
 from planner.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import in_flight, rank_of_stage
+from planner.strategy.schedules import in_flight
 
 _SCALED_OBJECTIVE = 1000.0
 """Seconds are scaled so that the incumbent is this: tolerances are absolute."""
@@ -74,12 +77,24 @@ class StageProblem:
 
     configuration: Configuration
     """What the columns were priced for."""
-    columns: tuple[tuple[Column, ...], ...]
-    """Columns of each stage in model order."""
+    choices: tuple[tuple[Holding, ...], ...]
+    """What can be chosen for each stage in model order: one column. Or for each rank: the columns
+    of all its stages."""
     room_bytes: float | None
-    """Memory of a rank less the reserve, where its stages compete for it; else None."""
+    """Memory of a rank less the reserve, where stages that are chosen apart compete for it; else
+    None."""
     num_units: int | None
     """Units of the model where a column stands for all runs of its length; else None."""
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether the stages of a rank are chosen together."""
+        return len(self.choices) < self.configuration.num_stages
+
+    @property
+    def num_columns(self) -> int:
+        """Binary variables of the program."""
+        return sum(len(choices) for choices in self.choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +152,7 @@ def solve_stages(
     if cutoff_s is not None:
         model.cut_off(cutoff_s)
     best: StageSolution | None = None
+    bound_s = 0.0
     for _ in range(_MOST_ROUNDS):
         try:
             found = model.solve(effort)
@@ -148,14 +164,15 @@ def solve_stages(
             model.exclude()
             continue
         best = found if best is None or found.objective_s < best.objective_s else best
+        bound_s = max(bound_s, found.bound_s)
         if found.status != "optimal":
-            return _proven(best, found.bound_s, found.status)
-        if best.objective_s <= found.bound_s * (1 + TOLERANCE):
-            return _proven(best, found.bound_s, "optimal")
+            return _proven(best, bound_s, found.status)
+        if best.objective_s <= bound_s * (1 + TOLERANCE):
+            return _proven(best, bound_s, "optimal")
         model.add_longest_path(found)
     if best is None:
         raise NoSolutionError("no choice fits the memory")
-    return _proven(best, found.bound_s, "limit")
+    return _proven(best, bound_s, "limit")
 
 
 def _ended(best: StageSolution, error: SolverError, cutoff_s: float | None) -> StageSolution:
@@ -175,16 +192,6 @@ def _proven(best: StageSolution, bound_s: float, status: str) -> StageSolution:
     )
 
 
-def _placed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Move columns that stand for all runs of their length to where they follow one another."""
-    placed: list[Column] = []
-    first = 0
-    for column in columns:
-        placed.append(column.placed(first))
-        first = placed[-1].end
-    return tuple(placed)
-
-
 class _Model:
     """Variables and rows of one instance; times are multiplied by ``scale``."""
 
@@ -197,7 +204,7 @@ class _Model:
         self._program.add_cost([self._passing, self._once])
         self._chosen: list[Term] = [(1.0, self._program.binary()) for _ in problems]
         self._x = [
-            [[self._program.binary() for _ in stage] for stage in problem.columns]
+            [[self._program.binary() for _ in choices] for choices in problem.choices]
             for problem in problems
         ]
         self._choose()
@@ -214,18 +221,18 @@ class _Model:
                 self._memory(index, problem, problem.room_bytes)
 
     def _choose(self) -> None:
-        """One configuration, one column for each of its stages."""
+        """One configuration, one choice for each of its stages or ranks."""
         self._program.equal(self._chosen, constant=1)
-        for chosen, stages in zip(self._chosen, self._x, strict=True):
-            for variables in stages:
+        for chosen, parts in zip(self._chosen, self._x, strict=True):
+            for variables in parts:
                 self._program.equal([(1.0, x) for x in variables], [chosen])
 
     def _stage_times(self, index: int, problem: StageProblem) -> list[tuple[object, object]]:
         """Forward and backward of every stage, as its column has them."""
         times = []
-        for columns, variables in zip(problem.columns, self._x[index], strict=True):
+        for stage in range(problem.configuration.num_stages):
             forward, backward = self._program.non_negative(), self._program.non_negative()
-            pairs = list(zip(columns, variables, strict=True))
+            pairs = self._columns(index, problem, stage)
             self._program.equal(
                 [(self._scale * column.forward_s, x) for column, x in pairs], [(1.0, forward)]
             )
@@ -235,15 +242,22 @@ class _Model:
             times.append((forward, backward))
         return times
 
+    def _columns(self, index: int, problem: StageProblem, stage: int) -> list[tuple[Column, Any]]:
+        """Columns of a stage, each with the variable that chooses it."""
+        place, part = divmod(stage, len(problem.choices))
+        return [
+            (held[place], x)
+            for held, x in zip(problem.choices[part], self._x[index][part], strict=True)
+        ]
+
     def _join(self, index: int, problem: StageProblem) -> None:
         """Each stage starts where the one before it ends."""
-        for stage in range(len(problem.columns) - 1):
+        for stage in range(problem.configuration.num_stages - 1):
             ends: dict[int, list[Term]] = {}
             starts: dict[int, list[Term]] = {}
-            for column, x in zip(problem.columns[stage], self._x[index][stage], strict=True):
+            for column, x in self._columns(index, problem, stage):
                 ends.setdefault(column.end, []).append((1.0, x))
-            following = zip(problem.columns[stage + 1], self._x[index][stage + 1], strict=True)
-            for column, x in following:
+            for column, x in self._columns(index, problem, stage + 1):
                 starts.setdefault(column.first, []).append((1.0, x))
             for cut in {**ends, **starts}:
                 self._program.equal(ends.get(cut, []), starts.get(cut, []))
@@ -251,9 +265,9 @@ class _Model:
     def _add_up(self, index: int, problem: StageProblem, num_units: int) -> None:
         """The lengths of the stages add up to the model."""
         lengths = [
-            (float(column.end - column.first), x)
-            for columns, variables in zip(problem.columns, self._x[index], strict=True)
-            for column, x in zip(columns, variables, strict=True)
+            (float(sum(column.end - column.first for column in held)), x)
+            for choices, variables in zip(problem.choices, self._x[index], strict=True)
+            for held, x in zip(choices, variables, strict=True)
         ]
         self._program.equal(lengths, [(float(num_units), self._chosen[index][1])])
 
@@ -286,10 +300,10 @@ class _Model:
     def _once_rows(self, index: int, problem: StageProblem) -> None:
         """The dearest rank ends the step."""
         for rank in range(problem.configuration.degrees.pp):
-            held = self._held(index, problem, rank)
-            self._program.at_most(
-                [(self._scale * column.step_s, x) for _, column, x in held], [self._once]
-            )
+            costs: dict[Any, float] = {}
+            for _, column, x in self._held(index, problem, rank):
+                costs[x] = costs.get(x, 0.0) + self._scale * column.step_s
+            self._program.at_most([(cost, x) for x, cost in costs.items()], [self._once])
 
     def cut_off(self, cutoff_s: float) -> None:
         """Only choices whose objective is at most ``cutoff_s``."""
@@ -330,16 +344,13 @@ class _Model:
                     constant=1.0,
                 )
 
-    def _held(
-        self, index: int, problem: StageProblem, rank: int
-    ) -> list[tuple[int, Column, object]]:
+    def _held(self, index: int, problem: StageProblem, rank: int) -> list[tuple[int, Column, Any]]:
         """Stage, column and variable of everything that a rank may hold."""
-        pp = problem.configuration.degrees.pp
+        configuration = problem.configuration
         return [
             (stage, column, x)
-            for stage, columns in enumerate(problem.columns)
-            if rank_of_stage(stage, pp) == rank
-            for column, x in zip(columns, self._x[index][stage], strict=True)
+            for stage in range(rank, configuration.num_stages, configuration.degrees.pp)
+            for column, x in self._columns(index, problem, stage)
         ]
 
     def solve(self, effort: Effort) -> StageSolution:
@@ -353,10 +364,10 @@ class _Model:
             raise
         index = self._chosen_index()
         problem = self._problems[index]
-        columns = _placed(
+        columns = placed(
             [
-                next(column for column, x in zip(stage, variables, strict=True) if is_chosen(x))
-                for stage, variables in zip(problem.columns, self._x[index], strict=True)
+                next(c for c, x in self._columns(index, problem, stage) if is_chosen(x))
+                for stage in range(problem.configuration.num_stages)
             ]
         )
         return StageSolution(
@@ -369,7 +380,7 @@ class _Model:
 
     def exclude(self) -> None:
         """Exclude the choice that was found."""
-        variables = [x for stage in self._x[self._chosen_index()] for x in stage if is_chosen(x)]
+        variables = [x for part in self._x[self._chosen_index()] for x in part if is_chosen(x)]
         self._program.at_most([(1.0, x) for x in variables], constant=len(variables) - 1)
 
     def _chosen_index(self) -> int:

@@ -5,6 +5,8 @@ Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``
 
 from functools import cache
 
+import numpy as np
+
 from planner.vocabulary import Schedule
 
 Actions = tuple[tuple[int, bool], ...]
@@ -129,11 +131,7 @@ def in_flight(
         counts[stage // pp] += 1 if is_forward else -1
         if is_forward:
             seen.add(tuple(counts))
-    return tuple(sorted(vector for vector in seen if not _is_dominated(vector, seen)))
-
-
-def _is_dominated(vector: tuple[int, ...], others: set[tuple[int, ...]]) -> bool:
-    return any(
-        other != vector and all(a <= b for a, b in zip(vector, other, strict=True))
-        for other in others
-    )
+    vectors = np.array(sorted(seen))
+    as_many = (vectors[:, None] <= vectors[None, :]).all(axis=2)
+    highest = as_many.sum(axis=1) == 1  # by itself alone
+    return tuple(tuple(vector) for vector in vectors[highest].tolist())

@@ -60,12 +60,12 @@ def test_stages_add_up(model, cluster):
 
 def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     tied = 4 * 50304 * 768
-    assert [(w.units, w.parameter_bytes) for w in model.tied] == [((0, 13), tied)]
+    assert [(w.units, w.trained_bytes) for w in model.tied] == [((0, 13), tied)]
     whole = table(model, cluster, dp_shard=8)
-    total = sum(u.parameter_bytes for u in model.units)
-    assert whole.memory.sharded_parameter_bytes(0, 14) == pytest.approx((total - tied) / 8)
+    total = sum(u.trained_bytes for u in model.units)
+    assert whole.memory.sharded_trained_bytes(0, 14) == pytest.approx((total - tied) / 8)
     cut = table(model, cluster, pp=2, dp_shard=4)
-    halves = cut.memory.sharded_parameter_bytes(0, 6) + cut.memory.sharded_parameter_bytes(6, 14)
+    halves = cut.memory.sharded_trained_bytes(0, 6) + cut.memory.sharded_trained_bytes(6, 14)
     assert halves == pytest.approx(total / 4)
 
 
@@ -75,21 +75,21 @@ def test_state_is_sixteen_bytes_per_parameter_over_the_shards(model, cluster):
             [HeldStage(first=0, end=14, kinds=("none",) * 14, in_flight=1)]
         )
         state = memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
-        elements = sum(u.parameter_bytes for u in model.units) / 4 - 50304 * 768
+        elements = sum(u.trained_bytes for u in model.units) / 4 - 50304 * 768
         assert state == pytest.approx(16 * elements / shards, rel=1e-6)
 
 
 def test_resharding_holds_the_root_and_two_blocks(model, cluster):
     kept = table(model, cluster, dp_shard=8, reshard=False).memory
     freed = table(model, cluster, dp_shard=8, reshard=True).memory
-    unsharded = kept.local_parameter_bytes(0, 14) / 2  # bfloat16
+    unsharded = kept.local_trained_bytes(0, 14) / 2  # bfloat16
     assert kept.gathered_bytes(0, 14) == unsharded
     root = 2 * (50304 * 768 + 1024 * 768 + 2 * 768)
     assert freed.gathered_bytes(0, 14) == root + 2 * model.units[1].gathered_bytes
 
 
 def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, cluster):
-    local = table(model, cluster, dp_shard=8).memory.local_parameter_bytes(0, 14)
+    local = table(model, cluster, dp_shard=8).memory.local_trained_bytes(0, 14)
 
     def earlier(**options):
         return table(model, cluster, dp_shard=8, **options).memory.earlier_gradient_bytes(0, 14)
@@ -130,7 +130,7 @@ def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster
     group = comm_group(
         cluster, degree=4, stride=axis_stride(priced.configuration.degrees, "dp_shard")
     )
-    reduced = sum(reduce_scatter_s(u.parameter_bytes, group) for u in model.units[6:14])
+    reduced = sum(reduce_scatter_s(u.trained_bytes, group) for u in model.units[6:14])
     assert seconds.step_comm_s >= reduced
 
 
@@ -159,7 +159,7 @@ def test_fsdp_copies_what_it_gathers_and_reduces(model, cluster):
     nothing = with_framework(accumulated_bytes=0.0)
     with_copies = table(model, cluster, reshard=True, dp_shard=8).seconds(0, 14)
     without = table(model, cluster, reshard=True, dp_shard=8, framework=nothing).seconds(0, 14)
-    parameters = sum(unit.parameter_bytes for unit in model.units) / 4
+    parameters = sum(unit.trained_bytes for unit in model.units) / 4
     bandwidth = cluster.device.pointwise_bytes_per_s
     assert with_copies.dp_comm_s - without.dp_comm_s == pytest.approx(
         FRAMEWORK.accumulated_bytes * parameters / bandwidth
@@ -253,10 +253,10 @@ def test_replicas_share_the_link_time_with_gathers_and_scatters(model, cluster):
         for degree, axis in ((4, "dp_shard"), (2, "dp_replicate"))
     )
     gather_s = all_gather_s(unit.gathered_bytes, shard)
-    back_s = reduce_scatter_s(unit.parameter_bytes, shard) + gather_s
-    back_s += all_reduce_s(unit.parameter_bytes / 4, replicas)
+    back_s = reduce_scatter_s(unit.trained_bytes, shard) + gather_s
+    back_s += all_reduce_s(unit.trained_bytes / 4, replicas)
     copies_s = (
-        FRAMEWORK.accumulated_bytes / 4 * unit.parameter_bytes + 2 * 2 * unit.gathered_bytes
+        FRAMEWORK.accumulated_bytes / 4 * unit.trained_bytes + 2 * 2 * unit.gathered_bytes
     ) / (slow.device.pointwise_bytes_per_s)
     seconds = priced.seconds(5, 6)
     exposed_s = seconds.dp_comm_s + seconds.step_comm_s - copies_s

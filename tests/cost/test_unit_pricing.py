@@ -62,10 +62,10 @@ def test_recomputation_trades_time_for_memory(pricer):
 def test_tensor_parallelism_splits_parameters_and_most_activations(pricer):
     whole, split = block(pricer), block(pricer, tp=4)
     parameters = 12 * HIDDEN**2 + 13 * HIDDEN
-    assert whole.parameter_bytes == 4 * parameters
+    assert whole.trained_bytes == 4 * parameters
     # Norms and the biases of row projections stay whole.
     kept_whole = 4 * HIDDEN + 2 * HIDDEN
-    assert split.parameter_bytes == 4 * ((parameters - kept_whole) // 4 + kept_whole)
+    assert split.trained_bytes == 4 * ((parameters - kept_whole) // 4 + kept_whole)
     # Inputs of the norms and of the two column projections stay whole: 2 + 2 + 2 + 2 sbh.
     formula = (8 + 24 / 4) * SEQ * HIDDEN
     assert split.activation_bytes["none"] == pytest.approx(formula, rel=0.01)

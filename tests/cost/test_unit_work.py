@@ -136,8 +136,8 @@ def test_a_price_is_the_sum_of_kernels_and_of_collectives():
         assert unit.recompute[kind].comm_s == sum(comm_s(each, prices) for each in again.comm)
     one = all_reduce_s(2 * TOKENS * HIDDEN, prices.tp_group)
     assert unit.forward_comm_s == pytest.approx(2 * one)
-    assert unit.parameter_bytes == 4 * block.parameter_elements
-    assert unit.gathered_bytes == 2 * block.parameter_elements
+    assert unit.trained_bytes == 4 * block.trained_elements
+    assert unit.gathered_bytes == 2 * block.trained_elements
 
 
 @pytest.mark.parametrize("tp", [1, 4])

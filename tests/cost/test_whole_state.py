@@ -58,7 +58,7 @@ def unit(parameters, scale=1.0, **change):
         },
         activation_bytes={"none": 1000, "full": 100},
         temporary_bytes={"none": 500, "full": 900},
-        parameter_bytes=4 * parameters,
+        trained_bytes=4 * parameters,
         gathered_bytes=2 * parameters,
         summed_gradient_bytes=0,
     )
@@ -67,9 +67,7 @@ def unit(parameters, scale=1.0, **change):
 
 def stages(*, dp=8, shards=1, pp=1, tied=True, units=None, cluster=CLUSTER, **change):
     units = units or (unit(TABLE, 0.1), *[unit(BLOCK)] * BLOCKS, unit(TABLE, 0.4), unit(0, 0.2))
-    embedding = TiedWeight(
-        units=(0, BLOCKS + 1), parameter_bytes=4 * TABLE, gathered_bytes=2 * TABLE
-    )
+    embedding = TiedWeight(units=(0, BLOCKS + 1), trained_bytes=4 * TABLE, gathered_bytes=2 * TABLE)
     model = ModelUnits(
         units=units,
         entering_bytes=(0, *[8 * MIB] * (BLOCKS + 1), 64 * MIB),
@@ -105,9 +103,9 @@ def peak(costs, *held, kind="none"):
 
 
 def test_a_shared_weight_counts_once_on_a_stage_that_holds_both_readers():
-    assert stages().memory.local_parameter_bytes(0, END) == 4 * PARAMETERS
-    assert stages(tied=False).memory.local_parameter_bytes(0, END) == 4 * (PARAMETERS + TABLE)
-    ends = [stages().memory.local_parameter_bytes(*stage) / 4 for stage in ((0, 2), (2, END))]
+    assert stages().memory.local_trained_bytes(0, END) == 4 * PARAMETERS
+    assert stages(tied=False).memory.local_trained_bytes(0, END) == 4 * (PARAMETERS + TABLE)
+    ends = [stages().memory.local_trained_bytes(*stage) / 4 for stage in ((0, 2), (2, END))]
     assert ends == [TABLE + BLOCK, (BLOCKS - 1) * BLOCK + TABLE]
 
 

@@ -11,6 +11,7 @@ import planner
 pytestmark = pytest.mark.run
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+LORA = Path(__file__).parents[1] / "graph" / "zoo" / "lora.py"
 
 MODEL = f"""
 import sys
@@ -20,6 +21,16 @@ from gpt import GPT, GPTConfig, example_batch, loss_fn
 
 def build_model():
     return GPT(GPTConfig(vocab_size=4096, block_size=256, n_layer=8, n_head=8, n_embd=256))
+"""
+
+ADAPTERS = f"""
+{MODEL.replace("def build_model", "def build_whole")}
+sys.path.insert(0, {str(LORA.parent)!r})
+from lora import adapt
+
+
+def build_model():
+    return adapt(build_whole(), ("c_attn", "c_proj", "c_fc"), rank=16, scale=2.0)
 """
 
 ZERO_3 = {"dp_shard": 2, "reshard_after_forward": True}
@@ -49,9 +60,17 @@ TOLERANCE = 0.04
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_what_was_predicted(case, tmp_path):
+    check(MODEL, CASES[case], tmp_path)
+
+
+@pytest.mark.parametrize("case", ["zero_3", "zero_2_selective", "pipeline", "tensor_parallel_full"])
+def test_the_peak_with_frozen_parameters(case, tmp_path):
+    check(ADAPTERS, CASES[case], tmp_path)
+
+
+def check(source, fixed, tmp_path):
     model = tmp_path / "model.py"
-    model.write_text(MODEL)
-    fixed = CASES[case]
+    model.write_text(source)
     gpus = max(2, fixed.get("tp", 1) * fixed.get("pp", 1))
     result = planner.estimate(
         str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=256, global_batch_size=16,

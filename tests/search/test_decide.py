@@ -49,16 +49,16 @@ def units(draw, name, *, has_kinds):
         recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
         activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
         temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
-        parameter_bytes=parameters,
+        trained_bytes=parameters,
         gathered_bytes=parameters // 2,
         summed_gradient_bytes=0,
     )
 
 
 @st.composite
-def models(draw):
+def models(draw, *, always_alike=False):
     blocks = draw(st.integers(2, 5))
-    alike = draw(st.booleans())
+    alike = always_alike or draw(st.booleans())
     block = draw(units("block", has_kinds=True))
     inner = [
         block if alike else draw(units(f"block{i % 2}", has_kinds=True)) for i in range(blocks)
@@ -72,8 +72,8 @@ def models(draw):
     entering = [0] + [sent if alike else draw(st.integers(0, 64)) * MIB for _ in range(count - 1)]
     tied = ()
     if draw(st.booleans()):
-        size = min(ends[0].parameter_bytes, ends[1].parameter_bytes)
-        tied = (TiedWeight(units=(0, count - 1), parameter_bytes=size, gathered_bytes=size // 2),)
+        size = min(ends[0].trained_bytes, ends[1].trained_bytes)
+        tied = (TiedWeight(units=(0, count - 1), trained_bytes=size, gathered_bytes=size // 2),)
     shared = ()
     if draw(st.booleans()):
         shared = (
@@ -264,6 +264,40 @@ def test_the_search_equals_enumeration(model, cluster):
 @given(models(), clusters())
 def test_the_search_equals_enumeration_often(model, cluster):
     check(model, cluster)
+
+
+@settings(max_examples=60)
+@given(models(), clusters(), st.floats(0.0, 1.0))
+def test_a_column_costs_what_its_units_cost(model, cluster, share):
+    """Also the model's first block, behind whose recomputation less traffic hides."""
+    for configuration in configurations(model):
+        costs = search_of(model, configuration, cluster).table
+        maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known_fronts={})
+        for first, end in combinations(range(len(model.units) + 1), 2):
+            most, least = (
+                costs.memory.static_bytes(first, end) + mix.kept_bytes + mix.temporary_bytes
+                for mix in (maker.uniform_mixes(first, end)[0], maker.leanest(first, end))
+            )
+            room = least + share * max(0.0, most - least)
+            mix = maker.cheapest(first, end, in_flight=1, capacity_bytes=room)
+            if mix is not None:
+                column = maker.column(0, first, end, mix)
+                seconds = costs.seconds(first, end, mix.kinds, stage=0)
+                assert column.backward_s == pytest.approx(seconds.backward_s, rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(models(always_alike=True), clusters())
+def test_interleaved_configurations_alone_equal_enumeration(model, cluster):
+    """Without a faster configuration beside them, what each rank can hold is listed."""
+    for configuration in configurations(model):
+        if configuration.virtual_stages > 1 and configuration.num_microbatches < 100:
+            search = search_of(model, configuration, cluster)
+            best_s = enumerated_s(search)
+            decision = Decision([search], top=1, time_limit_s=None)
+            report = decision.decide()
+            assert report.objective_s == pytest.approx(best_s, rel=1e-6)
+            assert bool(decision.incumbents.solved) == (best_s < float("inf"))
 
 
 @settings(max_examples=10)

@@ -12,6 +12,7 @@ from planner.hardware.profiles import load_cluster
 from planner.pricing.reprice import reprice_s
 from planner.search.space import LayoutSpace
 from planner.search.stage_ilp import Effort, solve_stages
+from planner.search.stage_problem import stage_problem
 from planner.solver import NoSolutionError
 
 
@@ -182,7 +183,7 @@ def test_the_search_equals_one_ilp_for_every_configuration(big_gpt):
     least = float("inf")
     for configuration in space.legal()[0]:
         for search in space.searches(configuration):
-            problem = search.problem(best_s)
+            problem = stage_problem(search, best_s)
             if problem is None:
                 continue
             try:

@@ -70,10 +70,15 @@ def problems(draw, *, virtual_stages=1):
         stages = [[c for c in stages[0] if c.end == num_units]]
     return StageProblem(
         configuration=config,
-        columns=tuple(tuple(columns) for columns in stages),
+        choices=apart(stages),
         room_bytes=ROOM if virtual_stages > 1 else None,
         num_units=None,
     )
+
+
+def apart(stages):
+    """Every stage chosen by itself."""
+    return tuple(tuple((column,) for column in columns) for columns in stages)
 
 
 def fits(problem, chosen):
@@ -99,12 +104,12 @@ def enumerated_s(problem):
 
     def extend(stage, chosen):
         nonlocal best
-        if stage == len(problem.columns):
+        if stage == problem.configuration.num_stages:
             if fits(problem, chosen):
                 best = min(best, step_time_s(problem.configuration, chosen))
             return
         place = chosen[-1].end if chosen else 0
-        for candidate in problem.columns[stage]:
+        for (candidate,) in problem.choices[stage]:
             if candidate.first == place:
                 extend(stage + 1, [*chosen, candidate])
 
@@ -159,9 +164,11 @@ def test_alike_blocks_need_only_counts(pp, num_units, number):
     stages = tuple(tuple(columns(stage)) for stage in range(pp))
     single = tuple(tuple({c.end - c.first: c for c in stage}.values()) for stage in stages)
     config = configuration(pp, 1, number)
-    exact = StageProblem(configuration=config, columns=stages, room_bytes=None, num_units=None)
+    exact = StageProblem(
+        configuration=config, choices=apart(stages), room_bytes=None, num_units=None
+    )
     counted = StageProblem(
-        configuration=config, columns=single, room_bytes=None,
+        configuration=config, choices=apart(single), room_bytes=None,
         num_units=num_units,
     )  # fmt: skip
     first = solve_stages([exact], scale_s=0.1, effort=Effort())
@@ -176,7 +183,9 @@ def test_a_cutoff_below_the_optimum_finds_nothing():
         tuple(column(0, end, 1e-3 * end, 0.0, 1.0, 1) for end in (1, 2)),
         tuple(column(first, 3, 1e-3 * (3 - first), 0.0, 1.0, 1) for first in (1, 2)),
     )
-    problem = StageProblem(configuration=config, columns=stages, room_bytes=None, num_units=None)
+    problem = StageProblem(
+        configuration=config, choices=apart(stages), room_bytes=None, num_units=None
+    )
     best = solve_stages([problem], scale_s=0.01, effort=Effort()).objective_s
     # The first rank works on its four microbatches and waits once for the first backward.
     assert best == pytest.approx(4 * 2e-3 + 1e-3 / 3)

@@ -84,8 +84,8 @@ def test_parameters_are_those_of_the_module(shape):
     work = BOOK.work(key(shape))
     with torch.device("meta"):
         counted = sum(parameter.numel() for parameter in build(shape).parameters())
-    tied = sum(elements for _, elements in work.tied_elements)
-    assert sum(unit.parameter_elements for unit in units(work)) - tied == counted
+    tied = sum(tied.elements for tied in work.tied)
+    assert sum(unit.trained_elements for unit in units(work)) - tied == counted
     assert bool(tied) is shape.tied
 
 
@@ -106,7 +106,7 @@ def test_small_models_are_split_too(tp, sequence_parallel, hidden):
     ).units[2]
     norms_and_row_biases = 6 * hidden
     split = 12 * hidden**2 + 7 * hidden
-    assert work.parameter_elements == split // tp + norms_and_row_biases
+    assert work.trained_elements == split // tp + norms_and_row_biases
     kinds = ["all_gather", "reduce_scatter"] if sequence_parallel else ["all_reduce"]
     assert sorted(each.kind for each in work.forward.comm) == sorted(2 * kinds)
 
@@ -132,8 +132,8 @@ def test_the_loss_apart_is_what_the_epilogue_had_of_it(shape):
     head, loss = apart.units[-2:]
     assert apart.epilogue_units == 2
     assert len(head.forward.ops) + len(loss.forward.ops) == len(whole.forward.ops)
-    assert head.parameter_elements == whole.parameter_elements
-    assert loss.parameter_elements == 0
+    assert head.trained_elements == whole.trained_elements
+    assert loss.trained_elements == 0
 
 
 def test_more_blocks_are_those_of_a_deeper_trace(shape):

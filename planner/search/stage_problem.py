@@ -1,0 +1,117 @@
+"""One configuration's part of the ILP: the choices that can be part of a step below a limit."""
+
+from collections.abc import Iterator
+
+from planner.search.bounds import bounding_paths
+from planner.search.columns import Column
+from planner.search.configuration_search import ConfigurationSearch
+from planner.search.holdings import holdings
+from planner.search.stage_ilp import StageProblem
+
+
+def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem | None:
+    """The columns that can be part of a step no slower than the limit.
+
+    Returns:
+        None where no such step exists.
+    """
+    counted = search.shares_ranks and search.alike_from == 1
+    runs = [_near(search, stage) for stage in range(search.configuration.num_stages)]
+    if not counted:
+        runs = list(_runs(search, limit_s))
+    stages = [
+        [column for first, end in runs_of_stage for column in search.columns(s, first, end)]
+        for s, runs_of_stage in enumerate(runs)
+    ]
+    if not all(stages):
+        return None
+    held = holdings(search, stages, limit_s) if counted else None
+    if held is not None and not all(held):
+        return None
+    stages = [
+        [column for column in columns if _may_be_in(search, stage, column, limit_s)]
+        for stage, columns in enumerate(stages)
+    ]
+    if not counted:
+        stages = _joined(stages, search.num_units)
+    if not all(stages):
+        return None
+    apart = [[(column,) for column in columns] for columns in stages]
+    return StageProblem(
+        configuration=search.configuration,
+        choices=tuple(tuple(choices) for choices in held or apart),
+        room_bytes=search.room_bytes if search.shares_ranks and held is None else None,
+        num_units=search.num_units if counted else None,
+    )
+
+
+def _may_be_in(search: ConfigurationSearch, stage: int, column: Column, limit_s: float) -> bool:
+    """Whether a column can be part of a step no slower than the limit.
+
+    Along each path the column takes its own time and all other units their least: in the
+    stage where these count least, which may be any. What data-parallel traffic adds to the
+    other units is left out, since a part of it is in the column's own time.
+    """
+    if limit_s == float("inf"):
+        return True
+    rest_forward_s, rest_backward_s = search.rest_s([column])
+    return all(
+        path.forwards[stage] * column.forward_s
+        + path.backwards[stage] * column.backward_s
+        + min(path.forwards) * rest_forward_s
+        + min(path.backwards) * rest_backward_s
+        + search.once_s
+        <= limit_s * (1 + 1e-9)
+        for path in bounding_paths(search.configuration)
+    )
+
+
+def _runs(search: ConfigurationSearch, limit_s: float) -> Iterator[list[tuple[int, int]]]:
+    """Runs of each stage that may be part of a step no slower than the limit.
+
+    They start where the stage before may end, leave every later stage at least one unit,
+    and leave no more than the later stages can take.
+    """
+    num_stages, pp = search.configuration.num_stages, search.configuration.degrees.pp
+    slowest_s = search.slowest_s(limit_s)
+    reached = {0}
+    for stage in range(num_stages):
+        later = num_stages - 1 - stage
+        rest_s = slowest_s * (pp if search.shares_ranks else later)
+        runs = [
+            (first, end)
+            for first in sorted(reached)
+            for end in search.ends(stage, first, slowest_s)
+            if later == 0 or search.least_s(end, search.num_units) <= rest_s
+        ]
+        yield runs
+        reached = {end for _, end in runs}
+
+
+def _near(search: ConfigurationSearch, stage: int) -> list[tuple[int, int]]:
+    """One run for each length that a stage may have, where inner runs are alike."""
+    if stage == 0:
+        return [run for end in search.positions[1:-1] if search.is_near_even(*(run := (0, end)))]
+    if stage == search.configuration.num_stages - 1:
+        end = search.num_units
+        return [
+            run for first in search.positions[1:-1] if search.is_near_even(*(run := (first, end)))
+        ]
+    return search.near_inner_runs
+
+
+def _joined(stages: list[list[Column]], end: int) -> list[list[Column]]:
+    """Drop columns that no chain of columns from the first to the last unit contains."""
+    reached = {0}
+    forward = []
+    for columns in stages:
+        kept = [column for column in columns if column.first in reached]
+        reached = {column.end for column in kept}
+        forward.append(kept)
+    needed = {end}
+    backward = []
+    for columns in reversed(forward):
+        kept = [column for column in columns if column.end in needed]
+        needed = {column.first for column in kept}
+        backward.append(kept)
+    return backward[::-1]
