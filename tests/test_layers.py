@@ -33,9 +33,10 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("log", "options", "processes", "trees"),
-        ("dtensor_rules", "known_data", "model"),
-        ("anatomy", "data", "part"),
+        ("processes", "trees"),
+        ("checkpoint_folders", "first_weights", "log", "options"),
+        ("dtensor_rules", "known_data", "model", "stopping", "weights"),
+        ("anatomy", "data", "part", "start"),
         ("gradients", "recompute", "sharding", "stand_ins", "step", "tensor_parallel"),
         ("fused", "stages"),
         ("checkpoint", "pipeline", "shared_parameters"),

@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .checkpoint_folders import checkpoint_folder, keep_newest, published, step_of
 from .fused import gather_parts, scatter_parts
 from .model import UserModel, build_on_cpu
 from .options import Options
-from .part import named_parameters
+from .part import Part, named_parameters
+from .processes import agreed
+from .weights import Weights
 
 
 @dataclass(slots=True)
@@ -28,44 +32,46 @@ class Checkpointer:
     """AdamW over their trained parameters."""
 
     def save(self, folder: Path, step: int) -> None:
-        """Write the state after ``step`` steps into a folder of its own below ``folder``."""
-        state, _ = self._state(step)
-        _write(state, folder / f"step-{step:08d}")
-
-    def save_if_due(self, options: Options, step: int) -> None:
-        """Save where ``--checkpoint`` is given and this is the last step or one in between."""
-        every = options.checkpoint_every
-        if options.checkpoint is None:
-            return
-        if step == options.steps or (every and step % every == 0):
-            self.save(options.checkpoint, step)
-
-    def resume(self, folder: Path | None) -> int:
-        """Load the newest checkpoint below ``folder``.
-
-        Returns:
-            The number of steps that it has seen.
+        """Write the state after ``step`` steps into a folder of its own below ``folder``.
 
         Raises:
-            FileNotFoundError: There is no complete checkpoint.
+            RunError: The folder cannot be written; earlier checkpoints stay as they are.
         """
-        found = folder.glob("step-*/.metadata") if folder is not None else ()
-        saved = sorted(path.parent for path in found)
-        if not saved:
-            raise FileNotFoundError(f"{folder} holds no complete checkpoint to resume from")
-        step = int(saved[-1].name.removeprefix("step-"))
-        state, joined = self._state(step)
-        _read(state, saved[-1])
-        for kind, parts in joined.items():
-            scatter_parts(state[kind], parts)
-        return step
+        state, _ = self._state(step)
+        with published(checkpoint_folder(folder, step)) as draft:
+            _write(state, draft)
 
-    def load_weights(self, checkpoint: Path) -> None:
-        """Load weights only, from a checkpoint of one step or from ``--write-init``."""
-        values = dict(item for module in self.modules for item in named_parameters(module))
-        whole, joined = gather_parts(self.modules, values)
-        _read({"weights": whole}, checkpoint)
-        scatter_parts(whole, joined)
+    def end_step(self, options: Options, step: int, *, stops: bool) -> None:
+        """Save where ``--checkpoint`` is given and this is the last step or one in between."""
+        if options.checkpoint is None:
+            return
+        every = options.checkpoint_every
+        if stops or step == options.steps or (every and step % every == 0):
+            self.save(options.checkpoint, step)
+            keep_newest(options.checkpoint, options.keep_checkpoints)
+
+    def start(self, weights: Weights | None, checkpoint: Path | None) -> int:
+        """Fill in what the model still lacks: a checkpoint, or first weights.
+
+        Returns:
+            The number of steps that the checkpoint has seen, else 0.
+
+        Raises:
+            RunError: The checkpoint is of another model or optimiser.
+        """
+        if checkpoint is not None:
+            step = step_of(checkpoint)
+            state, joined = self._state(step)
+            with agreed(f"{checkpoint} cannot be resumed from"):
+                _read(state, checkpoint)
+            for kind, parts in joined.items():
+                scatter_parts(state[kind], parts)
+            return step
+        if weights is not None:
+            with agreed("the first weights"):
+                for module in self.modules:
+                    fill_weights(module, weights)
+        return 0
 
     def _state(self, step: int) -> tuple[dict[str, Any], dict[str, dict[str, list[Tensor]]]]:
         """Return the state to save or to load into, and the parts of joined tensors."""
@@ -119,6 +125,30 @@ def adamw_state(
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     return state
+
+
+def fill_weights(module: nn.Module, weights: Weights) -> None:
+    """Give each parameter this rank's share of its weight, tensor by tensor."""
+    fused = module.fused_modules if isinstance(module, Part) else {}
+    held: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in named_parameters(module):
+        path, _, last = name.rpartition(".")
+        whole = f"{path}.{last.rpartition('_')[0]}" if path in fused else name
+        held.setdefault(whole, {})[name] = parameter
+    for name, full in weights.tensors(held):
+        values, joined = gather_parts([module], held[name])
+        _copy_share(full, values[name])
+        scatter_parts(values, joined)
+
+
+def _copy_share(full: Tensor, parameter: Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        on_device = full.to(parameter.device, parameter.dtype)
+        share = distribute_tensor(on_device, mesh, placements, src_data_rank=None)
+        parameter._local_tensor.copy_(share._local_tensor)
+    else:
+        parameter.copy_(full)
 
 
 def write_init(model: UserModel, seed: int, options: Options) -> None:

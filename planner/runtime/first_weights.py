@@ -1,7 +1,7 @@
 """First weights of models that are too large to be built whole, as one process would draw them."""
 
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ class _Place:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "_Place":
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        return cls(_storage(tensor), tensor.dtype, shape, stride, tensor.storage_offset())
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+        return cls(_storage(tensor), tensor.dtype, shape, stride, int(tensor.storage_offset()))
 
     def scratch(self) -> Tensor:
         """Return a real tensor of this geometry, of any content."""
@@ -47,7 +47,7 @@ class _Place:
 
     def view_of(self, storage: torch.UntypedStorage) -> Tensor:
         whole = torch.empty(0, dtype=self.dtype)
-        return whole.set_(storage, self.offset, self.shape, self.stride)  # type: ignore[call-overload, no-any-return]
+        return whole.set_(storage, self.offset, self.shape, self.stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class _Op:
 _Storages: TypeAlias = dict[int, torch.UntypedStorage]
 
 
-class DeferredInit(TorchDispatchMode):
+class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs the code that builds a model without keeping its large tensors.
 
     A large tensor lies on the meta device, and what is done to it is noted. Random numbers are
@@ -82,7 +82,7 @@ class DeferredInit(TorchDispatchMode):
 
     def __init__(self, smallest: int = SMALLEST_DEFERRED) -> None:
         """Defer floating-point tensors of at least ``smallest`` elements."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._smallest = smallest
         self._ops: list[_Op] = []
         self._alive: dict[int, Tensor] = {}  # so that no other storage gets its address
@@ -91,12 +91,13 @@ class DeferredInit(TorchDispatchMode):
     def __enter__(self) -> Self:
         """Begin; ``is_meta`` is False until the end, since torch's own init skips such tensors."""
         torch.Tensor.is_meta = property(lambda _: False)  # type: ignore[assignment]
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """End."""
         del torch.Tensor.is_meta
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -207,7 +208,7 @@ def _on_meta(tensor: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _generator(kwargs: Kwargs) -> torch.Generator:
