@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from planner.errors import InfeasiblePlanError
 from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints
@@ -18,6 +19,7 @@ from planner.request_rules import (
     estimated_layout,
     fix_warnings,
     resolve_dtype,
+    resolve_margin,
 )
 from planner.result import PlanResult
 
@@ -44,6 +46,7 @@ def plan(
     global_batch_size: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    memory_margin: float | None = None,
     fix: Mapping[str, object] | None = None,
     top: int = 5,
     time_limit_s: float | None = None,
@@ -66,6 +69,7 @@ def plan(
         seq_len: Tokens per sample, None for the model's own.
         dtype: Compute dtype "bfloat16", "float32" or "float64"; None for the best of the first
             two that the device has.
+        memory_margin: Share of each device's memory to keep free, None for 0.05.
         fix: Values to keep, by name: degrees (dp_replicate, dp_shard, tp, pp), schedule,
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
             sequence_parallel.
@@ -101,6 +105,7 @@ def plan(
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         dtype=dtype,
+        memory_margin=memory_margin,
         fixed=_fixed_settings(fix),
         hints=tuple((hints or {}).items()),
         top=top,
@@ -120,6 +125,7 @@ def estimate(
     global_batch_size: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
+    memory_margin: float | None = None,
     framework: str | None = None,
     fix: Mapping[str, object] | None = None,
     example_batch: Callable[..., Any] | None = None,
@@ -144,6 +150,8 @@ def estimate(
         global_batch_size: Samples per optimiser step, None for 8 * gpus.
         seq_len: Tokens per sample, None for the model's own.
         dtype: Compute dtype, as for ``plan``.
+        memory_margin: As for ``plan``; a layout that fits without it alone is priced, with a
+            warning.
         framework: Name of a framework profile, "nanotron"; None for the emitted script.
         fix: The layout, as for ``plan``.
         example_batch: As for ``plan``.
@@ -170,6 +178,7 @@ def estimate(
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         dtype=dtype,
+        memory_margin=memory_margin,
         framework=framework,
         fixed=_fixed_settings(fix),
         hints=tuple((hints or {}).items()),
@@ -211,7 +220,11 @@ def _search_outcome(
     estimate_only: bool,
     progress: ProgressCallback | None,
 ) -> PlanRecord:
-    """Load, trace, search: the way from a checked request to the record of the run."""
+    """Load, trace, search: the way from a checked request to the record of the run.
+
+    An estimate that fits without the margin alone has a cluster without it, and a warning.
+    """
+    notes: tuple[str, ...] = ()
     framework, cluster = _machine(request, request.gpus)
     dtype = resolve_dtype(request, cluster.device)
     fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
@@ -225,7 +238,16 @@ def _search_outcome(
         graph = graphs.at(1)
     with timed_phase(progress, "search"):
         asked = _search_request(request, loaded, framework, dtype=dtype, fixed=fixed)
-        outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
+        try:
+            outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
+        except InfeasiblePlanError:
+            if not (estimate_only and cluster.device.margin_bytes):
+                raise
+            missed = cluster.device.margin_words
+            cluster = _with_margin(cluster, 0.0)
+            filled = replace(request, memory_margin=0.0)
+            outcome, rows = _searched(filled, graphs, cluster, asked, is_open=not fixed)
+            notes = (f"the layout fits the device, but not with {missed}",)
     tokens = graph.tokens_per_sample
     model = ModelSummary(
         name=loaded.description,
@@ -239,7 +261,7 @@ def _search_outcome(
         cluster=cluster,
         outcome=outcome,
         op_rows=rows,
-        warnings=trace_warnings(graph),
+        warnings=(*trace_warnings(graph), *notes),
     )
 
 
@@ -274,13 +296,18 @@ def _machine(request: PlanRequest, gpus: int) -> tuple["FrameworkSpec", "Cluster
     """What runs the plan, and the request's cluster with a number of devices."""
     from planner.framework.script import SCRIPT, framework_on_cluster
 
-    return framework_on_cluster(
+    framework, cluster = framework_on_cluster(
         request.framework or SCRIPT,
         request.cluster,
         gpus=gpus,
         gpus_per_node=request.gpus_per_node,
         calibration=request.calibration,
     )
+    return framework, _with_margin(cluster, resolve_margin(request))
+
+
+def _with_margin(cluster: "ClusterSpec", margin: float) -> "ClusterSpec":
+    return replace(cluster, device=cluster.device.with_margin(margin))
 
 
 def _search_request(

@@ -31,6 +31,8 @@ class PlanRequest:
     hints: tuple[tuple[str, bool | int | float], ...] = ()
     """``--hint`` values by line of the model's code, "model.py:57": what it reads from a tensor
     that has data in training only."""
+    memory_margin: float | None = None
+    """Share of each device's memory that the plan keeps free, None for the default."""
     top: int = 5
     """Layouts to show."""
     time_limit_s: float | None = None

@@ -26,6 +26,10 @@ from planner.vocabulary import (
     Schedule,
 )
 
+LEAST_MARGIN = 0.05
+"""Share of a device's memory that plans keep free where the request says nothing: predicted peaks
+are within it of the live tensors of emitted scripts, and no profile states a larger error."""
+
 SAMPLES_PER_GPU = 8
 """Global batch size per device where the request names none."""
 
@@ -52,6 +56,39 @@ def parse_fix(settings: Iterable[str]) -> dict[str, str]:
     return fixed
 
 
+def parse_margin(text: str) -> float:
+    """Read a share of memory: "0.05" or "5%".
+
+    Raises:
+        RequestError: It is neither.
+    """
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 <= share < 1:
+        raise _bad_margin(text)
+    return share
+
+
+def resolve_margin(request: PlanRequest) -> float:
+    """Choose the share of memory to keep free.
+
+    What another framework cannot use of a device is a number of its own profile.
+    """
+    if request.memory_margin is not None:
+        return request.memory_margin
+    return LEAST_MARGIN if request.framework is None else 0.0
+
+
+def _bad_margin(value: object) -> RequestError:
+    return RequestError(
+        f"--memory-margin {value}: it is a share of the device's memory, from 0 to below 1",
+        hint="For example --memory-margin 0.05 or --memory-margin 5%.",
+    )
+
+
 def check_request(request: PlanRequest) -> PlanRequest:
     """Check all rules that need nothing but the request.
 
@@ -76,6 +113,9 @@ def check_request(request: PlanRequest) -> PlanRequest:
             f"{_flag('time_limit')} {limit_s:g}: the solver needs some time",
             hint="Give a number of seconds above 0, or leave it out for a limit of work.",
         )
+    margin = request.memory_margin
+    if margin is not None and not 0 <= margin < 1:
+        raise _bad_margin(margin)
     _check_nodes(request)
     if request.dtype is not None:
         known = COMPUTE_DTYPES if request.framework is None else tuple(Dtype)

@@ -30,6 +30,7 @@ REQUEST = {
     "--calibration",
     "--hint",
     "--hints",
+    "--memory-margin",
     "--seq-len",
 }
 OUTPUT = {"--force", "--json", "--no-color", "--out", "--quiet", "--verbose", "-q", "-v"}

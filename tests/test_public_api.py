@@ -39,6 +39,7 @@ PLAN_PARAMETERS = [
     "global_batch_size",
     "seq_len",
     "dtype",
+    "memory_margin",
     "fix",
     "top",
     "time_limit_s",

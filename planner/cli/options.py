@@ -8,7 +8,7 @@ import click
 
 from planner.graph.loading.hints import HintValue, make_hints, parse_hint, read_hints
 from planner.request import PlanRequest
-from planner.request_rules import check_request, parse_fix
+from planner.request_rules import check_request, parse_fix, parse_margin
 
 DEFAULT_TOP = 5
 
@@ -77,6 +77,7 @@ class PlanOptions(TypedDict):
     global_batch_size: int | None
     seq_len: int | None
     dtype: str | None
+    memory_margin: str | None
     fix: tuple[str, ...]
     hint: tuple[str, ...]
     hints: Path | None
@@ -153,6 +154,20 @@ def request_options(command: Command) -> Command:
             metavar="DTYPE",
             help="Compute in bfloat16, float32 or float64.  [the best the device has]",
         ),
+        layout_options,
+        hint_options,
+    )
+
+
+def layout_options(command: Command) -> Command:
+    """Add the options that bound the layouts."""
+    return _apply(
+        command,
+        click.option(
+            "--memory-margin",
+            metavar="SHARE",
+            help="Share of each device's memory to keep free, as 0.1 or 10%.  [5%]",
+        ),
         click.option(
             "--fix",
             multiple=True,
@@ -161,7 +176,6 @@ def request_options(command: Command) -> Command:
             "microbatch_size, activation_checkpointing, reshard_after_forward, "
             "sequence_parallel. Repeatable.",
         ),
-        hint_options,
     )
 
 
@@ -285,6 +299,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             global_batch_size=options["global_batch_size"],
             seq_len=options["seq_len"],
             dtype=options["dtype"],
+            memory_margin=_margin(options["memory_margin"]),
             framework=options.get("framework"),
             fixed=tuple(parse_fix(options["fix"]).items()),
             hints=given_hints(options["hint"], options["hints"]),
@@ -292,6 +307,10 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             time_limit_s=options.get("time_limit"),
         )
     )
+
+
+def _margin(text: str | None) -> float | None:
+    return None if text is None else parse_margin(text)
 
 
 def _text(path: Path | None) -> str | None:

@@ -24,6 +24,7 @@ from planner.report.view import (
     other_layouts,
     refused_details,
     refused_words,
+    safer_words,
     step_parts,
 )
 from planner.report.words import (
@@ -192,18 +193,19 @@ def _others(record: PlanRecord) -> RenderableType:
     table = titled("Other layouts, and what they lose", heads=False)
     table.add_column("", no_wrap=True)
     table.add_column("", ratio=2)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    for _ in ("memory", "step", "percent"):
+        table.add_column("", justify="right", no_wrap=True)
     table.add_column("", ratio=2)
     for other in other_layouts(record):
         layout = Text(other.layout)
         if other.details:
             layout.append(f"\n{other.details}", "dim")
-        table.add_row(other.label, layout, other.step, other.percent, Text(other.why))
-    if record.outcome.rule_of_thumb is None:
-        return table
-    meaning = "Rule of thumb: tp as small as fits in a node, then pp, the rest data-parallel"
-    return stack(table, Text(meaning, "dim"))
+        table.add_row(other.label, layout, other.memory, other.step, other.percent, Text(other.why))
+    notes = [Text(safer)] if (safer := safer_words(record)) else []
+    if record.outcome.rule_of_thumb is not None:
+        meaning = "Rule of thumb: tp as small as fits in a node, then pp, the rest data-parallel"
+        notes.append(Text(meaning, "dim"))
+    return stack(table, *notes)
 
 
 def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:

@@ -73,7 +73,7 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
     memories = tuple(
         _fullest(costs, stages[rank::pp], moments) for rank, moments in enumerate(times.in_flight)
     )
-    most = costs.device.memory_bytes - costs.framework.unusable_bytes
+    most = costs.device.capacity_bytes - costs.framework.unusable_bytes
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
         stages=seconds,

@@ -7,8 +7,10 @@ provenance and source (``planner.hardware.profiles`` reads them).
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+
+from planner.units import format_bytes
 
 
 class Provenance(StrEnum):
@@ -89,8 +91,30 @@ class DeviceSpec:
     step_time_error: float | None = None
     """Mean error of predicted step times over runs on it whose cluster the constants were not
     fitted to, as a share; None where there are none."""
+    margin_bytes: int = 0
+    """Memory that plans keep free, for what is wrong about their predicted peak."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of every number, by its key in the profile file."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory that a plan may fill, ``reserve_bytes`` included."""
+        return self.memory_bytes - self.margin_bytes
+
+    @property
+    def capacity_words(self) -> str:
+        """Its memory, and what of it is kept free: "79.1 GiB, 5% kept free"."""
+        words = format_bytes(self.memory_bytes)
+        return f"{words}, {self.margin_words}" if self.margin_bytes else words
+
+    @property
+    def margin_words(self) -> str:
+        """The share that is kept free: "5% kept free"."""
+        return f"{100 * self.margin_bytes / self.memory_bytes:.3g}% kept free"
+
+    def with_margin(self, margin: float) -> "DeviceSpec":
+        """The same device, a share of its memory kept free."""
+        return replace(self, margin_bytes=round(margin * self.memory_bytes))
 
     @property
     def pointwise_bytes_per_s(self) -> float:

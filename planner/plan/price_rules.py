@@ -153,13 +153,14 @@ def _devices(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 
 
 def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
-    """Every rank fits into the device."""
-    capacity = cluster.device.memory_bytes
+    """Every rank fits into the device, and leaves free what it should."""
+    capacity = cluster.device.capacity_bytes
     for rank, memory in enumerate(plan.memory_by_rank):
         if memory.total_bytes > capacity:
             yield (
                 f"pipeline rank {rank} needs {format_bytes(memory.total_bytes)} "
-                f"({memory.total_bytes} bytes) of {format_bytes(capacity)} ({capacity} bytes)"
+                f"({memory.total_bytes} bytes) of {cluster.device.capacity_words} "
+                f"({capacity} bytes)"
             )
 
 

@@ -14,7 +14,7 @@ from planner.plan.serialize import (
 )
 from planner.plan.types import Plan, Rejection
 from planner.plan.verify import verify_outcome
-from planner.report.figures import num_layouts, plan_figures, rejections_by_rule
+from planner.report.figures import num_layouts, plan_figures, rejections_by_rule, safer_choice
 
 MOST_DETAILS = 20
 """Reasons that are listed for each rule."""
@@ -41,6 +41,7 @@ def plan_json(record: PlanRecord) -> str:
             "cluster": encode(record.cluster),
             "best": _priced_document(outcome.best, record),
             "runner_up": _optional(outcome.runner_up, record),
+            "safer_choice": _optional(safer_choice(outcome, record.cluster), record),
             "rule_of_thumb": _optional(outcome.rule_of_thumb, record),
             "num_layouts": num_layouts(outcome),
             "rejected_by_rule": _rejections_document(record),

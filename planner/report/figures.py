@@ -24,6 +24,8 @@ class PlanFigures:
     """Pipeline rank that needs it."""
     capacity_bytes: int
     """Memory of one device."""
+    margin_bytes: int
+    """What of it is kept free."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -46,7 +48,26 @@ def plan_figures(plan: Plan, cluster: ClusterSpec) -> PlanFigures:
         peak_memory_bytes=max(totals_bytes),
         peak_rank=totals_bytes.index(max(totals_bytes)),
         capacity_bytes=cluster.device.memory_bytes,
+        margin_bytes=cluster.device.margin_bytes,
     )
+
+
+def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
+    """Find the plan that holds the least memory of those within the error of the fastest.
+
+    The error is that of step times: measured on the cluster, or where no runs were on clusters
+    left out of the fit. None where no other plan holds less, or nothing is known of the error.
+    """
+    error = cluster.step_time_error
+    error = cluster.uncalibrated_error if error is None else error
+    if error is None:
+        return None
+    best = outcome.best
+    most_s = (1 + error) * best.costs.step_time_s
+    known = (best, *outcome.candidates, outcome.rule_of_thumb)
+    near = [plan for plan in known if plan and plan.costs.step_time_s <= most_s]
+    safest = min(near, key=lambda plan: plan.peak_memory_bytes)
+    return safest if safest.peak_memory_bytes < best.peak_memory_bytes else None
 
 
 def exposed_comm_s(costs: CostBreakdown) -> float:

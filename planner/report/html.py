@@ -11,6 +11,7 @@ from planner.report.view import (
     memory_table,
     other_layouts,
     refused_words,
+    safer_words,
     step_parts,
 )
 from planner.report.words import (
@@ -42,9 +43,18 @@ def summary_html(record: PlanRecord) -> str:
         memory=memory_table(best, record.cluster),
         step=step_parts(best.costs),
         others=[
-            (item.label, item.layout, item.details, item.step, item.percent, item.why)
+            (
+                item.label,
+                item.layout,
+                item.details,
+                item.memory,
+                item.step,
+                item.percent,
+                item.why,
+            )
             for item in other_layouts(record)
         ],
+        safer=safer_words(record),
         refused=refused_words(record.outcome),
         solver=solver_words(record.outcome.solver),
         warnings=record.warnings,

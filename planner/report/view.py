@@ -12,6 +12,7 @@ from planner.report.figures import (
     num_layouts,
     plan_figures,
     rejections_by_rule,
+    safer_choice,
 )
 from planner.report.words import (
     COMPONENT_WORDS,
@@ -48,7 +49,7 @@ class MemoryTable:
     unit: str
     """Unit of all cells: "GiB"."""
     capacity: str
-    """Memory of the device in that unit."""
+    """Memory of the device in that unit, and what of it is kept free."""
     head: tuple[str, ...]
     """Column heads."""
     lines: tuple[MemoryLine, ...]
@@ -84,6 +85,8 @@ class OtherLayout:
     """Its degrees."""
     details: str
     """Microbatch and recomputation."""
+    memory: str
+    """Memory of its fullest rank."""
     step: str
     """Its step time."""
     percent: str
@@ -149,6 +152,7 @@ def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) ->
     capacity_bytes = cluster.device.memory_bytes
     unit, scale = ("GiB", GIB) if plan.peak_memory_bytes >= GIB else ("MiB", MIB)
     shown = _shown_ranks(plan, show_all=show_all)
+    margin = f", {cluster.device.margin_words}" if cluster.device.margin_bytes else ""
     lines = []
     for rank in shown:
         memory = plan.memory_by_rank[rank]
@@ -163,7 +167,7 @@ def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) ->
     num_hidden = len(plan.memory_by_rank) - len(shown)
     return MemoryTable(
         unit=unit,
-        capacity=f"{capacity_bytes / scale:.1f}",
+        capacity=f"{capacity_bytes / scale:.1f}{margin}",
         head=("rank", *MEMORY_WORDS.values(), "peak"),
         lines=tuple(lines),
         hidden=f"{num_hidden} ranks that need no more are in memory.csv" if num_hidden else "",
@@ -196,6 +200,20 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
     elif distinct_layouts(outcome, 2)[1:]:
         lines.append(_statement("Rule of thumb", "gives no layout that fits"))
     return tuple(lines)
+
+
+def safer_words(record: PlanRecord) -> str:
+    """Name the plan that is as fast as far as one can tell and holds the least, "" for none."""
+    plan = safer_choice(record.outcome, record.cluster)
+    if plan is None:
+        return ""
+    best = record.outcome.best
+    return (
+        f"Safer choice: {layout_words(plan)}, {detail_words(plan)}: its "
+        f"{format_s(plan.costs.step_time_s)} are within the error of the fastest, and it holds "
+        f"{format_bytes(plan.peak_memory_bytes)}, "
+        f"{format_bytes(best.peak_memory_bytes - plan.peak_memory_bytes)} less"
+    )
 
 
 def refused_words(outcome: SearchOutcome) -> str:
@@ -247,6 +265,7 @@ def _other_layout(label: str, plan: Plan, best: Plan) -> OtherLayout:
         label=label,
         layout=layout_words(plan),
         details=detail_words(plan),
+        memory=format_bytes(plan.peak_memory_bytes),
         step=format_s(plan.costs.step_time_s),
         percent=percent_words(plan, best),
         why=difference_words(plan, best),
@@ -254,4 +273,6 @@ def _other_layout(label: str, plan: Plan, best: Plan) -> OtherLayout:
 
 
 def _statement(label: str, words: str) -> OtherLayout:
-    return OtherLayout(label=label, layout=words, details="", step="", percent="", why="")
+    return OtherLayout(
+        label=label, layout=words, details="", memory="", step="", percent="", why=""
+    )

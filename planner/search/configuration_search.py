@@ -42,7 +42,7 @@ class ConfigurationSearch:
         self.priced = priced
         self.table = table
         self.maker = maker
-        self.room_bytes = float(table.device.memory_bytes - table.memory.reserve_bytes)
+        self.room_bytes = float(table.device.capacity_bytes - table.memory.reserve_bytes)
         self.num_units = len(table.units)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
         """Where a stage may begin or end."""

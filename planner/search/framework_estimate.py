@@ -157,7 +157,7 @@ class FrameworkEstimate:
             configuration,
             rule="memory",
             detail=f"recomputing {recompute} needs {format_bytes(memory.total_bytes)}; the device "
-            f"has {format_bytes(self._cluster.device.memory_bytes)}",
+            f"has {self._cluster.device.capacity_words}",
             peak_memory_bytes=memory.total_bytes,
         )
 
@@ -166,7 +166,7 @@ class FrameworkEstimate:
     ) -> InfeasiblePlanError:
         least = min(priced.values(), key=lambda price: price.peak_memory.total_bytes)
         need = least.peak_memory.total_bytes
-        capacity = self._cluster.device.memory_bytes - round(self._framework.unusable_bytes)
+        capacity = self._cluster.device.capacity_bytes - round(self._framework.unusable_bytes)
         rank = least.memory_by_rank.index(least.peak_memory)
         if need <= capacity:
             return InfeasiblePlanError(

@@ -34,7 +34,7 @@ def nothing_fits(
     """Say by how much the closest layout misses, where, and the smallest change that fits."""
     needs = [(least_memory(search), search) for search in searches]
     need, search = min(needs, key=lambda pair: pair[0].memory.total_bytes)
-    capacity = space.cluster.device.memory_bytes
+    capacity = space.cluster.device.capacity_bytes
     short = need.memory.total_bytes - capacity
     degrees = search.configuration.degrees
     name, size = _largest_component(need.memory)
@@ -43,7 +43,8 @@ def nothing_fits(
         f"the closest (dp_replicate {degrees.dp_replicate}, dp_shard {degrees.dp_shard}, "
         f"tp {degrees.tp}, pp {degrees.pp}, microbatch {search.configuration.microbatch_size}, "
         f"{need.kinds_words}) needs {format_bytes(need.memory.total_bytes)} of "
-        f"{format_bytes(capacity)} on stage {need.rank}: short by {format_bytes(short)}, "
+        f"{space.cluster.device.capacity_words} on stage {need.rank}: short by "
+        f"{format_bytes(short)}, "
         f"the largest part {name} with {format_bytes(size)}",
         hint=_smallest_change(space, resize),
         shortfall_bytes_by_stage={need.rank: short},
@@ -58,7 +59,11 @@ def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:
 
 def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
     """The first change that fits: less fixed, else the least power of two of more devices."""
-    fixed = space.request.fixed
+    fixed, device = space.request.fixed, space.cluster.device
+    if device.margin_bytes:
+        filled = replace(space.cluster, device=device.with_margin(0.0))
+        if _fits(space, filled, fixed):
+            return f"It fits with less than {device.margin_words}: --memory-margin 0."
     for setting in ("activation_checkpointing", "microbatch_size"):
         value = getattr(fixed, setting)
         if value is not None and _fits(space, space.cluster, replace(fixed, **{setting: None})):

@@ -24,11 +24,10 @@ def refusal(
 def memory_refusal(search: ConfigurationSearch) -> Rejection:
     """Say how much memory a configuration needs at the least."""
     need = least_memory(search)
-    capacity = search.table.device.memory_bytes
     return refusal(
         search.configuration,
         rule="memory",
         detail=f"an even cut with {need.kinds_words} needs {need.memory.total_bytes / GIB:.1f} GiB "
-        f"on pipeline rank {need.rank}; the device has {capacity / GIB:.1f} GiB",
+        f"on pipeline rank {need.rank}; the device has {search.table.device.capacity_words}",
         peak_memory_bytes=need.memory.total_bytes,
     )

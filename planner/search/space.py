@@ -106,7 +106,7 @@ class LayoutSpace:
         reserve_bytes = self.framework.reserve_bytes
         if reserve_bytes is None:
             reserve_bytes = device.reserve_bytes
-        return state_bytes / self.cluster.num_gpus <= device.memory_bytes - reserve_bytes
+        return state_bytes / self.cluster.num_gpus <= device.capacity_bytes - reserve_bytes
 
     def searches(
         self, configuration: Configuration, *, kind: str | None = None

@@ -141,9 +141,29 @@ def test_the_step_is_broken_down(pipelined):
 
 def test_losers_are_compared_with_reasons():
     text = squeezed(screen(make_record(), width=120))
-    assert "Runner-up dp_shard 8 449 ms +9.0% 68 ms more exposed data-parallel traffic" in text
-    assert "No. 3 dp_shard 4, pp 2, 1F1B 451 ms +9.5% 60 ms more pipeline bubble" in text
-    assert "Rule of thumb dp_shard 8 476 ms +15.5% 95 ms more recomputation" in text
+    assert (
+        "Runner-up dp_shard 8 57.1 GiB 449 ms +9.0% 68 ms more exposed data-parallel traffic"
+        in text
+    )
+    assert "No. 3 dp_shard 4, pp 2, 1F1B 57.1 GiB 451 ms +9.5% 60 ms more pipeline bubble" in text
+    assert "Rule of thumb dp_shard 8 57.1 GiB 476 ms +15.5% 95 ms more recomputation" in text
+
+
+def test_the_margin_and_the_safer_choice_are_named():
+    record = make_record()
+    lean = tuple(replace(each, activations_bytes=0) for each in record.outcome.best.memory_by_rank)
+    runner_up = record.outcome.candidates[1]
+    outcome = replace(
+        record.outcome,
+        candidates=(record.outcome.best, replace(runner_up, memory_by_rank=lean)),
+        rule_of_thumb=None,
+    )
+    device = record.cluster.device.with_margin(0.05)
+    cluster = replace(record.cluster, device=device, step_time_error=0.1)
+    text = squeezed(screen(make_record(outcome, cluster=cluster)))
+    assert "Memory per device, GiB of 79.1, 5% kept free" in text
+    assert "Safer choice: dp_shard 8, microbatch 2 x 4" in text
+    assert "holds 22.9 GiB, 34.2 GiB less" in text
 
 
 def test_top_limits_the_layouts_shown():
@@ -155,7 +175,7 @@ def test_top_limits_the_layouts_shown():
 def test_a_rule_of_thumb_that_is_as_good_or_does_not_fit_is_said_so():
     outcome = make_outcome()
     same = replace(outcome, rule_of_thumb=outcome.best)
-    assert "gives the same plan" in screen(make_record(same))
+    assert "gives the same plan" in screen(make_record(same), width=120)
     none = replace(outcome, rule_of_thumb=None)
     assert "gives no layout that fits" in squeezed(screen(make_record(none)))
 
