@@ -126,7 +126,7 @@ def test_bad_input_is_told_once(scripts, tmp_path):
     assert "missing: transformer.ln_f.bias\n" in done.stderr
     assert "unexpected: extra\n" in done.stderr
     assert "of another shape: transformer.ln_f.weight (3,) instead of (64,)" in done.stderr
-    assert "Traceback (most recent call last):\n  File \"" + str(folder) not in done.stderr
+    assert 'Traceback (most recent call last):\n  File "' + str(folder) not in done.stderr
     assert done.stderr.count("--nproc-per-node") == 0
 
 
