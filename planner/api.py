@@ -287,9 +287,24 @@ def _searched(
     outcome = search.run()
     if request.framework is None:
         # Another framework's cuts and schedules are its own, and no plan of ours.
+        outcome = _with_data_reads(outcome, graphs)
         verify_outcome(outcome, cluster, graphs=graphs, is_open=is_open)
         verify_price(outcome.best, graphs, cluster, asked.framework)
     return outcome, search.op_rows(outcome.best)
+
+
+def _with_data_reads(outcome: "SearchOutcome", graphs: "GraphFamily") -> "SearchOutcome":
+    """Tell the best plan, wherever it stands, what its script is to answer for missing data."""
+    best = outcome.best
+    told = replace(best, data_reads=graphs.data_reads(best.microbatch_size))
+    if told == best:
+        return outcome
+    return replace(
+        outcome,
+        best=told,
+        candidates=tuple(told if plan == best else plan for plan in outcome.candidates),
+        rule_of_thumb=told if outcome.rule_of_thumb == best else outcome.rule_of_thumb,
+    )
 
 
 def _machine(request: PlanRequest, gpus: int) -> tuple["FrameworkSpec", "ClusterSpec"]:

@@ -80,7 +80,7 @@ ORDERS = {
         ("load",),
     ),
     "graph/recording": (
-        ("recording", "autocast", "flex_attention", "kernels", "meta_results", "work"),
+        ("recording", "autocast", "choices", "flex_attention", "kernels", "meta_results", "work"),
         ("assumed", "refusals", "value_table"),
         ("known_values", "gradients", "raw_op"),
         ("data_reads", "real_tensors"),
@@ -151,7 +151,8 @@ ORDERS = {
         ("run",),
     ),
     "codegen": (
-        ("source",),
+        ("source", "trial"),
+        ("reads",),
         ("emit",),
         ("files",),
     ),

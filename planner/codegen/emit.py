@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from planner.codegen.reads import read_sources
 from planner.codegen.source import (
     LINE_LENGTH,
     call_of,
@@ -56,7 +57,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
         CodegenError: The plan cannot be expressed as a script.
     """
     _check(plan)
-    blocks = _block_names(plan)
+    blocks = block_names(plan)
     has_tp = plan.degrees.tp > 1
     return (
         _environment()
@@ -71,6 +72,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             mesh=_mesh(plan),
             blocks=_blocks_source(blocks),
             has_pp=plan.degrees.pp > 1,
+            data_reads=read_sources(plan),
             stages=[_stage_source(plan, stage) for stage in plan.stages],
             recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "()",
             carries=any(stage.carried or stage.stream_output for stage in plan.stages),
@@ -119,6 +121,8 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         if plan.sequence_parallel:
             names["anatomy"] = {"check_sequence", "examine"}
             names["gradients"].add("sum_sequence_gradients")
+    if read_sources(plan):
+        names["known_data"] = {"DataRead"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items())]
 
 
@@ -198,7 +202,8 @@ def _check_sequence(plan: Plan) -> None:
             )
 
 
-def _block_names(plan: Plan) -> list[str]:
+def block_names(plan: Plan) -> list[str]:
+    """Name the blocks in execution order."""
     return [plan.units[unit] for unit in _block_positions(plan)]
 
 

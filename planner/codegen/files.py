@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from planner.codegen.emit import MODEL_NAME, emit_script
+from planner.codegen.emit import MODEL_NAME, block_names, emit_script
+from planner.codegen.reads import looks_at_model
 from planner.errors import CodegenError
 from planner.plan.types import Plan
 from planner.plan.verify import verify_layout
@@ -27,16 +28,24 @@ def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
             names it by its absolute path.
 
     Raises:
-        CodegenError: The plan cannot be expressed as a script, or its config is gone.
+        CodegenError: The plan cannot be expressed as a script, the script could not look at the
+            model, or its config is gone.
         VerificationError: Its layout breaks a rule.
     """
     verify_layout(plan)
     script = emit_script(plan, folder=folder)
     files = {"train.py": script, **_runtime_files(script)}
+    config_files = {}
     if plan.model.is_config:
-        files[MODEL_NAME] = CONFIG_MODEL_FILE.read_text(encoding="utf-8")
-        files["config.json"] = _config_text(str(plan.model.file))
-    return files
+        config_files = {
+            MODEL_NAME: CONFIG_MODEL_FILE.read_text(encoding="utf-8"),
+            "config.json": _config_text(str(plan.model.file)),
+        }
+    if plan.data_reads and looks_at_model(plan):
+        from planner.codegen.trial import try_model  # imports torch
+
+        try_model(plan, tuple(block_names(plan)), config_files)
+    return {**files, **config_files}
 
 
 def _runtime_files(script: str) -> dict[str, str]:

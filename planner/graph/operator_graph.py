@@ -177,6 +177,24 @@ class ModuleOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataRead:
+    """What a line of the model's code reads from tensors that have data in training only.
+
+    It is what a hint says or what was assumed: a number, a truth value (0 or 1), or how many
+    elements the line chooses.
+    """
+
+    file: str
+    """Name of its file, without folders."""
+    line: int
+    """Line, counted from 1."""
+    answers: tuple[float, ...]
+    """What it reads in one forward pass, in order."""
+    repeats: tuple[int, ...]
+    """How often each of them comes in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutPoint:
     """A place where the model can be cut into pipeline stages."""
 

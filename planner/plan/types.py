@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
-from planner.graph.operator_graph import ModuleOutput
+from planner.graph.operator_graph import DataRead, ModuleOutput
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import UnitSharding
 
@@ -102,6 +102,9 @@ class Plan:
     """Tokens (samples where the model has no sequence) per optimiser step."""
     flop_per_step: int
     """Model FLOPs of one step, recomputation not counted."""
+    data_reads: tuple[DataRead, ...] = ()
+    """What hints and assumptions answer where the model reads data: the script's look at the model
+    on the meta device has none either."""
     state_form: str = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks)."""

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .known_data import KnownData
+from .known_data import DataRead, KnownData
 from .model import run_model
 from .trees import Args, Function, Kwargs, Tree, cast_floats, first_tensor, stream_of, tensors_of
 
@@ -186,7 +186,11 @@ class _DryRun(TorchFunctionMode):
 
 
 def examine(
-    model: nn.Module, blocks: Sequence[str], microbatch: Tree, dtype: torch.dtype
+    model: nn.Module,
+    blocks: Sequence[str],
+    microbatch: Tree,
+    dtype: torch.dtype,
+    reads: Sequence[DataRead] = (),
 ) -> Anatomy:
     """Run the model once on the meta device and note what runs where.
 
@@ -195,6 +199,7 @@ def examine(
         blocks: Module paths of the blocks in execution order.
         microbatch: Inputs of one microbatch.
         dtype: Compute dtype.
+        reads: What the model's code reads from tensors without data.
 
     Raises:
         ValueError: The blocks do not run in this order.
@@ -203,7 +208,7 @@ def examine(
     run = _DryRun(blocks)
     run.watch(twin)
     inputs = cast_floats(tree_map_only(Tensor, lambda t: t.to("meta"), microbatch), dtype)
-    with run, KnownData(inputs, microbatch):
+    with run, KnownData(inputs, microbatch, reads):
         run_model(twin, inputs)
     run.finish()
 

@@ -1,7 +1,12 @@
 """Answers to what a model asks of data that the meta device does not have."""
 
 import functools
-from collections.abc import Callable
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -11,15 +16,31 @@ from torch.utils._pytree import tree_map, tree_map_only
 from .trees import Args, Function, Kwargs, Tree, tensors_of
 
 
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """What a line of the model's code reads from tensors that have data in training only."""
+
+    file: str
+    """Name of its file, without folders."""
+    line: int
+    """Line, counted from 1."""
+    answers: tuple[tuple[float, int], ...]
+    """Each number (of elements, where it chooses some) that it reads in one forward pass, and how
+    often in a row."""
+
+
 class KnownData(TorchFunctionMode):
-    """Answers what a model asks of data on the meta device, where constants and inputs tell it.
+    """Answers what a model asks of data on the meta device: by constants and inputs, or as planned.
 
     It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
     the model branches on it. A tensor that was changed in place is not known any more.
     """
 
-    def __init__(self, on_meta: Tree, real: Tree) -> None:
+    def __init__(self, on_meta: Tree, real: Tree, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
+        self._answers = {
+            (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
+        }
         self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
         for tensor, data in zip(tensors_of(on_meta), tensors_of(real), strict=True):
             if not tensor.is_floating_point():
@@ -30,7 +51,13 @@ class KnownData(TorchFunctionMode):
     ) -> Tree:
         kwargs = kwargs or {}
         if any(t.is_meta and self._key(t) not in self._known for t in tensors_of((args, kwargs))):
-            return func(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError:  # it needs data
+                answers = self._answers_of_line()
+                if answers is None:
+                    raise
+                return _answered(func, args, kwargs, answers)
         on_cpu = functools.cache(lambda: self._run_on_cpu(func, args, kwargs))
         try:
             output = func(*args, **kwargs)
@@ -41,6 +68,16 @@ class KnownData(TorchFunctionMode):
                 made = functools.partial(lambda i: tensors_of(on_cpu())[i], position)
                 self._known.setdefault(self._key(tensor), (tensor, made))
         return output
+
+    def _answers_of_line(self) -> Iterator[float] | None:
+        """Return what the innermost line that runs now and has answers reads."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            place = PurePath(frame.f_code.co_filename).name, frame.f_lineno
+            if place in self._answers:
+                return self._answers[place]
+            frame = frame.f_back
+        return None
 
     @staticmethod
     def _key(tensor: Tensor) -> tuple[int, int]:
@@ -64,3 +101,52 @@ class KnownData(TorchFunctionMode):
 
         cpu_args, cpu_kwargs = tree_map(on_cpu, (args, kwargs))
         return func(*cpu_args, **cpu_kwargs)
+
+
+_CASTS: Mapping[str, Callable[[float], object]] = {
+    "__bool__": bool,
+    "is_nonzero": bool,
+    "equal": bool,
+    "__int__": int,
+    "__index__": int,
+    "__float__": float,
+}
+"""Functions that read one number, and its type."""
+
+
+def _unpacked(answers: Sequence[tuple[float, int]]) -> list[float]:
+    return [value for value, times in answers for _ in range(times)]
+
+
+def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[float]) -> Tree:
+    """Return what a function gives that reads data, from the next answers of its line.
+
+    Raises:
+        RuntimeError: It is no function whose result the answers tell.
+    """
+    name, source = getattr(func, "__name__", ""), args[0]
+    if name in _CASTS:
+        return _CASTS[name](next(answers))
+    if name == "item":
+        answer = next(answers)
+        if source.dtype is torch.bool:
+            return bool(answer)
+        return answer if source.is_floating_point() else int(answer)
+    if name in ("nonzero", "where") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
+        size = int(next(answers))
+        if name == "where" or kwargs.get("as_tuple"):
+            return _positions(size, source.dim())
+        return torch.empty((size, source.dim()), dtype=torch.long, device="meta")
+    if name == "masked_select":
+        return torch.empty(int(next(answers)), dtype=source.dtype, device="meta")
+    if name == "__getitem__":
+        places: list[Tree] = []
+        for index in args[1] if isinstance(args[1], tuple) else (args[1],):
+            is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
+            places += _positions(int(next(answers)), index.dim()) if is_mask else [index]
+        return func(source, tuple(places))
+    raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
+
+
+def _positions(size: int, dims: int) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(size, dtype=torch.long, device="meta") for _ in range(dims))

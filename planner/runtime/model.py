@@ -33,9 +33,13 @@ class UserModel:
     """``seq_len`` for ``example_batch``, None for its default."""
 
     def example_batch(self, num_samples: int) -> tuple[Tree, Tree]:
-        """Return inputs and targets of this many samples, drawn under torch's current seed."""
+        """Return inputs and targets of this many samples, drawn under torch's current seed.
+
+        They are contiguous, as those of a data loader: ``targets.view(-1)`` works on shifted ones.
+        """
         extra = {} if self.seq_len is None else {"seq_len": self.seq_len}
-        inputs, targets = user_module(self).example_batch(num_samples, **extra)
+        batch = tuple(user_module(self).example_batch(num_samples, **extra))
+        inputs, targets = tree_map_only(Tensor, Tensor.contiguous, batch)
         return inputs, targets
 
     def loss(self, output: Tree, targets: Tree) -> Tensor:

@@ -1,9 +1,10 @@
 """The decision among configurations: bounds, first choices, and the joint ILP's last word.
 
 Every configuration has a lower bound on its step, and where it may still be the best it gets a
-choice of stages, which is priced by its action list. The joint ILP then decides among the
-configurations whose bound is below the best step, lowest bound first, a batch at a time: its result
-is no slower than any other choice of theirs, and the others cannot be faster.
+choice of stages, which is priced by its action list. Those whose bound is below the best step are
+then decided, lowest bound first: by enumeration where ranks of several stages allow it
+(``combination``), and by a joint ILP of a batch at a time elsewhere. Their result is no slower than
+any other choice of theirs, and the other configurations cannot be faster.
 
 Bounds hold for any choice of stages in the searched set (``bounds``, ``partition``,
 ``interleaving`` say what they take for granted). Limits count work, so that a busy machine finds

@@ -29,6 +29,10 @@ FRAMEWORK = load_framework(SCRIPT)
 MIB = 2**20
 
 
+CASES = ((1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8))
+"""pp, tp, microbatches."""
+
+
 @st.composite
 def units(draw, name, *, has_kinds):
     forward = draw(st.floats(1e-3, 8e-3))
@@ -44,8 +48,8 @@ def units(draw, name, *, has_kinds):
         forward_s=forward,
         backward_s=forward * draw(st.floats(1.2, 2.5)),
         weight_backward_s=forward,
-        forward_comm_s=0.0,
-        backward_comm_s=0.0,
+        forward_comm_s=draw(st.sampled_from([0.0, 1e-3])),
+        backward_comm_s=draw(st.sampled_from([0.0, 1e-3])),
         recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
         activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
         temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
@@ -99,20 +103,27 @@ def model_units(all_units, entering, tied, shared):
 
 @st.composite
 def clusters(draw):
-    factor = draw(st.sampled_from([0.01, 0.05, 0.3, 1.0]))
-    cluster = load_cluster("h100-sxm", gpus=8, gpus_per_node=draw(st.sampled_from([2, 4, 8])))
-    links = tuple(
-        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
-        for link in cluster.links
-    )
+    """One to three levels of links, each 0.01 to 1 times as fast as the shipped one."""
+    cluster = load_cluster("h100-sxm", gpus=16)
+    inside, between = cluster.links
+    ranks = draw(st.sampled_from([(), (2,), (4,), (2, 4)]))
+    levels = [replace(inside, ranks=number) for number in ranks] + [replace(between, ranks=None)]
+    links = []
+    for level in levels:
+        factor = draw(st.sampled_from([0.01, 0.05, 0.3, 1.0]))
+        speed = level.bandwidth_bytes_per_s * factor
+        links.append(replace(level, bandwidth_bytes_per_s=speed))
     memory_bytes = draw(st.integers(2, 24)) * 1024 * MIB
     device = replace(cluster.device, memory_bytes=memory_bytes + 4 * 1024 * MIB)
-    return replace(cluster, links=links, device=device)
+    return replace(
+        cluster, num_gpus=8, gpus_per_node=ranks[-1] if ranks else 8, links=tuple(links),
+        device=device,
+    )  # fmt: skip
 
 
 def configurations(model):
     """Several degrees and schedules, a few and thousands of microbatches."""
-    for pp, microbatches in ((1, 8), (2, 2), (2, 4), (2, 2048), (4, 4), (4, 8)):
+    for pp, tp, microbatches in CASES:
         for schedule, virtual_stages in (
             [("none", 1)] if pp == 1 else [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2)]
         ):
@@ -124,7 +135,7 @@ def configurations(model):
             if schedule == "GPipe" and microbatches > 100:
                 continue
             yield Configuration(
-                degrees=ParallelDegrees(pp=pp, dp_shard=8 // pp),
+                degrees=ParallelDegrees(pp=pp, tp=tp, dp_shard=8 // (pp * tp)),
                 schedule=schedule,
                 virtual_stages=virtual_stages,
                 microbatch_size=1,
@@ -159,16 +170,14 @@ def enumerated_s(search):
     configuration, costs = search.configuration, search.table
     count, stages = len(costs.units), configuration.num_stages
     pp, room = configuration.degrees.pp, costs.device.memory_bytes
-    even_s = sum(u.forward_s + u.backward_s for u in costs.units) / stages
-    longest_s = max(u.forward_s + u.backward_s for u in costs.units)
+    seconds = [costs.total("compute", i, i + 1) + costs.total("tp", i, i + 1) for i in range(count)]
+    even_s, longest_s = sum(seconds) / stages, max(seconds)
     best = float("inf")
     for inner in combinations(range(1, count), stages - 1):
         cuts = (0, *inner, count)
         runs = list(pairwise(cuts))
         if configuration.virtual_stages > 1 and any(
-            abs(sum(u.forward_s + u.backward_s for u in costs.units[a:b]) - even_s)
-            > REACH_UNITS * longest_s * (1 + 1e-9)
-            for a, b in runs
+            abs(sum(seconds[a:b]) - even_s) > REACH_UNITS * longest_s * (1 + 1e-9) for a, b in runs
         ):
             continue
         best = min(best, best_of_cut(configuration, costs, runs, pp, room))

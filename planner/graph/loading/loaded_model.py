@@ -31,6 +31,11 @@ FACTORY_LINES = """Add to the model file:
     def build_model():
         return MyModel()"""
 
+_TARGETS_LINES = """It computes its loss where it is given targets. Let them be inputs:
+    def example_batch(microbatch_size):
+        tokens = torch.randint(0, VOCAB_SIZE, (microbatch_size, SEQ_LEN + 1))
+        return (tokens[:, :-1], tokens[:, 1:]), None  # arguments of forward, no targets"""
+
 _LOSS_LINES = """Add to the model file:
     def loss_fn(output, targets):
         return torch.nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())"""
@@ -151,7 +156,9 @@ class LoadedModel:
             asked = "There is no loss_fn, so the model must return its loss, but it returned"
         if not isinstance(loss, Tensor) or loss.dim():
             shown = loss if self.loss_fn is not None else output
-            raise ModelError(f"{asked} {describe(shown)}.", hint=_LOSS_LINES)
+            lacks_targets = self.loss_fn is None and _has_no_loss_yet(output)
+            hint = _TARGETS_LINES if lacks_targets else _LOSS_LINES
+            raise ModelError(f"{asked} {describe(shown)}.", hint=hint)
         if not loss.requires_grad:
             raise ModelError(
                 f"{asked} {describe(loss)}: it depends on no parameter that needs one.",
@@ -201,6 +208,15 @@ def check_seq_len(make_batch: Callable[..., Any], seq_len: int | None) -> None:
             hint="Drop --seq-len, or add the parameter:"
             " def example_batch(microbatch_size, seq_len=1024).",
         )
+
+
+def _has_no_loss_yet(output: UserObject) -> bool:
+    """Tell whether a place for the loss is empty: ``(logits, None)``, ``loss=None``."""
+    if isinstance(output, dict):
+        return output.get("loss", output) is None
+    if isinstance(output, (tuple, list)):
+        return any(item is None for item in output)
+    return getattr(output, "loss", output) is None
 
 
 def _returned_loss(output: UserObject) -> UserObject:

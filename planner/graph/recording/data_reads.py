@@ -1,7 +1,8 @@
 """Answers to a model that reads data while it is traced without any."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph import torch_private
 from planner.graph.loading.hints import Hint, HintValue
 from planner.graph.loading.source import UserLine, lines_of_stack, runs_inside, value_that_goes_on
+from planner.graph.operator_graph import DataRead
 from planner.graph.recording.assumed import Assumption
+from planner.graph.recording.choices import choice_of
 from planner.graph.recording.known_values import KnownValues, run_for_real
 from planner.graph.recording.value_table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
@@ -38,16 +41,6 @@ def has_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A result whose first size depends on data."""
-
-    most: int | None
-    """Most elements that can be chosen, None where there is no limit."""
-    make: Callable[[int], TorchResult]
-    """Makes the result, without data, from the number of elements."""
-
-
 class DataReads:
     """Says what a model reads from tensors that have no data.
 
@@ -68,6 +61,7 @@ class DataReads:
         self._notes: dict[tuple[UserLine, str], dict[str, None]] = {}
         self._answers: dict[UserLine, set[HintValue]] = {}
         self._taken: dict[UserLine, Tensor] = {}
+        self._answered: dict[UserLine, list[float]] = {}
 
     @property
     def used_hints(self) -> tuple[Hint, ...]:
@@ -76,8 +70,24 @@ class DataReads:
 
     @property
     def asked_places(self) -> tuple[str, ...]:
-        """Lines that read data which nothing but a hint can tell."""
-        return tuple(self._asked)
+        """Lines that read data which nothing but a hint can tell, or which is assumed."""
+        return tuple(dict.fromkeys((*self._asked, *(line.place for line, _ in self._notes))))
+
+    @property
+    def answered(self) -> tuple[DataRead, ...]:
+        """What hints and assumptions answered in the forward pass, by line."""
+        found = []
+        for line, answers in self._answered.items():
+            runs = [(value, len(list(group))) for value, group in groupby(answers)]
+            found.append(
+                DataRead(
+                    file=PurePath(line.file).name,
+                    line=line.number,
+                    answers=tuple(value for value, _ in runs),
+                    repeats=tuple(number for _, number in runs),
+                )
+            )
+        return tuple(found)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,10 +139,12 @@ class DataReads:
         known = self._compute(inputs)
         results = None if known is None else run_for_real(func, *arguments, known)
         if results is not None:
+            if self._known.assumptions(inputs) and results[0].dim():
+                self._answer(next(lines_of_stack(), _NOWHERE), len(results[0]))
             self._note(inputs)
             metas = [torch.empty_like(result, device=_META) for result in results]
             return metas[0] if len(metas) == 1 else tuple(metas)
-        choice = _choice(name, *arguments)
+        choice = choice_of(name, *arguments)
         if choice is None:
             raise self._fail(self._error(name, next(lines_of_stack(), _NOWHERE), ""))
         return choice.make(self._count(name, choice.most))
@@ -165,6 +177,8 @@ class DataReads:
         results = None if known is None else run_for_real(func, *arguments, known)
         if results is not None:
             number: HintValue = results[0].item()
+            if self._known.assumptions(inputs):
+                self._answer(next(lines_of_stack(), _NOWHERE), number)
             self._note(inputs, str(number))
             self._remember(number)
             return number
@@ -179,12 +193,14 @@ class DataReads:
                 positions.append(index)
                 continue
             value = self._table.read(index, keep=True)
-            mask = self._known.compute(value)
-            if mask is None:
+            masks = self._compute([value])
+            if masks is None:
                 count = self._count("boolean index", index.numel())
             else:
+                count = int(torch.count_nonzero(masks[0]))
+                if self._known.assumptions([value]):
+                    self._answer(next(lines_of_stack(), _NOWHERE), count)
                 self._note([value])
-                count = int(torch.count_nonzero(mask))
                 self._remember(count)
             columns = [torch.empty(count, dtype=torch.long, device=_META)] * index.dim()
             positions.extend(columns)
@@ -192,6 +208,9 @@ class DataReads:
         return indexed
 
     def _compute(self, inputs: Sequence[int]) -> list[Tensor] | None:
+        """Return the data of values, None where it is unknown, or a hint says otherwise."""
+        if self._known.assumptions(inputs) and self._hint_of_stack() is not None:
+            return None
         known = []
         for value in inputs:
             real = self._known.compute(value)
@@ -210,12 +229,14 @@ class DataReads:
         line, hint = self._look_up()
         if isinstance(hint, Hint):
             self._check(hint, kind)
+            self._answer(line, hint.value)
             self._remember(hint.value)
             return float(hint.value) if dtype.is_floating_point else hint.value
         if hint is not None:
             return hint
         if kind == "truth value" and (expected := _expected(line)) is not None:
             self._notes.setdefault((line, Assumption.ASSERTED), {})[str(expected)] = None
+            self._answer(line, expected)
             return expected
         self._asked[line.place] = None
         example = "true" if kind == "truth value" else "3" if kind == "whole number" else "0.5"
@@ -228,6 +249,7 @@ class DataReads:
         line, hint = self._look_up()
         if isinstance(hint, Hint):
             count = self._counted(hint, most)
+            self._answer(line, count)
             self._remember(count)
             return count
         if hint is not None:
@@ -273,17 +295,29 @@ class DataReads:
 
     def _look_up(self) -> tuple[UserLine, Hint | HintValue | None]:
         """Find the line that reads, and its hint or what it read before."""
+        if (found := self._hint_of_stack()) is not None:
+            line, hint = found
+            self._used[hint] = None
+            self._asked[line.place] = None
+            return line, hint
         lines = list(lines_of_stack()) or [_NOWHERE]
-        for line in lines:
-            for hint in self._hints:
-                if hint.matches(line.file, line.number):
-                    self._used[hint] = None
-                    self._asked[line.place] = None
-                    return line, hint
         before = self._answers.get(lines[0], set())
         if self.again and len(before) == 1:
             return lines[0], next(iter(before))
         return lines[0], None
+
+    def _hint_of_stack(self) -> tuple[UserLine, Hint] | None:
+        """Find the innermost line that runs now and has a hint."""
+        for line in lines_of_stack() if self._hints else ():
+            for hint in self._hints:
+                if hint.matches(line.file, line.number):
+                    return line, hint
+        return None
+
+    def _answer(self, line: UserLine, answer: HintValue) -> None:
+        """Note an answer of the forward pass that hangs on a hint or an assumption."""
+        if not self.again:
+            self._answered.setdefault(line, []).append(float(answer))
 
     def _remember(self, answer: HintValue) -> None:
         self._answers.setdefault(next(lines_of_stack(), _NOWHERE), set()).add(answer)
@@ -318,45 +352,3 @@ def _expected(line: UserLine) -> bool | None:
     if runs_inside("torch/distributions/"):
         return True
     return value_that_goes_on(line.file, line.number)
-
-
-def _choice(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Choice | None:
-    """Describe the result of an op that chooses elements, None for an op that is not known."""
-    source: Tensor = args[0]
-
-    def empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=_META)
-
-    if name == "nonzero":
-        return _Choice(source.numel(), lambda count: empty(count, source.dim()))
-    if name == "masked_select":
-        most = torch.logical_and(source, args[1]).numel()
-        return _Choice(most, lambda count: empty(count, dtype=source.dtype))
-    if name in ("_unique", "_unique2", "unique_consecutive", "unique_dim"):
-        return _unique_choice(name, args, kwargs)
-    if name == "repeat_interleave":
-        size = kwargs.get("output_size")
-        return _Choice(None, lambda count: empty(count if size is None else size))
-    if name == "bincount":
-        weights = args[1] if len(args) > 1 else None
-        dtype = torch.long if weights is None else torch.promote_types(weights.dtype, torch.float)
-        return _Choice(None, lambda count: empty(count, dtype=dtype))
-    return None
-
-
-def _unique_choice(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Choice:
-    source: Tensor = args[0]
-    dim = args[1] if name == "unique_dim" else kwargs.get("dim")
-    shape = [source.numel()] if dim is None else list(source.shape)
-    inverse = source.shape if dim is None else (source.shape[dim],)
-
-    def make(count: int) -> TorchResult:
-        shape[dim or 0] = count
-        parts = [
-            torch.empty(shape, dtype=source.dtype, device=_META),
-            torch.empty(inverse, dtype=torch.long, device=_META),
-            torch.empty(count, dtype=torch.long, device=_META),
-        ]
-        return tuple(parts[:2] if name == "_unique" else parts)
-
-    return _Choice(shape[dim or 0], make)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.graph.loading.hints import Hint
-from planner.graph.operator_graph import OpNode, Parameter, Storage, TensorValue
+from planner.graph.operator_graph import DataRead, OpNode, Parameter, Storage, TensorValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,4 +57,6 @@ class Recording:
     used_hints: tuple[Hint, ...] = field(default=(), compare=False)
     """Hints that a line asked for."""
     asked_places: tuple[str, ...] = field(default=(), compare=False)
-    """Lines that read data which nothing but a hint can tell."""
+    """Lines that read data which nothing but a hint can tell, or which is assumed."""
+    data_reads: tuple[DataRead, ...] = field(default=(), compare=False)
+    """What hints and assumptions answered in the forward pass."""

@@ -12,7 +12,7 @@ from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import Layout, assemble, find_layout
 from planner.graph.loading.hints import check_hints_used
 from planner.graph.loading.loaded_model import LoadedModel
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import DataRead, OperatorGraph
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
 from planner.graph.trace import record_step
@@ -38,6 +38,7 @@ class GraphFamily:
             self._layout = find_layout(self._steps.low)
             self._classes = self._unit_classes(self._layout)
         self._check_hints()
+        self._reads_data = any(each.data_reads for each in self._recordings.values())
         if self._steps is not None:
             self._recordings = {
                 size: recording
@@ -76,6 +77,16 @@ class GraphFamily:
         if self._steps is None or microbatch_size < self._smallest_affine:
             return self._record(microbatch_size)
         return self._steps.at(microbatch_size)
+
+    def data_reads(self, microbatch_size: int) -> tuple[DataRead, ...]:
+        """What hints and assumptions answer in the forward pass of a microbatch.
+
+        How many elements a line chooses hangs on the size in steps, so that it is traced at it.
+
+        Raises:
+            ModelError: The model cannot run at this size.
+        """
+        return self._record(microbatch_size).data_reads if self._reads_data else ()
 
     def evaluates(self, microbatch_size: int) -> bool:
         """Tell whether the graph at a size follows from the traces at others."""

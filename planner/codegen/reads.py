@@ -1,0 +1,20 @@
+"""What a script answers where it looks at the model without data."""
+
+from planner.codegen.source import call_of, quote, wrapped_tuple
+from planner.plan.types import Plan
+
+
+def looks_at_model(plan: Plan) -> bool:
+    """Say whether the script runs the model on the meta device first."""
+    return plan.degrees.pp > 1 or plan.sequence_parallel
+
+
+def read_sources(plan: Plan) -> list[str]:
+    """Write what the model reads there, nothing where the script does not look."""
+    reads = plan.data_reads if looks_at_model(plan) else ()
+    found = []
+    for read in reads:
+        pairs = [f"({a!r}, {n})" for a, n in zip(read.answers, read.repeats, strict=True)]
+        answers = wrapped_tuple(pairs, column=8, indent=8)
+        found.append(call_of("DataRead", [quote(read.file), str(read.line), answers], indent=4))
+    return found

@@ -1,0 +1,63 @@
+"""Hints and assumptions reach the script: what is planned with them trains."""
+
+from pathlib import Path
+
+import pytest
+from launch import arguments_of, largest_difference, outcome_of, run_jobs
+
+import planner
+from planner.cli.main import run
+from planner.errors import CodegenError
+
+pytestmark = pytest.mark.run
+
+MODEL = Path(__file__).with_name("routed_moe.py")
+LINES = MODEL.read_text().splitlines()
+HINTED, ASKED = (
+    f"{MODEL.name}:{1 + next(i for i, line in enumerate(LINES) if mark in line)}"
+    for mark in ("# HINTED", "# ASKED")
+)
+REQUEST = {
+    "gpus": 2, "cluster": "cpu", "dtype": "float64", "global_batch_size": 8,
+    "fix": {"pp": 2, "schedule": "1F1B", "microbatch_size": 2},
+}  # fmt: skip
+
+
+def test_a_script_gets_what_hints_and_assumptions_answer(tmp_path):
+    result = planner.plan(str(MODEL), hints={ASKED: False}, **REQUEST)
+    reads = {f"{read.file}:{read.line}": read for read in result.best.data_reads}
+    assert reads[ASKED].answers == (0.0,)
+    assert reads[ASKED].repeats == (4,)
+    # Two of four experts for each of 2 x 16 tokens, evenly: 16 for each expert of each block.
+    assert reads[HINTED].answers == (16.0,)
+    assert reads[HINTED].repeats == (16,)
+    result.save(tmp_path)
+    run_jobs([(tmp_path, arguments_of(tmp_path, name="reference", extra=("--reference",)))])
+    run_jobs([(tmp_path, arguments_of(tmp_path))], num_processes=2)
+    expected = outcome_of(tmp_path, name="reference")
+    assert largest_difference(outcome_of(tmp_path).losses, expected.losses) < 1e-8
+
+
+def test_a_line_that_a_warning_names_takes_a_hint():
+    plain = planner.trace(str(MODEL), hints={ASKED: False})
+    assert any(HINTED in note for note in plain.graph.notes)
+    hinted = planner.trace(str(MODEL), hints={ASKED: False, HINTED: 4})
+    assert hinted.graph.forward_flop < plain.graph.forward_flop
+    assert not any(HINTED in note for note in hinted.graph.notes)
+
+
+def test_what_the_script_cannot_answer_is_refused_at_planning(tmp_path, capsys):
+    model = tmp_path / "model.py"
+    text = MODEL.read_text()
+    line = next(line for line in LINES if "# ASKED" in line)
+    model.write_text(text.replace(line, "        if x.abs().amax().tolist() > 1e6:  # ASKED"))
+    hint = f"model.py:{ASKED.rpartition(':')[2]}"
+    result = planner.plan(str(model), hints={hint: 1.0}, **REQUEST)
+    with pytest.raises(CodegenError, match="reads data") as caught:
+        result.save(tmp_path / "out")
+    assert "pp=1" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    command = ["--gpus", "2", "--cluster", "cpu", "--dtype", "float32", "--out"]
+    fixed = ["--fix", "pp=2", "--hint", f"{hint}=1.0"]
+    assert run([str(model), *command, str(tmp_path / "o"), *fixed]) == 7
+    assert "reads data" in capsys.readouterr().err
