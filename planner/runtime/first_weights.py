@@ -111,7 +111,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*self._real(args), **self._real(kwargs))
         try:
             output = func(*_to_meta(args), **_to_meta(_on(kwargs, func, "meta")))
-        except (RuntimeError, NotImplementedError):  # it needs data
+        except RuntimeError:  # it needs data
             return func(*self._real(args), **self._real(kwargs))
         self._note(func, args, kwargs, output)
         return output
