@@ -70,9 +70,9 @@ class Style(_Word):
     """The rows of its table are split."""
     REPLICATE = "replicate"
     """Its parameters are whole on each rank; layouts of input and output change as stated."""
-    SEQUENCE = "sequence"
-    """Its parameters are whole, and it runs on the sequence shard of the stream, so that its
-    gradients are summed over tp after backward."""
+    ON_PART = "on_part"
+    """Its parameters are whole, and it runs on a part of its input (of the sequence, or of the
+    heads), so that its gradients are summed over tp after backward."""
 
 
 SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING)

@@ -15,7 +15,7 @@ from planner.plan.types import (
 )
 from planner.request import PlanRequest
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 from planner.units import GIB
 
 NUM_BLOCKS = 12
@@ -123,9 +123,15 @@ def make_shardings():
         fused=1,
         input_layout="Replicate",
         output_layout="Shard(-1)",
-        output_is_local=True,
+        split=(SplitParameter(name="weight", dim=0),),
     )
-    row = replace(column, module="mlp.c_proj", style="row", input_layout="Shard(-1)")
+    row = replace(
+        column,
+        module="mlp.c_proj",
+        style="row",
+        split=(SplitParameter(name="weight", dim=1),),
+        input_layout="Shard(-1)",
+    )
     return (UnitSharding(units=tuple(range(1, NUM_BLOCKS + 1)), modules=(column, row)),)
 
 

@@ -33,14 +33,14 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("processes", "trees"),
+        ("layout", "processes", "trees"),
         ("checkpoint_folders", "first_weights", "log", "options"),
-        ("dtensor_rules", "known_data", "model", "stopping", "weights"),
-        ("anatomy", "data", "part", "start"),
-        ("gradients", "recompute", "sharding", "stand_ins", "step", "tensor_parallel"),
-        ("fused", "stages"),
-        ("checkpoint", "pipeline", "shared_parameters"),
-        ("reference",),
+        ("fused", "known_data", "model", "op_rules", "split_tensor", "stopping", "weights"),
+        ("anatomy", "data", "part", "product_rules", "start"),
+        ("gradients", "recompute", "sharding", "split_ops", "stand_ins", "step"),
+        ("split_loss", "stages"),
+        ("checkpoint", "pipeline", "shared_parameters", "tensor_parallel"),
+        ("dry_run", "reference"),
     ),
     "hardware": (
         ("spec",),
@@ -60,6 +60,7 @@ ORDERS = {
         ("recording",),
         ("division",),
         ("trace",),
+        ("trial",),
         ("sizes",),
     ),
     "graph/analysis": (
@@ -93,8 +94,8 @@ ORDERS = {
         ("lengths",),
     ),
     "strategy": (
-        ("layout", "mesh", "schedules", "sharding"),
-        ("configuration", "conversion", "nodes", "op_rules"),
+        ("mesh", "schedules", "sharding"),
+        ("configuration", "conversion", "nodes"),
         ("propagation",),
         ("module_strategies",),
         ("region_strategies",),
@@ -128,7 +129,9 @@ ORDERS = {
         ("serialize",),
     ),
     "pricing": (
-        ("sharding_ilp",),
+        ("choice", "sharding_ilp"),
+        ("instructions",),
+        ("unit_layouts",),
         ("model_pricing",),
         ("op_rows",),
         ("reprice",),

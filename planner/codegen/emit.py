@@ -20,6 +20,7 @@ from planner.codegen.source import (
     quote,
     range_of,
     runs_of,
+    tuple_of,
     wrapped_tuple,
 )
 from planner.errors import CodegenError
@@ -80,8 +81,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             block_groups=_block_groups(plan) if has_tp else [],
             outer_modules=_outer_modules(plan) if has_tp else [],
             sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-            splits_logits=has_tp and _splits_vocabulary(plan),
-            context=_context(plan),
+            sums_gradients=has_tp and _sums_gradients(plan),
         )
     )
 
@@ -106,7 +106,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     }
     if plan.degrees.pp > 1:
         names |= {
-            "anatomy": {"examine"},
+            "anatomy": set() if plan.degrees.tp > 1 else {"examine"},
             "pipeline": {"pipeline_runner"},
             "shared_parameters": {"SharedParameters"},
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
@@ -115,22 +115,17 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         names["part"].add("Part")
         names["step"] = {"Runner"}
     if plan.degrees.tp > 1:
-        names["tensor_parallel"] = {"TensorParallel", "split_regions"}
+        names["tensor_parallel"] = {"TensorParallel"}
+        names["dry_run"] = {"DryRun"}
         if any(group.modules for group in plan.shardings):
             names["tensor_parallel"].add("ModuleSharding")
+        if _sums_gradients(plan):
+            names["tensor_parallel"].add("sum_sequence_gradients")
         if plan.sequence_parallel:
-            names["anatomy"] = {"check_sequence", "examine"}
-            names["gradients"].add("sum_sequence_gradients")
+            names["anatomy"] = {"check_sequence"}
     if read_sources(plan):
         names["known_data"] = {"DataRead"}
-    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items())]
-
-
-def _context(plan: Plan) -> str:
-    """What forward and backward run in under tensor parallelism."""
-    if not _splits_vocabulary(plan):
-        return "split_regions"
-    return "functools.partial(split_regions, splits_vocabulary=True)"
+    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
 
 
 @cache
@@ -331,29 +326,21 @@ def _outer_modules(plan: Plan) -> list[str]:
 def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [quote(module.module), quote(module.style)]
-    if module.style != Style.SEQUENCE:
-        if module.input_layout != "Replicate":
-            arguments.append(f"input_layout={quote(module.input_layout)}")
-        if module.output_layout != "Replicate":
-            arguments.append(f"output_layout={quote(module.output_layout)}")
-        if not module.output_is_local:
-            arguments.append("output_is_local=False")
-        if module.fused != 1:
-            arguments.append(f"fused={module.fused}")
+    if module.split:
+        pairs = [f"({quote(each.name)}, {each.dim})" for each in module.split]
+        arguments.append(f"split={tuple_of(pairs)}")
+    if module.input_layout != "Replicate":
+        arguments.append(f"input_layout={quote(module.input_layout)}")
+    if module.output_layout != "Replicate":
+        arguments.append(f"output_layout={quote(module.output_layout)}")
+    if module.fused != 1:
+        arguments.append(f"fused={module.fused}")
     return call_of("ModuleSharding", arguments, indent=indent)
 
 
-def _splits_vocabulary(plan: Plan) -> bool:
-    """Say whether the logits leave the model split over tp, so that the loss is too."""
-    positions = _block_positions(plan)
-    return plan.degrees.tp > 1 and any(
-        module.style == Style.COLUMN
-        and module.output_layout.startswith("Shard")
-        and not module.output_is_local
-        for sharding in plan.shardings
-        if any(unit not in positions for unit in sharding.units)
-        for module in sharding.modules
-    )
+def _sums_gradients(plan: Plan) -> bool:
+    """Say whether modules see a part of their input only, whose gradients are summed over tp."""
+    return any(module.style == Style.ON_PART for each in plan.shardings for module in each.modules)
 
 
 def _summary(plan: Plan) -> list[str]:

@@ -11,8 +11,8 @@ from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
 from planner.hardware.topology import CommGroup
+from planner.runtime.layout import Layout
 from planner.strategy.conversion import Collective, Conversion, conversion
-from planner.strategy.layout import Layout
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES

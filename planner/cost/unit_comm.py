@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from planner.cost.unit_work import CommWork
 from planner.graph.operator_graph import OperatorGraph
+from planner.runtime.layout import Layout
 from planner.strategy.conversion import conversion
-from planner.strategy.layout import Layout
 from planner.strategy.nodes import NodeStrategy
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype

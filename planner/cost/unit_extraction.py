@@ -27,8 +27,8 @@ from planner.graph.analysis.retained import (
 )
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
+from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.nodes import NodeStrategy
-from planner.strategy.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import RECOMPUTATIONS, Recomputation, Style
@@ -301,7 +301,7 @@ class _UnitView:
         """Elements of whole trained parameters that run on a split stream."""
         total = 0
         for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
-            if strategy.style == Style.SEQUENCE:
+            if strategy.style == Style.ON_PART:
                 storages = {
                     self.graph.values[value].storage
                     for op in node.ops

@@ -6,8 +6,8 @@ from math import prod
 from planner.cost.op import ROW_ALIGNMENT, OpKind, OpWork
 from planner.graph.analysis.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
-from planner.strategy.layout import Layout
-from planner.strategy.op_rules import ATTENTIONS, MATMULS
+from planner.runtime.layout import Layout
+from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
 

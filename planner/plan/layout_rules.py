@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 _REPLICATE, _LAST = "Replicate", "Shard(-1)"
 _STREAM = "stream"
 """Stands in ``_STYLES`` for the layout of the stream."""
+_PART = "part"
+"""Stands in ``_STYLES`` for any dim that is split."""
 
 _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     Style.COLUMN: (frozenset({_REPLICATE}), frozenset({_LAST, _REPLICATE})),
     Style.ROW: (frozenset({_LAST}), frozenset({_REPLICATE, _STREAM})),
     Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
-    Style.SEQUENCE: (frozenset({_STREAM}), frozenset({_STREAM})),
+    Style.ON_PART: (frozenset({_PART}), frozenset({_PART})),
 }
 """Legal input and output layouts of each style."""
 
@@ -204,6 +206,8 @@ def _layouts(plan: Plan) -> Iterator[str]:
             layout = getattr(module, f"{side}_layout")
             if not _LAYOUT.fullmatch(layout):
                 yield f"the {side} layout of {module.module} is spelled {layout!r}"
+            elif _PART in allowed and layout != _REPLICATE:
+                continue
             elif layout not in _spelled(plan, sharding, allowed):
                 yield f"the {side} layout of {module.module}, style {module.style}, is {layout}"
 
@@ -256,9 +260,9 @@ def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterat
 
 def _split(module: ModuleSharding, parameter: str) -> str:
     """Say how a module splits one of its parameters."""
-    if module.style in (Style.COLUMN, Style.VOCAB_EMBEDDING):
-        return f"by rows ({module.fused})"
-    return "by columns" if module.style == Style.ROW and parameter.endswith("weight") else "whole"
+    name = parameter.rpartition(".")[2]
+    dims = [each.dim for each in module.split if each.name == name]
+    return f"along dim {dims[0]} ({module.fused})" if dims else "whole"
 
 
 def _crossings(plan: Plan) -> Iterator[str]:

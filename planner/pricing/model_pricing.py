@@ -1,6 +1,7 @@
 """All units of a model priced under one tensor-parallel degree, stream and microbatch size."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.cost.model_units import ModelUnits, ModelWork, TiedWork
 from planner.cost.node_pricing import RankSpec
@@ -15,29 +16,17 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
-from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.pricing.choice import ShardingChoice, representatives
+from planner.pricing.sharding_ilp import ShardingSolution
+from planner.pricing.unit_layouts import UnitLayouts
+from planner.runtime.layout import REPLICATE, Layout, shard
+from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.layout import REPLICATE, Layout, shard
-from planner.strategy.op_rules import MATMULS
-from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
-from planner.vocabulary import SPLIT_STYLES
+from planner.strategy.problem import table_storages
+from planner.strategy.sharding import WholeModule
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingChoice:
-    """What the units' prices depend on."""
-
-    tp: int
-    """Tensor-parallel ranks."""
-    sequence_parallel: bool
-    """The stream is split over the sequence inside blocks."""
-    split_tables: bool
-    """Rows of vocabulary-sized weights are split over tp."""
-    microbatch_size: int
-    """Samples per microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +39,8 @@ class PricedModel:
     """Layouts by unit structure."""
     graph: OperatorGraph
     """Graph at this microbatch size."""
+    whole: Mapping[str, tuple[WholeModule, ...]] = field(default_factory=dict)
+    """Modules that the script could not run split, by unit structure."""
 
 
 class ModelPricer:
@@ -63,6 +54,7 @@ class ModelPricer:
         *,
         kernels: KernelForms | None = None,
         collective_host_s: float = 0.0,
+        is_tried: bool = False,
     ) -> None:
         """Keep what prices depend on.
 
@@ -72,13 +64,14 @@ class ModelPricer:
             dtype: Compute dtype.
             kernels: How a framework computes, None for the emitted script.
             collective_host_s: As in ``RankSpec``.
+            is_tried: Give only layouts that the script's own runtime has run.
         """
         self._graphs = graphs
         self._cluster = cluster
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
-        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
@@ -100,7 +93,7 @@ class ModelPricer:
         """
         key = (choice, network_host_s)
         if key not in self._priced:
-            work, solutions = self.work(choice), self._solved(choice)
+            work, solutions = self.work(choice), self._layouts.of(choice)
             rank = replace(self.rank(choice.tp), network_host_s=network_host_s)
             self._priced[key] = (
                 None
@@ -109,6 +102,7 @@ class ModelPricer:
                     model=work.priced(rank),
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
+                    whole={each: self._layouts.whole(choice, each) for each in solutions},
                 )
             )
         return self._priced[key]
@@ -116,7 +110,7 @@ class ModelPricer:
     def work(self, choice: ShardingChoice) -> ModelWork | None:
         """Count the work of all units, None where some unit cannot run under the choice."""
         if choice not in self._works:
-            solutions = self._solved(choice)
+            solutions = self._layouts.of(choice)
             self._works[choice] = (
                 None
                 if solutions is None
@@ -126,23 +120,9 @@ class ModelPricer:
             )
         return self._works[choice]
 
-    def _solved(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        if choice not in self._solutions:
-            self._solutions[choice] = self._solve(choice)
-        return self._solutions[choice]
-
-    def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        graph = self._graphs.at(choice.microbatch_size)
-        rank = self._reference_rank(choice.tp)
-        solutions: dict[str, ShardingSolution] = {}
-        for unit in representatives(graph):
-            problem = unit_problem(graph, unit, choice)
-            if not is_solvable(problem):
-                return None
-            solutions[unit.structure] = solve_sharding(problem, rank)
-        if choice.tp > 1 and not _shards_anything(solutions):
-            return None
-        return solutions
+    def reason(self, tp: int) -> str | None:
+        """Why the script cannot run a layout over tp ranks, where it was tried and refused."""
+        return self._layouts.reasons.get(tp)
 
     def _reference_rank(self, tp: int) -> RankSpec:
         """Prices that layouts are chosen by.
@@ -258,28 +238,6 @@ def stream_crossings(
     return ()
 
 
-def unit_problem(graph: OperatorGraph, unit: Unit, choice: ShardingChoice) -> ShardingProblem:
-    """The sharding problem of a unit under a choice."""
-    return sharding_problem(
-        graph,
-        unit,
-        tp=choice.tp,
-        sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
-        split_tables=choice.split_tables if choice.tp > 1 else None,
-    )
-
-
-def representatives(graph: OperatorGraph) -> list[Unit]:
-    """One unit of each structure: the second where there are several.
-
-    The first of many often makes what all share.
-    """
-    found: dict[str, list[Unit]] = {}
-    for unit in graph.units:
-        found.setdefault(unit.structure, []).append(unit)
-    return [alike[min(1, len(alike) - 1)] for alike in found.values()]
-
-
 def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     """Storages that the unit before keeps for its own backward."""
     if unit.index == 0:
@@ -288,14 +246,6 @@ def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
         graph.values[value].storage
         for op in graph.units[unit.index - 1].forward_ops
         for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
-    )
-
-
-def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
-    return any(
-        strategy.style in SPLIT_STYLES
-        for solution in solutions.values()
-        for strategy in solution.chosen
     )
 
 

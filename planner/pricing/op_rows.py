@@ -7,7 +7,8 @@ from planner.cost.work import forward_work, shares_of
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
 from planner.plan.types import Plan
-from planner.pricing.model_pricing import ModelPricer, PricedModel, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.vocabulary import Style
 

@@ -5,6 +5,7 @@ import math
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import StageChoice, price_step, rank_spec
 from planner.errors import VerificationError
+from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
@@ -58,6 +59,7 @@ def reprice_s(
         plan.dtype,
         kernels=framework.kernels,
         collective_host_s=framework.collective_host_s,
+        is_tried=framework.name == SCRIPT,
     )
     priced = pricer.priced(plan_choice(plan), network_host_s=rank.network_host_s)
     assert priced is not None

@@ -17,6 +17,7 @@ Objective (seconds of one microbatch, forward and backward)
 
 Constraints
     one strategy             sum_k x[o,k] = 1                                 ``_choose``
+    alike in all calls       x[o,k] = x[p,k] for o, p calls of one module     ``_bind_calls``
     flow out of the value    sum_q e[v,o,p,q] = sum_{k leaves v in p} x[u,k]  ``_link_module``
     flow into the module     sum_p e[v,o,p,q] = sum_{k reads v in q} x[o,k]   ``_link_module``
     paid once                e[v,o,p,q] <= g[v,p,q]                           ``_link_module``
@@ -38,8 +39,8 @@ from planner.cost.node_pricing import (
     conversion_s,
     price_node,
 )
+from planner.runtime.layout import Layout
 from planner.solver import Minimisation, Term, is_chosen
-from planner.strategy.layout import Layout
 from planner.strategy.nodes import Node, NodeKind, NodeStrategy
 from planner.strategy.problem import ShardingProblem
 
@@ -116,12 +117,23 @@ class _Model:
             value: node.index for node in problem.folded.nodes for value in node.outputs
         }
         self._paid: dict[tuple[int, Layout, Layout], Term] = {}
+        self._bind_calls()
         for node in problem.folded.nodes:
             for value in node.inputs:
                 if node.kind is NodeKind.MODULE:
                     self._link_module(node, value)
                 else:
                     self._link_region(node, value)
+
+    def _bind_calls(self) -> None:
+        """One strategy for all calls of a module: x[o,k] = x[p,k]."""
+        first: dict[str, int] = {}
+        for node in self._problem.folded.nodes:
+            if node.kind is NodeKind.MODULE:
+                other = first.setdefault(node.module, node.index)
+                if other != node.index:
+                    for term, same in zip(self._x[node.index], self._x[other], strict=True):
+                        self.minimisation.equal([term], [same])
 
     def _choose(self, prices: tuple[NodePrice, ...]) -> list[Term]:
         """One strategy: sum_k x[o,k] = 1; its price enters the objective."""

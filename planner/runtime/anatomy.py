@@ -96,10 +96,6 @@ def sketches_of(call: Call) -> list[Sketch]:
     return [leaf for leaf in tree_leaves(call.output) if isinstance(leaf, Sketch)]
 
 
-_GROUPED_PRODUCTS = frozenset({"grouped_mm", "_grouped_mm"})
-"""Functions of torch that multiply the tokens of each expert by its own weight."""
-
-
 class _DryRun(TorchFunctionMode):
     """Notes of one forward which unit uses a parameter or a module, and what modules return."""
 
@@ -118,11 +114,7 @@ class _DryRun(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        if getattr(func, "__name__", "") in _GROUPED_PRODUCTS:
-            # On the meta device they take bfloat16 only.
-            result = func(*cast_floats(args, torch.bfloat16), **(kwargs or {})).to(args[0].dtype)
-        else:
-            result = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) or tensors_of(result):  # reading a shape or dtype is no use
             for value in tensors_of((args, kwargs)):
                 if isinstance(value, nn.Parameter):

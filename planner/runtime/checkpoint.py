@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .checkpoint_folders import checkpoint_folder, keep_newest, published, step_of
-from .fused import gather_parts, scatter_parts
 from .model import UserModel, build_on_cpu
 from .options import Options
-from .part import Part, named_parameters
+from .part import StoredOrder, named_parameters
 from .processes import agreed
 from .weights import Weights
 
@@ -37,7 +36,7 @@ class Checkpointer:
         Raises:
             RunError: The folder cannot be written; earlier checkpoints stay as they are.
         """
-        state, _ = self._state(step)
+        state = self._in_user_order(self._values(step))
         with published(checkpoint_folder(folder, step)) as draft:
             _write(state, draft)
 
@@ -61,11 +60,8 @@ class Checkpointer:
         """
         if checkpoint is not None:
             step = step_of(checkpoint)
-            state, joined = self._state(step)
             with agreed(f"{checkpoint} cannot be resumed from"):
-                _read(state, checkpoint)
-            for kind, parts in joined.items():
-                scatter_parts(state[kind], parts)
+                self._load(self._values(step), checkpoint)
             return step
         if weights is not None:
             with agreed("the first weights"):
@@ -73,8 +69,38 @@ class Checkpointer:
                     fill_weights(module, weights)
         return 0
 
-    def _state(self, step: int) -> tuple[dict[str, Any], dict[str, dict[str, list[Tensor]]]]:
-        """Return the state to save or to load into, and the parts of joined tensors."""
+    @property
+    def _orders(self) -> dict[str, StoredOrder]:
+        return {
+            name: order
+            for module in self.modules
+            for name, order in getattr(module, "orders", {}).items()
+        }
+
+    def _in_user_order(self, values: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        """Return values as a checkpoint has them."""
+        orders = self._orders
+        return {
+            kind: {
+                name: orders[name].in_user_order(value.detach())
+                if name in orders
+                else value.detach()
+                for name, value in named.items()
+            }
+            for kind, named in values.items()
+        }
+
+    def _load(self, values: dict[str, dict[str, Tensor]], checkpoint: Path) -> None:
+        """Read values from a checkpoint, in place."""
+        state = self._in_user_order(values)
+        _read(state, checkpoint)
+        for name, order in self._orders.items():
+            for kind, named in values.items():
+                if name in named:
+                    order.restore(state[kind][name], named[name].detach())
+
+    def _values(self, step: int) -> dict[str, dict[str, Tensor]]:
+        """Return weights and moments by the user's names."""
         kinds: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
         optimizer_of = {
             id(parameter): optimizer
@@ -90,11 +116,7 @@ class Checkpointer:
                 moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
                 kinds["exp_avg"][name] = moments["exp_avg"]
                 kinds["exp_avg_sq"][name] = moments["exp_avg_sq"]
-        state: dict[str, Any] = {}
-        joined: dict[str, dict[str, list[Tensor]]] = {}
-        for kind, values in kinds.items():
-            state[kind], joined[kind] = gather_parts(self.modules, values)
-        return state, joined
+        return kinds
 
 
 def _write(state: dict[str, Any], folder: Path) -> None:
@@ -129,16 +151,11 @@ def adamw_state(
 
 def fill_weights(module: nn.Module, weights: Weights) -> None:
     """Give each parameter this rank's share of its weight, tensor by tensor."""
-    fused = module.fused_modules if isinstance(module, Part) else {}
-    held: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in named_parameters(module):
-        path, _, last = name.rpartition(".")
-        whole = f"{path}.{last.rpartition('_')[0]}" if path in fused else name
-        held.setdefault(whole, {})[name] = parameter
-    for name, full in weights.tensors(held):
-        values, joined = gather_parts([module], held[name])
-        _copy_share(full, values[name])
-        scatter_parts(values, joined)
+    parameters = dict(named_parameters(module))
+    orders: dict[str, StoredOrder] = getattr(module, "orders", {})
+    for name, full in weights.tensors(parameters):
+        ordered = orders[name].by_rank(full) if name in orders else full
+        _copy_share(ordered, parameters[name].detach())
 
 
 def _copy_share(full: Tensor, parameter: Tensor) -> None:

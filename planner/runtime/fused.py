@@ -1,61 +1,57 @@
-"""Parts of fused projections in checkpoints, so that these do not depend on the layout."""
+"""Parameters that hold several projections side by side, each of which is split over ranks."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from .gradients import num_shards
-from .part import Part
+from .layout import Layout
 
 
-def gather_parts(
-    parts: Sequence[nn.Module], values: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-    """Join the parts of fused projections, so that checkpoints do not depend on the layout.
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """The order by rank of what a fused parameter holds: equal parts of it are those of ranks.
 
-    Args:
-        parts: Stages, or the plain model.
-        values: One tensor per parameter, by the names of ``named_parameters``.
-
-    Returns:
-        Tensors by the user's names, and the parts of those that were joined.
+    Checkpoints have the user's order, and do not depend on the layout.
     """
-    whole = {name: value.detach() for name, value in values.items()}
-    joined: dict[str, list[Tensor]] = {}
-    for each in parts:
-        fused = each.fused_modules if isinstance(each, Part) else {}
-        for path, count in fused.items():
-            for name in ("weight", "bias"):
-                pieces = [whole.pop(f"{path}.{name}_{i}", None) for i in range(count)]
-                present = [piece for piece in pieces if piece is not None]
-                if present:
-                    joined[f"{path}.{name}"] = present
-                    whole[f"{path}.{name}"] = _join(present)
-    return whole, joined
 
+    layout: Layout
+    """Dim that is split, and the number of projections along it."""
+    num_ranks: int
+    """Ranks of the axis."""
 
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    first = parts[0]
-    assert isinstance(first, DTensor)
-    if first.shape[0] % num_shards(first):
-        raise ValueError(
-            f"{first.shape[0]} features of a fused projection do not divide into "
-            f"{num_shards(first)} shards (tp x dp_shard): such a layout has no checkpoints"
-        )
-    full = torch.cat([part.full_tensor() for part in parts if isinstance(part, DTensor)])
-    placements = [kept if kept.is_replicate() else Shard(0) for kept in first.placements]
-    return distribute_tensor(full, first.device_mesh, placements, src_data_rank=None)
+    def by_rank(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the user's order in that of ranks."""
+        return self._swapped(tensor, self.layout.outer, self.num_ranks)
 
-
-def scatter_parts(whole: Mapping[str, Tensor], joined: Mapping[str, list[Tensor]]) -> None:
-    """Copy joined tensors back into their parts."""
-    for name, parts in joined.items():
-        value = whole[name]
+    def in_user_order(self, value: Tensor) -> Tensor:
+        """Return a sharded tensor that holds the whole in the user's order, for a checkpoint."""
         assert isinstance(value, DTensor)
-        for piece, part in zip(value.full_tensor().chunk(len(parts)), parts, strict=True):
-            assert isinstance(part, DTensor)
-            mesh, placements = part.device_mesh, part.placements
-            shard = distribute_tensor(piece, mesh, placements, src_data_rank=None)
-            part._local_tensor.copy_(shard._local_tensor)
+        full = self._swapped(value.full_tensor(), self.num_ranks, self.layout.outer)
+        placements = [
+            Shard(kept.dim) if isinstance(kept, Shard) or hasattr(kept, "dim") else kept
+            for kept in value.placements
+        ]
+        for axis, kept in enumerate(placements):
+            count = value.device_mesh.size(axis)
+            if isinstance(kept, Shard) and full.shape[kept.dim] % count:
+                raise ValueError(
+                    f"{full.shape[kept.dim]} features of a fused projection do not divide into "
+                    f"{count} shards: such a layout has no checkpoints"
+                )
+        return distribute_tensor(full, value.device_mesh, placements, src_data_rank=None)
+
+    def restore(self, saved: Tensor, value: Tensor) -> None:
+        """Copy what ``in_user_order`` returned, and a checkpoint has filled, back."""
+        assert isinstance(saved, DTensor)
+        assert isinstance(value, DTensor)
+        full = self.by_rank(saved.full_tensor())
+        mesh, placements = value.device_mesh, value.placements
+        own = distribute_tensor(full, mesh, placements, src_data_rank=None)
+        value._local_tensor.copy_(own._local_tensor)
+
+    def _swapped(self, tensor: Tensor, first: int, second: int) -> Tensor:
+        dim = self.layout.dim
+        size = tensor.shape[dim] // first // second
+        pieces = tensor.reshape(*tensor.shape[:dim], first, second, size, *tensor.shape[dim + 1 :])
+        return pieces.transpose(dim, dim + 1).flatten(dim, dim + 2)

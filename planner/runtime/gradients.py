@@ -12,24 +12,6 @@ from .part import Part
 from .processes import axis_names, local_tensor
 
 
-def sum_sequence_gradients(parts: Sequence[Part], mesh: DeviceMesh) -> None:
-    """Sum over tp the gradients of modules that saw a part of the sequence only."""
-    grads = [
-        local_tensor(parameter.grad)
-        for part in parts
-        for module in part.sequence_modules
-        for parameter in module.parameters()
-        if parameter.grad is not None
-    ]
-    if not grads:
-        return
-    flat = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(flat, group=mesh["tp"].get_group())
-    sizes = [grad.numel() for grad in grads]
-    for grad, summed in zip(grads, torch.split(flat, sizes), strict=True):
-        grad.copy_(summed.view_as(grad))
-
-
 def clip_gradients(
     parts: Sequence[Part], mesh: DeviceMesh, max_norm: float, copies: Container[int] = ()
 ) -> Tensor:

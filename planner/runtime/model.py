@@ -11,7 +11,6 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from .options import Options
@@ -58,9 +57,7 @@ class UserModel:
                 f"{self.file or self.module} has no loss_fn(output, targets), and the model "
                 f"returns a {type(output).__name__} instead of its loss: add one of the two"
             )
-        # A copy of one number: FSDP2 warns of outputs that are views.
-        whole: Tensor = loss.full_tensor().clone() if isinstance(loss, DTensor) else loss
-        return whole
+        return loss
 
 
 def _returned_loss(output: Tree) -> Tree:

@@ -1,12 +1,33 @@
 """What a rank trains: the user's model, or one pipeline stage of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from .model import UserModel, run_model
+from .model import run_model
 from .trees import Tree
+
+
+class OffersLoss(Protocol):
+    """What a model is trained for."""
+
+    def loss(self, output: Tree, targets: Tree) -> Tensor:
+        """Return the scalar loss."""
+
+
+class StoredOrder(Protocol):
+    """How a parameter is held that checkpoints have in another order."""
+
+    def by_rank(self, tensor: Tensor) -> Tensor:
+        """Return a whole tensor of the user's order in the one that it is held in."""
+
+    def in_user_order(self, value: Tensor) -> Tensor:
+        """Return what a checkpoint has of it."""
+
+    def restore(self, saved: Tensor, value: Tensor) -> None:
+        """Copy what ``in_user_order`` returned back."""
 
 
 class Part(nn.Module):
@@ -22,7 +43,7 @@ class Part(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        user: UserModel,
+        user: OffersLoss,
         *,
         blocks: Sequence[str],
         first_block: int = 0,
@@ -47,7 +68,10 @@ class Part(nn.Module):
         self.device = torch.device("cpu")
         self.first_names = first_names(model)
         self.sequence_modules: list[nn.Module] = []
-        self.fused_modules: dict[str, int] = {}
+        self.orders: dict[str, StoredOrder] = {}
+        self.receive: Callable[[Tensor], Tensor] = _as_it_is
+        self.send: Callable[[Tensor], Tensor] = _as_it_is
+        self.make_whole: Callable[[Tensor], Tensor] = _as_it_is
         self.after_blocks: Callable[..., Tree] | None = None
         self.stays_sharded = False
 
@@ -97,6 +121,10 @@ class Part(nn.Module):
         self.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return what there is to optimise: a stage may hold frozen parameters or none at all."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -121,8 +149,6 @@ def moved_buffer(buffer: Tensor, device: torch.device) -> Tensor:
 
 def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield parameters under the first name that the user's model has for them.
-
-    Parts of a fused projection keep their number: "attn.c_attn.weight_0".
 
     Args:
         part: A part, or the plain model.

@@ -1,7 +1,6 @@
 """Microbatches under torch's pipeline schedules."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +43,6 @@ def pipeline_runner(
     num_microbatches: int,
     *,
     sequence_dim: int | None = None,
-    context: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> PipelineRunner:
     """Make the runner of a schedule.
 
@@ -54,7 +52,6 @@ def pipeline_runner(
         schedule: Name by which torch knows it.
         num_microbatches: Microbatches per step.
         sequence_dim: Dim of the stream that is split over tp, None where it is whole.
-        context: What forward and backward run in.
     """
     device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
@@ -75,7 +72,6 @@ def pipeline_runner(
         parts=stages,
         num_microbatches=num_microbatches,
         mesh=mesh,
-        context=context,
         schedule=_schedule(schedule, made, num_microbatches),
     )
 

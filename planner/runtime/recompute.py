@@ -3,15 +3,17 @@
 import functools
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from .dtensor_rules import _aten
 from .part import Part
 from .trees import Function, Tree
+
+_aten = torch.ops.aten
 
 SAVED_OPS = frozenset(
     {

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from .anatomy import Anatomy, Output, Sketch, lies_in_any, outer_modules, sketches_of
 from .model import UserModel, run_model
@@ -121,14 +120,15 @@ class Stage(Part):
         Returns:
             What the next stage receives, or on the last stage the scalar loss.
         """
-        self._received = tuple(alias_of(tensor) for tensor in received)
+        aliases = [alias_of(tensor) for tensor in received]
+        self._received = (*map(self.receive, aliases[:1]), *aliases[1:])
         self._carried = {}
         for module in self._earlier:
             module.restart()
         try:
             output = run_model(self.model, inputs)
         except StreamEnd as end:
-            sent = [end.stream, *(self._sent(name) for name in self.sends)]
+            sent = [self.send(end.stream), *(self._sent(name) for name in self.sends)]
             whole = tuple(without_view(tensor.contiguous()) for tensor in sent)
             return whole if self.sends else whole[0]
         finally:
@@ -245,7 +245,7 @@ class Stage(Part):
         place = self._places.get(self.anatomy.sketch(name))
         tensor = self._carried[name] if place is None else self._received[place]
         # What modules under tensor parallelism return may still be split.
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return self.make_whole(tensor)
 
     def _uses(self, name: str) -> bool:
         """Say whether units of this stage use the parameter of that name."""

@@ -1,7 +1,6 @@
 """The microbatches of a step."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +24,6 @@ class Runner:
     """Microbatches per step."""
     mesh: DeviceMesh
     """The whole mesh."""
-    context: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What forward and backward run in."""
 
     def run(self, inputs: Tree, targets: Tree) -> Tensor:
         """Accumulate the gradients of the mean loss of this rank's samples.
@@ -34,8 +31,7 @@ class Runner:
         Returns:
             Mean loss of the step over all data-parallel ranks, the same on every rank.
         """
-        with self.context():
-            losses = self.losses(inputs, targets)
+        losses = self.losses(inputs, targets)
         loss = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         if losses:
             loss += torch.stack([value.detach() for value in losses]).double().mean()

@@ -1,22 +1,38 @@
-"""Modules that are split over the ranks of the tp axis."""
+"""Modules that are split over the ranks of the tp axis.
 
-import contextlib
+Where a module begins and ends, its input and its output are brought into the layouts that the plan
+says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
+(for FSDP2 and checkpoints), and are seen by the user's code as split tensors.
+"""
+
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import implicit_replication
-from torch.distributed.tensor.parallel import loss_parallel
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from .dtensor_rules import install_dtensor_rules
+from .fused import RankOrder
+from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, shard
 from .part import Part
-from .trees import Args, Kwargs, Tree, alias_of, first_tensor, stream_of, with_stream, with_tensors
+from .processes import local_tensor
+from .split_loss import allow_split_vocabulary
+from .split_ops import SplitError
+from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
+from .trees import (
+    Args,
+    Kwargs,
+    Tree,
+    first_tensor,
+    stream_of,
+    tensors_of,
+    with_stream,
+    with_tensors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +42,37 @@ class ModuleSharding:
     module: str
     """Path in its block, or in the model for modules outside the blocks."""
     style: str
-    """"column", "row", "vocab_embedding", "replicate" or "sequence" (whole parameters on the
-    rank's part of the sequence)."""
+    """"column", "row", "vocab_embedding", "replicate" or "on_part" (whole parameters on a part
+    of the input, so that their gradients are sums over ranks)."""
+    split: tuple[tuple[str, int], ...] = ()
+    """Names of the parameters that are split, and the dim of each; the others are whole."""
     input_layout: str = "Replicate"
     """Layout that the first input must have."""
     output_layout: str = "Replicate"
     """Layout that the output leaves with."""
-    output_is_local: bool = True
-    """The output goes on as a plain local tensor, else as a DTensor."""
     fused: int = 1
-    """Equal projections held in one weight along the output features."""
+    """Equal projections held in one weight along the split dim."""
 
 
-def placement(layout: str) -> Placement:
-    """Read "Replicate" or "Shard(dim)".
+def placement(layout: str, ndim: int) -> Layout:
+    """Read "Replicate" or "Shard(dim)", of a tensor with so many dims.
 
     Raises:
         ValueError: Another text.
     """
     if layout == "Replicate":
-        return Replicate()
+        return REPLICATE
     if layout.startswith("Shard(") and layout.endswith(")"):
-        return Shard(int(layout[len("Shard(") : -1]))
+        dim, _, outer = layout[len("Shard(") : -1].partition("/")
+        return shard(int(dim) % max(ndim, 1), int(outer or 1))
     raise ValueError(f"{layout!r} is no layout: write Replicate or Shard(dim)")
+
+
+class Distribute(Protocol):
+    """Gives a rank its part of a parameter."""
+
+    def __call__(self, whole: Tensor, dim: int) -> Tensor:
+        """Return it, for a dim that is split evenly over the ranks."""
 
 
 @dataclass(slots=True)
@@ -57,155 +81,85 @@ class TensorParallel:
 
     part: Part
     """What is sharded, in place."""
-    mesh: DeviceMesh
-    """The tp axis."""
+    ranks: Ranks
+    """The ranks of the tp axis."""
+    distribute: Distribute
+    """Gives each rank its part of a parameter."""
     sequence_dim: int | None
     """Dim of the stream that is split between regions of blocks, None where it is whole."""
     _made: dict[int, nn.Parameter] = field(default_factory=dict)
     """New parameter by the old one's id: tied parameters stay tied."""
+
+    @classmethod
+    def over(cls, part: Part, mesh: DeviceMesh, sequence_dim: int | None) -> "TensorParallel":
+        """Make it for a mesh of one axis."""
+        group = mesh.get_group()
+        ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group)
+
+        def distribute(whole: Tensor, dim: int) -> Tensor:
+            return distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
+
+        return cls(part, ranks, distribute, sequence_dim)
 
     def apply(
         self,
         block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
         outer_shardings: Sequence[ModuleSharding],
     ) -> None:
-        """Shard this stage's blocks and outer modules, and split the stream between them.
+        """Shard the blocks and outer modules, and split the stream between them.
 
         Args:
             block_shardings: Positions of blocks and what holds for each of them.
             outer_shardings: What holds for modules outside the blocks.
         """
-        install_dtensor_rules()
-        inside = Replicate() if self.sequence_dim is None else Shard(self.sequence_dim)
+        allow_split_vocabulary()
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
         for index, path, block in self.part.block_items():
-            shardings = list(by_block.get(index, ()))
-            for sharding in shardings:
-                self._shard(block.get_submodule(sharding.module), sharding, inside)
-            if self.sequence_dim is not None:
-                shardings += self._replicate_others(block, inside)
-                self._check_sequence_block(block, path)
-                self._gather_at_regions(block, shardings)
+            for sharding in by_block.get(index, ()):
+                self._shard(block.get_submodule(sharding.module), f"{path}.", sharding)
         for sharding in outer_shardings:
             module = self.part.model.get_submodule(sharding.module)
             if self.part.holds(module) and module._parameters:
-                self._shard(module, sharding, Replicate())
+                self._shard(module, "", sharding)
         self._tie_containers()
         self._check_ties()
         self._made.clear()  # FSDP2 keeps its own shards: these would live on beside them
+        self.part.make_whole = lambda tensor: changed(tensor, REPLICATE, self.ranks)
         if self.sequence_dim is not None:
-            self._split_stream()
-        for path, module in self.part.model.named_modules():
-            if hasattr(module, "weight_0"):
-                self.part.fused_modules[path] = sum(
-                    name.startswith("weight_") for name in module._parameters
-                )
+            self._split_stream(shard(self.sequence_dim))
 
-    def _shard(self, module: nn.Module, sharding: ModuleSharding, stream: Placement) -> None:
-        if sharding.style == "sequence":
+    def _shard(self, module: nn.Module, prefix: str, sharding: ModuleSharding) -> None:
+        if sharding.style == "on_part":
             self.part.sequence_modules.append(module)
-        elif sharding.style == "column" and sharding.fused > 1:
-            self._shard_fused(_linear(module, sharding), sharding, stream)
-        elif sharding.style in ("column", "row", "vocab_embedding", "replicate"):
-            for name, shard in _parameter_placements(module, sharding).items():
-                parameter = module._parameters[name]
-                assert parameter is not None
-                module._parameters[name] = self._distribute(parameter, shard)
-            features = module.in_features if isinstance(module, nn.Linear) else None
-            whole = features if sharding.style == "row" else None
-            edge = _Edge(self.mesh, sharding, stream, whole)
-            module.register_forward_pre_hook(edge.enter)
-            module.register_forward_hook(edge.leave)
-        else:
-            raise ValueError(f"{sharding.module}: unknown style {sharding.style!r}")
+        dims = dict(sharding.split)
+        layouts: dict[str, Layout] = {}
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if name in dims:
+                layouts[name] = shard(dims[name], sharding.fused)
+                module._parameters[name] = self._distributed(parameter, layouts[name])
+            else:
+                layouts[name] = PARTIAL if sharding.style == "on_part" else REPLICATE
+        if sharding.fused > 1:
+            path = f"{prefix}{sharding.module}".removesuffix(".")
+            for name in dims:
+                first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
+                self.part.orders[first] = RankOrder(layouts[name], self.ranks.size)
+        edge = _Edge(sharding, self.ranks, layouts)
+        module.register_forward_pre_hook(edge.enter, with_kwargs=True)
+        module.register_forward_hook(edge.leave)
+        module.register_forward_hook(edge.uncover, always_call=True)
 
-    def _distribute(self, parameter: nn.Parameter, shard: Placement) -> nn.Parameter:
+    def _distributed(self, parameter: nn.Parameter, layout: Layout) -> nn.Parameter:
+        """Give this rank its part of a parameter, once for all of its names."""
         made = self._made.get(id(parameter))
         if made is None:
-            local = distribute_tensor(parameter.detach(), self.mesh, [shard], src_data_rank=None)
+            order = RankOrder(layout, self.ranks.size)
+            local = self.distribute(order.by_rank(parameter.detach()), layout.dim)
             made = nn.Parameter(local, requires_grad=parameter.requires_grad)
             self._made[id(parameter)] = self._made[id(made)] = made
         return made
-
-    def _shard_fused(self, module: nn.Linear, sharding: ModuleSharding, stream: Placement) -> None:
-        """Hold n fused projections as n parameters, so that each is split by itself.
-
-        The output is their concatenation, labelled such that a split along it stays local.
-        """
-        count, edge = sharding.fused, _Edge(self.mesh, sharding, stream, None)
-        for name in ("weight", "bias"):
-            fused = module._parameters.pop(name, None)
-            for i, part in enumerate(() if fused is None else fused.detach().chunk(count, 0)):
-                local = distribute_tensor(part, self.mesh, [Shard(0)], src_data_rank=None)
-                module.register_parameter(f"{name}_{i}", nn.Parameter(local))
-
-        def forward(x: Tensor) -> Tensor:
-            outputs = [
-                nn.functional.linear(x, getattr(module, f"weight_{i}"), _optional(module, i))
-                for i in range(count)
-            ]
-            if sharding.output_layout == "Replicate":
-                outputs = [edge.to_layout(output) for output in outputs]
-            return torch.cat(outputs, -1)
-
-        module.forward = forward  # type: ignore[method-assign, assignment]
-        module.register_forward_pre_hook(edge.enter)
-        module.register_forward_hook(edge.leave)
-
-    def _replicate_others(self, block: nn.Module, stream: Placement) -> list[ModuleSharding]:
-        """Run modules without an instruction whole, on the gathered stream."""
-        made = []
-        for path, module in block.named_modules():
-            plain = [p for p in module._parameters.values() if p is not None]
-            if not path or not plain or module in self.part.sequence_modules:
-                continue
-            if any(not isinstance(parameter, DTensor) for parameter in plain):
-                made.append(ModuleSharding(path, "replicate", output_is_local=False))
-                self._shard(module, made[-1], stream)
-        return made
-
-    def _check_sequence_block(self, block: nn.Module, path: str) -> None:
-        """Refuse whole parameters that would see a part of the sequence only.
-
-        Raises:
-            ValueError: A parameter is neither sharded nor listed as "sequence".
-        """
-        known = {id(p) for m in self.part.sequence_modules for p in m.parameters()}
-        for name, parameter in block.named_parameters():
-            if not isinstance(parameter, DTensor) and id(parameter) not in known:
-                raise ValueError(
-                    f"{path}.{name} runs on a part of the sequence, so its gradient must be "
-                    "summed over tp: give its module the style 'sequence'"
-                )
-
-    def _gather_at_regions(self, block: nn.Module, shardings: Sequence[ModuleSharding]) -> None:
-        """Gather the sequence where a sharded region begins, not at its first projection.
-
-        A region is the largest submodule of the block whose parameters are all DTensors. Its own
-        code (views of the input's shape) then sees the whole sequence.
-
-        Raises:
-            ValueError: A projection whose output is reshaped lies in no such submodule.
-        """
-        regions: dict[str, ModuleSharding] = {}
-        for sharding in shardings:
-            if sharding.style not in ("column", "replicate"):
-                continue
-            paths = [sharding.module]
-            while "." in paths[-1]:
-                paths.append(paths[-1].rpartition(".")[0])
-            inside = [path for path in paths[1:] if _is_sharded(block.get_submodule(path))]
-            if inside:
-                regions.setdefault(inside[-1], sharding)
-            elif sharding.style == "column" and not sharding.output_is_local:
-                raise ValueError(
-                    f"{sharding.module} is reshaped by code that also sees a part of the "
-                    "sequence only: plan without sequence parallelism"
-                )
-        for path, sharding in regions.items():
-            stream = Shard(self.sequence_dim or 0)
-            edge = _Edge(self.mesh, sharding, stream, None)
-            block.get_submodule(path).register_forward_pre_hook(edge.enter_region, with_kwargs=True)
 
     def _tie_containers(self) -> None:
         """Give a sharded parameter to a module around the one that runs with it.
@@ -237,134 +191,135 @@ class TensorParallel:
                     "give both modules the same split of their weight"
                 )
 
-    def _split_stream(self) -> None:
-        """Scatter the stream where it enters the first block, gather it after the last."""
-        assert self.sequence_dim is not None
-        shard = Shard(self.sequence_dim)
-        change = functools.partial(_relayout, mesh=self.mesh)
+    def _split_stream(self, layout: Layout) -> None:
+        """Split the stream where it enters the first block, make it whole after the last.
+
+        Stages hand over this rank's part of it.
+        """
+        part, ranks = self.part, self.ranks
 
         def scatter(_: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            stream = change(stream_of(args, kwargs), old=Replicate(), new=shard)
-            return with_stream(args, kwargs, stream)
+            return with_stream(args, kwargs, changed(stream_of(args, kwargs), layout, ranks))
+
+        def check(path: str, _: nn.Module, __: Args, output: Tree) -> Tree:
+            stream = first_tensor(output)
+            if layout_of(stream) != layout:
+                raise SplitError(
+                    f"{path} returns its stream as {layout_of(stream)}, not as {layout}"
+                )
+            if stream._is_view():  # FSDP2 warns of outputs that are views
+                stream = changed(stream, layout, ranks, gradient=layout)
+            return with_tensors(output, {0: stream})
 
         def gather(_: nn.Module, __: Args, output: Tree) -> Tree:
-            whole = change(first_tensor(output), old=shard, new=Replicate())
-            return with_tensors(output, {0: whole})
+            return with_tensors(output, {0: changed(first_tensor(output), REPLICATE, ranks)})
 
-        if self.part.is_first:
-            first = self.part.model.get_submodule(self.part.blocks[0])
+        for _, path, block in part.block_items():
+            block.register_forward_hook(functools.partial(check, path))
+        if part.is_first and part.blocks:
+            first = part.model.get_submodule(part.blocks[0])
             first.register_forward_pre_hook(scatter, with_kwargs=True)
-        self.part.after_blocks = gather
+        part.after_blocks = gather
+        part.receive = lambda local: wrapped(local, layout, ranks)
+        part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
 
 
-def _relayout(stream: Tensor, *, mesh: DeviceMesh, old: Placement, new: Placement) -> Tensor:
-    """Change the layout of a local tensor; backward makes the opposite change."""
-    distributed = DTensor.from_local(stream, mesh, [old], run_check=False)
-    local: Tensor = distributed.redistribute(placements=[new]).to_local()
-    return local
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    """Say whether all parameters of a module are DTensors."""
-    return all(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
-def _linear(module: nn.Module, sharding: ModuleSharding) -> nn.Linear:
-    if not isinstance(module, nn.Linear):
-        raise TypeError(
-            f"{sharding.module} is a {type(module).__name__}: only nn.Linear can be split by "
-            f"style {sharding.style!r}"
-        )
-    return module
-
-
-def _optional(module: nn.Module, index: int) -> Tensor | None:
-    return module._parameters.get(f"bias_{index}")
-
-
-def _parameter_placements(module: nn.Module, sharding: ModuleSharding) -> dict[str, Placement]:
-    """Return the placement of each of a module's own parameters.
-
-    Raises:
-        TypeError: The style is not for this kind of module.
-    """
-    names = [name for name, parameter in module._parameters.items() if parameter is not None]
-    if sharding.style == "replicate":
-        return {name: Replicate() for name in names}
-    if sharding.style == "vocab_embedding":
-        if not isinstance(module, nn.Embedding):
-            raise TypeError(f"{sharding.module} is a {type(module).__name__}, no nn.Embedding")
-        return {"weight": Shard(0)}
-    _linear(module, sharding)
-    if sharding.style == "column":
-        return {name: Shard(0) for name in names}
-    return {name: Shard(1) if name == "weight" else Replicate() for name in names}
-
-
-def _redistribute(x: DTensor, wanted: Placement) -> DTensor:
-    """Change the layout, or do nothing: even an idle change would reduce gradients at once."""
-    if isinstance(wanted, Shard) and wanted.dim < 0:
-        wanted = Shard(wanted.dim % x.ndim)
-    return x if x.placements == (wanted,) else x.redistribute(placements=[wanted])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Edge:
-    """Layout changes where a sharded region begins and ends."""
+    """Layout changes where a module begins and ends."""
 
-    mesh: DeviceMesh
     sharding: ModuleSharding
-    stream: Placement
-    """Layout of a plain local input that is the stream."""
-    whole_features: int | None
-    """Input features of a row-split linear: a plain input with fewer is a shard of them."""
+    ranks: Ranks
+    layouts: dict[str, Layout]
+    """Layout of each of its parameters; "partial" for whole ones with sums for gradients."""
 
-    def enter(self, _: nn.Module, args: Args) -> Args:
-        """Make the first argument a DTensor in the input layout."""
-        x = args[0]
-        wanted = placement(self.sharding.input_layout)
-        if isinstance(x, DTensor):
-            return (_redistribute(x, wanted), *args[1:])
-        if self.whole_features is not None and x.shape[-1] != self.whole_features:
-            return (DTensor.from_local(x, self.mesh, [wanted], run_check=False), *args[1:])
-        return (self._shared_view(x, wanted), *args[1:])
+    def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Bring the first input into its layout, and show the parameters as they are split."""
+        self._cover(module)
+        if self.sharding.style == "vocab_embedding":
+            return args, kwargs
+        if self.sharding.style == "replicate":  # all inputs whole
+            whole = functools.partial(self._shared, target=REPLICATE)
+            return _with_all(args, kwargs, whole)
+        first = stream_of(args, kwargs)
+        if self.sharding.style == "column":
+            return with_stream(args, kwargs, self._shared(first, REPLICATE_PARTIAL_GRAD))
+        target = placement(self.sharding.input_layout, first.ndim)
+        return with_stream(args, kwargs, self._shared(first, target))
 
-    def enter_region(self, _: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Make the stream among the arguments a DTensor in the input layout."""
-        stream, wanted = stream_of(args, kwargs), placement(self.sharding.input_layout)
-        if isinstance(stream, DTensor):  # from a module that ran whole before the region
-            return with_stream(args, kwargs, _redistribute(stream, wanted))
-        return with_stream(args, kwargs, self._shared_view(stream, wanted))
+    def _cover(self, module: nn.Module) -> None:
+        for name, layout in self.layouts.items():
+            parameter = module._parameters[name]
+            if parameter is None:
+                continue
+            if layout.is_shard:
+                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                shown = wrapped(local, layout, self.ranks)
+            elif self.sharding.style == "on_part":
+                shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=PARTIAL)
+            elif self.sharding.split:
+                # It is added to a sum over ranks by one of them.
+                shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=REPLICATE)
+            else:
+                continue
+            module.__dict__[name] = shown
 
-    def _shared_view(self, x: Tensor, wanted: Placement) -> DTensor:
-        """Return the DTensor of a stream tensor, one for all modules that read it.
+    def uncover(self, module: nn.Module, _: Args, __: Tree) -> None:
+        """Leave the parameters as they were."""
+        for name in self.layouts:
+            module.__dict__.pop(name, None)
+
+    def _shared(self, x: Tensor, target: Layout) -> Tensor:
+        """Return a tensor in a layout, one for all modules that read it.
 
         So q, k and v (gate and up) share one collective forward and one backward.
         """
-        key = (x._version, str(wanted), torch.is_grad_enabled())
-        kept = x.__dict__.get("_tensor_parallel_view")
+        if layout_of(x) == target or not (x.is_floating_point() or isinstance(x, SplitTensor)):
+            return x
+        key = (x._version, target, torch.is_grad_enabled())
+        kept = x.__dict__.get("_in_layout")
         if kept is not None and kept[0] == key:
-            shared: DTensor = kept[1]
+            shared: Tensor = kept[1]
             return shared
-        # Of an alias: a view of x, which x holds here, would keep x alive for ever.
-        view = DTensor.from_local(alias_of(x), self.mesh, [self.stream], run_check=False)
-        view = _redistribute(view, wanted)
-        x.__dict__["_tensor_parallel_view"] = (key, view)
-        return view
+        made = changed(x, target, self.ranks)
+        x.__dict__["_in_layout"] = (key, made)
+        return made
 
-    def to_layout(self, output: Tensor) -> Tensor:
-        """Change the output's layout."""
-        assert isinstance(output, DTensor)
-        return _redistribute(output, placement(self.sharding.output_layout))
-
-    def leave(self, _: nn.Module, __: Args, output: DTensor) -> Tensor:
-        """Bring the output into its layout, as a local tensor where it goes on as one."""
-        result = output if self.sharding.fused > 1 else self.to_layout(output)
-        return result.to_local() if self.sharding.output_is_local else result  # type: ignore
+    def leave(self, _: nn.Module, __: Args, output: Tree) -> Tree:
+        """Bring the output into its layout."""
+        first = first_tensor(output)
+        target = placement(self.sharding.output_layout, first.ndim)
+        if target.is_shard and layout_of(first).is_shard:
+            target = Layout(target.kind, target.dim, layout_of(first).outer)
+        made = changed(first, target, self.ranks)
+        return output if made is first else with_tensors(output, {0: made})
 
 
-@contextlib.contextmanager
-def split_regions(*, splits_vocabulary: bool = False) -> Iterator[None]:
-    """Run split regions: masks and rotary tables mix with DTensors, and so may logits."""
-    with implicit_replication(), loss_parallel() if splits_vocabulary else nullcontext():
-        yield
+def _with_all(
+    args: Args, kwargs: Kwargs, change: Callable[[Tensor], Tensor]
+) -> tuple[Args, Kwargs]:
+    """Change all tensors among arguments."""
+    tensors = tensors_of((args, kwargs))
+    if not any(isinstance(each, SplitTensor) for each in tensors):
+        return args, kwargs
+    new = {index: change(each) for index, each in enumerate(tensors)}
+    changed_args, changed_kwargs = with_tensors((args, kwargs), new)
+    return changed_args, changed_kwargs
+
+
+def sum_sequence_gradients(parts: Sequence[Part], mesh: DeviceMesh) -> None:
+    """Sum over tp the gradients of modules that saw a part of their input only."""
+    grads = [
+        local_tensor(parameter.grad)
+        for part in parts
+        for module in part.sequence_modules
+        for parameter in module.parameters()
+        if parameter.grad is not None
+    ]
+    if not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat, group=mesh["tp"].get_group())
+    sizes = [grad.numel() for grad in grads]
+    for grad, summed in zip(grads, torch.split(flat, sizes), strict=True):
+        grad.copy_(summed.view_as(grad))

@@ -5,7 +5,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 Tree: TypeAlias = Any
@@ -81,5 +80,4 @@ def alias_of(tensor: Tensor) -> Tensor:
 
 def without_view(tensor: Tensor) -> Tensor:
     """Return a tensor, or a tensor of its own where it is a view."""
-    is_plain = not isinstance(tensor, DTensor)
-    return alias_of(tensor) if is_plain and tensor._is_view() else tensor
+    return alias_of(tensor) if type(tensor) is Tensor and tensor._is_view() else tensor

@@ -1,23 +1,20 @@
 """From a solved configuration to a plan."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.stage_costs import StageCosts
 from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
-from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.pricing.instructions import module_shardings
 from planner.pricing.model_pricing import PricedModel
-from planner.pricing.sharding_ilp import ShardingSolution
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.layout import REPLICATE, Layout
-from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.schedules import rank_of_stage
-from planner.strategy.sharding import ModuleSharding, UnitSharding
-from planner.vocabulary import MESH_ORDER, Style
+from planner.strategy.sharding import UnitSharding
+from planner.vocabulary import MESH_ORDER
 
 _LOSS = ("loss",)
 """Name of the loss where it is a unit of its own."""
@@ -119,76 +116,7 @@ def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
     found = []
     for structure, solution in priced.solutions.items():
         units = tuple(u.index for u in priced.graph.units if u.structure == structure)
-        modules = _modules(priced.graph, solution)
-        if modules:
-            found.append(UnitSharding(units=units, modules=modules))
+        modules, whole = module_shardings(solution), priced.whole.get(structure, ())
+        if modules or whole:
+            found.append(UnitSharding(units=units, modules=modules, whole=whole))
     return tuple(found)
-
-
-def _modules(graph: OperatorGraph, solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
-    unit = solution.problem.unit
-    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
-    stream = solution.problem.boundary
-    gathered = {v for v, source, _ in solution.conversions if source.is_shard and source != stream}
-    distributed = gathered | _values_read_by_dtensor_regions(solution, gathered)
-    found = []
-    for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
-        if node.kind is not NodeKind.MODULE:
-            continue
-        if _runs_as_is(strategy) and gathered.isdisjoint(node.inputs):
-            continue
-        (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
-        ndim = len(graph.values[output].shape) if output >= 0 else 0
-        entering = next(iter(strategy.inputs.values()), REPLICATE)
-        module = node.module.removeprefix(prefix) if node.module != unit.name else ""
-        found.append(
-            ModuleSharding(
-                module=module,
-                style=strategy.style,
-                fused=strategy.fused,
-                input_layout=_spelled(entering, _input_ndim(graph, strategy)),
-                output_layout=_spelled(leaving, ndim),
-                output_is_local=output not in distributed
-                and (leaving == stream or leaving.is_shard),
-            )
-        )
-    return tuple(found)
-
-
-def _runs_as_is(strategy: NodeStrategy) -> bool:
-    """Whether a module needs no instruction: whole parameters, whole input, whole output.
-
-    A whole input that comes as the stream's shard is gathered by the runtime without one; what
-    comes out of a split region is not.
-    """
-    layouts = (*strategy.inputs.values(), *strategy.outputs.values())
-    return strategy.style == Style.REPLICATE and all(layout == REPLICATE for layout in layouts)
-
-
-def _values_read_by_dtensor_regions(
-    solution: ShardingSolution, gathered: Set[int]
-) -> frozenset[int]:
-    """Shards that regions read as DTensors.
-
-    Because their views must see global shapes, or because the module behind them gathers what
-    they leave: of a plain local tensor it could not tell that it is a part.
-    """
-    return frozenset(
-        value
-        for strategy in solution.chosen
-        if strategy.needs_dtensor
-        or (strategy.style == "region" and not gathered.isdisjoint(strategy.outputs))
-        for value, layout in strategy.inputs.items()
-        if layout.is_shard
-    )
-
-
-def _input_ndim(graph: OperatorGraph, strategy: NodeStrategy) -> int:
-    return max((len(graph.values[value].shape) for value in strategy.inputs), default=0)
-
-
-def _spelled(layout: Layout, ndim: int) -> str:
-    """Layout as the script spells it; the feature dim counts from the end."""
-    if not layout.is_shard:
-        return "Replicate"
-    return "Shard(-1)" if layout.dim == ndim - 1 else f"Shard({layout.dim})"

@@ -15,7 +15,8 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
-from planner.pricing.model_pricing import PricedModel, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import PricedModel
 from planner.pricing.op_rows import op_rows
 from planner.search.decode import plan_of
 from planner.search.refusals import refusal

@@ -1,6 +1,6 @@
 """The search: from a traced model and a cluster to the best plan, with its proof."""
 
-from planner.errors import RequestError
+from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import OpRow
@@ -15,6 +15,9 @@ from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.space import LayoutSpace, SearchRequest
 from planner.strategy.configuration import Configuration
+
+_THE_SCRIPT = "the script"
+"""Rule of what the training script cannot run."""
 
 
 class Search:
@@ -81,15 +84,18 @@ class Search:
         priced = {id(search.configuration) for search in found}
         for configuration in legal:
             if id(configuration) not in priced:
-                self._rejections.append(
-                    refusal(
-                        configuration,
-                        rule="nothing to split",
-                        detail="no module of the model can be split over tp "
-                        f"{configuration.degrees.tp}",
-                    )
-                )
+                self._rejections.append(self._unsplit(configuration))
         return found
+
+    def _unsplit(self, configuration: Configuration) -> Rejection:
+        """Say why a configuration has no layout over tp."""
+        tp = configuration.degrees.tp
+        reason = self._space.pricer.reason(tp)
+        if reason is None:
+            detail = f"no module of the model can be split over tp {tp}"
+            return refusal(configuration, rule="nothing to split", detail=detail)
+        detail = f"the script cannot run tp {tp}: {reason}"
+        return refusal(configuration, rule=_THE_SCRIPT, detail=detail)
 
     def _candidates(self, incumbents: Incumbents) -> list[Plan]:
         """The best choice of every configuration that was priced, fastest first."""
@@ -101,11 +107,12 @@ class Search:
                 plans.append(decode_plan(solved.search, solved.columns, self._space.context))
         return plans
 
-    def _nothing_legal(self) -> RequestError:
+    def _nothing_legal(self) -> RequestError | CodegenError:
         rules: dict[str, str] = {}
         for rejection in self._rejections:
             rules.setdefault(rejection.rule, rejection.detail)
-        return RequestError(
+        kind = CodegenError if _THE_SCRIPT in rules else RequestError
+        return kind(
             f"no layout of {self._cluster.num_gpus} GPUs is legal for this model and a global "
             f"batch of {self._request.global_batch_size}: " + "; ".join(rules.values()),
             hint="change the number of GPUs or the global batch size, or fix fewer values",

@@ -13,7 +13,8 @@ from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
-from planner.pricing.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer
 from planner.search.columns import ColumnMaker, FrontCache
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
@@ -73,6 +74,7 @@ class LayoutSpace:
             request.dtype,
             kernels=framework.kernels,
             collective_host_s=framework.collective_host_s,
+            is_tried=framework.name == SCRIPT,
         )
         self._fronts: dict[tuple[ShardingChoice, Hashable], FrontCache] = {}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.strategy.layout import Layout
+from planner.runtime.layout import Layout
 
 Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
 

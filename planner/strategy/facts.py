@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.strategy.op_rules import ATTENTIONS
+from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.problem import table_storages
 
 SEQUENCE_DIM = 1

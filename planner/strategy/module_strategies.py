@@ -1,10 +1,10 @@
 """The ways in which a module that owns parameters can run over the tp axis."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
-from planner.strategy.layout import (
+from planner.graph.operator_graph import OperatorGraph, OpNode, Parameter, StorageKind
+from planner.runtime.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL_GRAD,
@@ -13,7 +13,7 @@ from planner.strategy.layout import (
     shard,
 )
 from planner.strategy.nodes import Node, NodeStrategy
-from planner.strategy.propagation import needs_global_shapes, output_layouts
+from planner.strategy.propagation import output_layouts
 from planner.vocabulary import Style
 
 _MAX_FUSED = 8
@@ -46,20 +46,31 @@ class UnitContext:
 def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
     """Enumerate the strategies of a module node.
 
-    Always "replicate"; "sequence" where the stream is a shard that the module keeps; for a
-    linear module "column" and "row"; for an embedding "vocab_embedding".
+    Always "replicate"; "on_part" where the module keeps a split of its input; for a linear module
+    "column" and "row"; for an embedding "vocab_embedding".
     """
     found = _replicated(node, context)
-    if context.stream.is_shard:
-        found += _kept(node, context, Style.SEQUENCE, context.stream)
+    for layout in _parts(node, context):
+        found += _kept(node, context, layout)
     linear = _linear_op(node, context)
     if linear is not None:
-        found += _columns(node, context, linear)
-        found += _rows(node, context, linear)
+        split = _split_parameters(node, context, linear)
+        found += [replace(each, split=split[0]) for each in _columns(node, context, linear)]
+        found += [replace(each, split=split[1]) for each in _rows(node, context, linear)]
     embedding = _embedding_op(node, context)
     if embedding is not None:
-        found += _vocabularies(node, context, embedding)
+        rows = tuple((name, 0) for name in _own_parameters(node, context))
+        found += [replace(each, split=rows) for each in _vocabularies(node, context, embedding)]
     return tuple(found)
+
+
+def _parts(node: Node, context: UnitContext) -> list[Layout]:
+    """Splits of a module's input: that of the stream, and of dims between samples and features."""
+    if len(node.inputs) != 1 or len(node.outputs) != 1:
+        return [context.stream] if context.stream.is_shard else []
+    ndim = len(context.graph.values[node.inputs[0]].shape)
+    inner = [shard(dim) for dim in range(1, ndim - 1)] if ndim > 3 else []
+    return list(dict.fromkeys([*([context.stream] if context.stream.is_shard else []), *inner]))
 
 
 def _exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
@@ -88,10 +99,10 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
     ]  # fmt: skip
 
 
-def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[NodeStrategy]:
+def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy]:
     """Whole parameters on a split input: legal where each op keeps the shard by itself.
 
-    The module runs on plain local tensors, and its parameters' gradients are summed afterwards.
+    The gradients of the module's parameters are sums over ranks, and are summed afterwards.
     Only for modules of vectors (norms, scales, biases): a whole matrix on every rank would make
     tensor parallelism a data parallelism whose memory the unit's price does not show.
     """
@@ -119,10 +130,8 @@ def _kept(node: Node, context: UnitContext, style: str, layout: Layout) -> list[
         layouts.update(zip(op.outputs, outputs, strict=True))
     if any(layouts[value] != layout for value in node.outputs):
         return []
-    if needs_global_shapes(graph, (graph.nodes[op] for op in node.ops), layouts):
-        return []
     whole = {value: found or REPLICATE for value, found in layouts.items()}
-    return [_strategy(node, style, whole, dict.fromkeys(node.inputs, layout))]
+    return [_strategy(node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout))]
 
 
 def _strategy(
@@ -141,7 +150,6 @@ def _strategy(
         outputs=outputs or {value: layouts[value] for value in node.outputs},
         layouts=layouts,
         loss_rows=0,
-        needs_dtensor=False,
     )
 
 
@@ -156,8 +164,7 @@ def _linear_weight(op: OpNode, context: UnitContext) -> int | None:
 def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     """The matmul of an nn.Linear-like module, None where the module is something else.
 
-    The weight must be stored (out, in), as nn.Linear does, and the module must do nothing but
-    reshape, multiply and add a bias.
+    The module must do nothing but reshape, multiply and add a bias.
     """
     graph = context.graph
     if len(node.inputs) != 1 or len(node.outputs) != 1:
@@ -167,11 +174,53 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     others = [op for op in work if op not in matmuls and op.name != "_unsafe_view"]
     if len(matmuls) != 1 or any(op.name not in ("add", "add_") for op in others):
         return None
-    weight = graph.values[matmuls[0].inputs[-1]]
-    stored = {
-        parameter.shape for parameter in graph.parameters if parameter.storage == weight.storage
+    return matmuls[0] if _weight_name(node, context, matmuls[0]) is not None else None
+
+
+def _own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
+    """Parameters of a module by their names in it."""
+    prefix = f"{node.module}."
+    return {
+        name.removeprefix(prefix): parameter
+        for parameter in context.graph.parameters
+        for name in parameter.names
+        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
     }
-    return matmuls[0] if (weight.shape[1], weight.shape[0]) in stored else None
+
+
+def _weight_name(node: Node, context: UnitContext, linear: OpNode) -> str | None:
+    """Name of the weight, None where it is read through more than a transposition."""
+    weight = context.graph.values[linear.inputs[-1]]
+    for name, parameter in _own_parameters(node, context).items():
+        if parameter.storage == weight.storage and set(parameter.shape) == set(weight.shape):
+            return name
+    return None
+
+
+def _stored_dims(node: Node, context: UnitContext, linear: OpNode) -> tuple[int, int]:
+    """Dims of the weight, as it is stored, that are its input and its output features.
+
+    nn.Linear stores (out, in) and reads it transposed, GPT-2's Conv1D (in, out).
+    """
+    transposes = (context.graph.nodes[op] for op in node.ops)
+    is_transposed = any(
+        op.name in ("t", "transpose", "permute") and linear.inputs[-1] in op.outputs
+        for op in transposes
+    )
+    return (1, 0) if is_transposed else (0, 1)
+
+
+_Split = tuple[tuple[str, int], ...]
+
+
+def _split_parameters(node: Node, context: UnitContext, linear: OpNode) -> tuple[_Split, _Split]:
+    """What a linear module splits, by columns and by rows: parameters with the dim of each."""
+    weight = _weight_name(node, context, linear)
+    assert weight is not None
+    rows, columns = _stored_dims(node, context, linear)
+    own = _own_parameters(node, context).items()
+    biases = [(name, 0) for name, each in own if name != weight and len(each.shape) == 1]
+    return ((weight, columns), *biases), ((weight, rows),)
 
 
 def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
@@ -194,8 +243,8 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
                 layouts.setdefault(value, REPLICATE)
             for value in op.outputs:
                 rank = len(graph.values[value].shape)
-                split = value not in unsplit
-                layouts[value] = shard(rank - 1, fused) if split else REPLICATE
+                is_split = value not in unsplit
+                layouts[value] = shard(rank - 1, fused) if is_split else REPLICATE
         for value in filter(context.is_parameter, linear.inputs):
             layouts[value] = shard(len(graph.values[value].shape) - 1, fused)
         inputs = {node.inputs[0]: REPLICATE_PARTIAL_GRAD}
@@ -205,7 +254,12 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
                 continue
             found.append(
                 _strategy(
-                    node, Style.COLUMN, layouts, inputs, outputs={output: leaving}, fused=fused
+                    node,
+                    Style.COLUMN,
+                    layouts,
+                    inputs,
+                    outputs={output: leaving},
+                    fused=fused,
                 )
             )
     return found

@@ -14,7 +14,7 @@ from enum import StrEnum
 import networkx as nx
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
-from planner.strategy.layout import Layout
+from planner.runtime.layout import Layout
 
 
 class NodeKind(StrEnum):
@@ -41,8 +41,8 @@ class NodeStrategy:
     """Layout of every value inside, parameters included, before collectives."""
     loss_rows: int
     """Rows of a vocabulary-parallel loss, whose softmax needs three small all-reduces; else 0."""
-    needs_dtensor: bool
-    """True where views or constants inside must see global shapes."""
+    split: tuple[tuple[str, int], ...] = ()
+    """Names of the parameters that are split (kind MODULE), and the dim of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

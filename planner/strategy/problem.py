@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
-from planner.strategy.layout import REPLICATE, Layout, can_shard, shard
+from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import region_strategies
-from planner.vocabulary import Style
+from planner.vocabulary import SPLIT_STYLES, Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ def sharding_problem(
     tp: int,
     sequence_dim: int | None,
     split_tables: bool | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> ShardingProblem:
     """Set up the choice of layouts for a unit.
 
@@ -48,6 +49,7 @@ def sharding_problem(
             the whole stream.
         split_tables: Whether the rows of vocabulary-sized weights (embedding tables, and heads
             that share their weight) are split; None leaves it open.
+        whole: Modules that are not split, by their paths in the unit.
 
     Returns:
         Nodes with all their legal strategies.
@@ -63,6 +65,8 @@ def sharding_problem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
+    _leave_whole(modules, folded, unit, whole)
+    _make_alike(modules, folded)
     strategies = []
     candidates = _candidates(folded, modules, stream)
     for node in folded.nodes:
@@ -74,6 +78,37 @@ def sharding_problem(
             found = (_constant(node),)
         strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def _leave_whole(
+    modules: "Strategies", folded: FoldedUnit, unit: Unit, whole: frozenset[str]
+) -> None:
+    """Drop the strategies that split modules which are not to be split."""
+    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
+            found = modules[node.index]
+            modules[node.index] = tuple(s for s in found if s.style not in SPLIT_STYLES)
+
+
+def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
+    """Give all calls of one module the same strategies: the script has one instruction for it."""
+    calls: dict[str, list[Node]] = {}
+    for node in folded.nodes:
+        if node.kind is NodeKind.MODULE:
+            calls.setdefault(node.module, []).append(node)
+    for nodes in calls.values():
+        ways = [{_way(each): each for each in modules[node.index]} for node in nodes]
+        common = [way for way in ways[0] if all(way in others for others in ways)]
+        if len(nodes) > 1:
+            for node, own in zip(nodes, ways, strict=True):
+                modules[node.index] = tuple(own[way] for way in common)
+
+
+def _way(strategy: NodeStrategy) -> tuple[object, ...]:
+    """A strategy apart from the values of one call."""
+    layouts = (tuple(strategy.inputs.values()), tuple(strategy.outputs.values()))
+    return strategy.style, strategy.fused, strategy.split, *layouts
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]
@@ -146,17 +181,14 @@ def _treats_tables(
 ) -> bool:
     """Whether a strategy that reads a table has it split (or whole), as asked."""
     if not any(graph.values[value].storage in tables for value in strategy.layouts):
-        return True
+        return strategy.style != Style.VOCAB_EMBEDDING  # a table of positions, say
     return strategy.style in (
         (Style.VOCAB_EMBEDDING, Style.COLUMN) if split else (Style.REPLICATE,)
     )
 
 
 def _constant(node: Node) -> NodeStrategy:
-    return NodeStrategy(
-        style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0,
-        needs_dtensor=False,
-    )  # fmt: skip
+    return NodeStrategy(style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0)
 
 
 def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
@@ -174,11 +206,6 @@ def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
 
 
 def _allowed(strategy: NodeStrategy, folded: FoldedUnit, context: UnitContext) -> bool:
-    """Boundary values keep the stream layout, and the stream is made of plain local tensors."""
+    """Whether boundary values keep the stream layout."""
     outputs = strategy.outputs
-    if any(outputs[v] != context.stream for v in folded.boundary_outputs if v in outputs):
-        return False
-    if not context.stream.is_shard or not strategy.needs_dtensor:
-        return True
-    touched = (*strategy.inputs.values(), *strategy.outputs.values())
-    return context.stream not in touched
+    return all(outputs[v] == context.stream for v in folded.boundary_outputs if v in outputs)

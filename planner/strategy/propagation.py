@@ -9,14 +9,12 @@ rank would add its part of the gradient only; memory that is written to must be 
 result is; and no op runs on the summands of a sum over ranks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
-from planner.strategy.layout import PARTIAL, REPLICATE, Layout, can_shard
-from planner.strategy.op_rules import ATTENTIONS, Call, Operand, Shape, rule_of
-
-_SIZED_VIEWS = frozenset({"view", "_unsafe_view", "expand"})
-"""Views that are told the sizes of their result."""
+from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard
+from planner.runtime.op_rules import MATMULS, Call, Found, Operand, Shape, rule_of
+from planner.runtime.product_rules import product_layouts
 
 
 def output_layouts(
@@ -39,8 +37,7 @@ def output_layouts(
         return (None,) * len(op.outputs)
     if all(layout is None or layout == REPLICATE for layout in layouts):
         return (REPLICATE,) * len(op.outputs)
-    rule = rule_of(op)
-    if rule is None or PARTIAL in layouts or _has_partial_gradient(graph, op, layouts):
+    if PARTIAL in layouts or _has_partial_gradient(graph, op, layouts):
         return None
     operands = [
         Operand(graph.values[value].shape, layout)
@@ -49,43 +46,19 @@ def output_layouts(
     targets = [graph.values[value].shape for value in op.outputs]
     if any(each.split and not can_shard(each.shape, each.split, tp) for each in operands):
         return None
-    found = rule(Call(op, operands, targets), tp)
+    found = _found(Call(op, operands, targets), tp)
     if found is None or not _fit(targets, found, tp) or _spoils_memory(graph, op, layouts, found):
         return None
     return tuple(found)
 
 
-def needs_global_shapes(
-    graph: OperatorGraph, ops: Iterable[OpNode], layouts: Mapping[int, Layout | None]
-) -> bool:
-    """Whether ops on shards must see the shapes of the whole tensors, as DTensors do.
-
-    Views may have sizes written into the model's code, or give one tensor the sizes of another;
-    attention has sharding rules of its own; and a constant that is as long as the split dim must
-    be sliced.
-
-    Args:
-        graph: The graph of the ops.
-        ops: Ops that run together on these layouts.
-        layouts: Of every value that they read or make; None or nothing for a constant.
-    """
-    has_shards = any(layout is not None and layout.is_shard for layout in layouts.values())
-    return any(_needs_global_shapes(graph, op, layouts) for op in ops if has_shards)
-
-
-def _needs_global_shapes(
-    graph: OperatorGraph, op: OpNode, layouts: Mapping[int, Layout | None]
-) -> bool:
-    known = [(graph.values[value].shape, layouts.get(value)) for value in op.inputs]
-    split = [(shape, layout) for shape, layout in known if layout is not None and layout.is_shard]
-    if not split:
-        return op.name in _SIZED_VIEWS and any(layout is not None for _, layout in known)
-    if op.is_view or op.name in ATTENTIONS:
-        return True
-    back = len(split[0][0]) - split[0][1].dim
-    return any(
-        layout is None and len(shape) >= back and shape[-back] != 1 for shape, layout in known
-    )
+def _found(call: Call, tp: int) -> Found:
+    """Ask the op's rule; a sum over ranks, as products may leave, is for modules alone."""
+    if call.op.name in MATMULS:
+        found, _ = product_layouts(call, tp)
+        return None if found is None or PARTIAL in found else found
+    rule = rule_of(call.op)
+    return None if rule is None else rule(call, tp)
 
 
 def _has_partial_gradient(

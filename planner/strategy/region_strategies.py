@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from planner.graph.operator_graph import OpNode
-from planner.strategy.layout import REPLICATE, Layout, can_shard
+from planner.runtime.layout import REPLICATE, Layout, can_shard
 from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
-from planner.strategy.propagation import needs_global_shapes, output_layouts
+from planner.strategy.propagation import output_layouts
 
 MAX_STRATEGIES = 256
 """Assignments kept per region; a region with more (dozens of inputs) runs replicated only."""
@@ -122,7 +122,6 @@ def _strategy(
         outputs={value: known.get(value, REPLICATE) for value in node.outputs},
         layouts=known,
         loss_rows=loss_rows,
-        needs_dtensor=_needs_dtensor(node, known, context),
     )
 
 
@@ -131,13 +130,3 @@ def _rows(shape: tuple[int, ...]) -> int:
     for size in shape[:-1]:
         count *= size
     return count
-
-
-def _needs_dtensor(node: Node, known: Mapping[int, Layout], context: UnitContext) -> bool:
-    """Whether ops of a split region must see global shapes, or a rule for losses of their own."""
-    graph = context.graph
-    ops = [graph.nodes[op] for op in node.ops]
-    if needs_global_shapes(graph, ops, known):
-        return True
-    losses = [op for op in ops if op.name in _LOSS_OPS]
-    return any(value in known and known[value].is_shard for op in losses for value in op.inputs)

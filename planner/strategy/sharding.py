@@ -4,12 +4,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitParameter:
+    """A parameter that is split over tp."""
+
+    name: str
+    """Its name in its module: "weight"."""
+    dim: int
+    """Dim that is split, of the parameter as it is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSharding:
     """Tensor-parallel instructions for one module that owns parameters.
 
     Layouts are spelled as torch spells placements: "Replicate", "Shard(1)" (tensor dim 1,
     negative dims count from the end). The *stream* is what flows between modules outside
-    sharded regions: plain local tensors in the unit's boundary layout.
+    sharded regions, in the unit's boundary layout.
     """
 
     module: str
@@ -24,9 +34,18 @@ class ModuleSharding:
     """Layout that the module's first input must have."""
     output_layout: str
     """Layout that its output leaves with (after the collective, where one is needed)."""
-    output_is_local: bool
-    """True where the output goes on as a plain local tensor (the stream, or a region of
-    pointwise ops only), False where it stays a DTensor so that views see global shapes."""
+    split: tuple[SplitParameter, ...] = ()
+    """Its parameters that are split; the others are whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModule:
+    """A module that stays whole though its shapes would let it be split."""
+
+    module: str
+    """Its path, as in ``ModuleSharding``."""
+    reason: str
+    """What the script cannot run where it is split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +56,5 @@ class UnitSharding:
     """Units that run so."""
     modules: tuple[ModuleSharding, ...]
     """Modules that do not simply run replicated on the replicated stream."""
+    whole: tuple[WholeModule, ...] = ()
+    """Modules that the script could not run split."""

@@ -8,13 +8,12 @@ from crossing_models import TUPLES
 from example_plans import EXAMPLES
 from torch import nn
 from torch.distributed.run import get_args_parser
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
 from planner.runtime.data import Batches, split_microbatches
-from planner.runtime.dtensor_rules import _cat_parts, install_dtensor_rules
+from planner.runtime.fused import RankOrder
+from planner.runtime.layout import REPLICATE, shard
 from planner.runtime.model import (
     UserModel,
     build_on_cpu,
@@ -24,6 +23,8 @@ from planner.runtime.model import (
 from planner.runtime.options import parse_options
 from planner.runtime.part import named_parameters
 from planner.runtime.processes import RunError, process_group
+from planner.runtime.split_ops import SplitError
+from planner.runtime.split_tensor import Ranks, SplitTensor
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.tensor_parallel import placement
 
@@ -329,18 +330,40 @@ def test_loss_is_computed_in_float32_at_least():
 
 
 def test_layouts_are_read_as_torch_spells_them():
-    assert placement("Replicate") == Replicate()
-    assert placement("Shard(-1)") == Shard(-1)
+    assert placement("Replicate", 3) == REPLICATE
+    assert placement("Shard(-1)", 3) == shard(2)
     with pytest.raises(ValueError, match="no layout"):
-        placement("Partial")
+        placement("Partial", 3)
 
 
-def test_torch_still_has_the_internals_that_the_runtime_needs():
-    install_dtensor_rules()
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    assert handlers[torch.ops.aten.cat.default] is _cat_parts
-    assert _StridedShard(0, split_factor=3).split_factor == 3
-    assert hasattr(DTensor._op_dispatcher, "_allow_implicit_replication")
+def split_tensor(whole, dim, *, rank, size=2):
+    ranks = Ranks(rank=rank, size=size, group=None)
+    return SplitTensor(ranks.part(whole, shard(dim)), shard(dim), ranks)
+
+
+def test_a_split_tensor_looks_whole_and_runs_on_its_part():
+    whole = torch.randn(2, 8, 3)
+    halves = [split_tensor(whole, 1, rank=rank) for rank in range(2)]
+    views = [half.view(2, 4, 2, 3).transpose(1, 2) + torch.ones(4, 3) for half in halves]
+    assert [view.shape for view in views] == [(2, 2, 4, 3)] * 2
+    expected = whole.view(2, 4, 2, 3).transpose(1, 2) + 1
+    torch.testing.assert_close(torch.cat([view.local for view in views], 2), expected)
+
+
+def test_an_op_without_a_rule_and_a_whole_tensor_with_a_gradient_are_refused():
+    half = split_tensor(torch.randn(2, 8), 1, rank=0)
+    with pytest.raises(SplitError, match=r"sort of \(2, 8\) Shard\(1\)"):
+        half.sort()
+    with pytest.raises(SplitError, match="would know a part of its gradient"):
+        half * torch.ones(8, requires_grad=True)
+
+
+def test_fused_projections_lie_by_rank():
+    order = RankOrder(shard(0, 3), 2)
+    whole = torch.arange(12)
+    by_rank = order.by_rank(whole)
+    assert by_rank[:6].tolist() == [0, 1, 4, 5, 8, 9]
+    assert torch.equal(order._swapped(by_rank, 2, 3), whole)
 
 
 class Experts(nn.Module):

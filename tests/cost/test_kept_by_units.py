@@ -8,7 +8,8 @@ from planner.graph.analysis.retained import by_unit, retained_bytes
 from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
-from planner.pricing.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer
 from planner.vocabulary import RECOMPUTATIONS
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.pricing.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer
 from planner.strategy.configuration import Configuration, axis_stride
 from planner.strategy.mesh import ParallelDegrees
 

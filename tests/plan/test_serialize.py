@@ -20,7 +20,7 @@ from planner.plan.serialize import (
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.report.document import plan_json
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 
 counts = st.integers(min_value=1, max_value=2**40)
 seconds = st.floats(min_value=0, max_value=1e9)
@@ -36,7 +36,7 @@ modules = st.builds(
     fused=counts,
     input_layout=names,
     output_layout=names,
-    output_is_local=st.booleans(),
+    split=st.lists(st.builds(SplitParameter, name=names, dim=counts), max_size=2).map(tuple),
 )
 shardings = st.builds(
     UnitSharding,

@@ -91,7 +91,7 @@ def test_the_cases_are_what_their_names_say(searched):
     assert plans["interleaved"].virtual_stages > 1
     assert plans["tensor"].sequence_parallel
     styles = {module.style for group in plans["tensor"].shardings for module in group.modules}
-    assert {"column", "row", "vocab_embedding", "sequence"} <= styles
+    assert {"column", "row", "vocab_embedding", "on_part"} <= styles
     assert plans["tensor"].tied_parameters
     assert plans["both"].degrees.tp == plans["both"].degrees.pp == 2
     policies = set(plans["mixed"].stages[0].activation_checkpointing[1:-1])
@@ -294,7 +294,7 @@ def split_head_otherwise(plan):
     head, last = "lm_head", len(plan.units) - 1
     group = next(i for i, s in enumerate(plan.shardings) if s.units == (last,))
     modules = tuple(
-        replace(m, style="replicate", output_layout="Replicate", output_is_local=True)
+        replace(m, style="replicate", output_layout="Replicate", split=())
         if m.module == head
         else m
         for m in plan.shardings[group].modules
@@ -394,8 +394,8 @@ MUTATIONS = {
         "tensor", "layouts", change_module("column", input_layout="Shard(-1)")
     ),
     "the batch is split": ("tensor", "layouts", change_module("row", output_layout="Shard(0)")),
-    "a sequence module on the whole": (
-        "tensor", "layouts", change_module("sequence", input_layout="Replicate")
+    "a module on a part of the whole": (
+        "tensor", "layouts", change_module("on_part", input_layout="Replicate")
     ),
     "a sequence module without a split sequence": (
         "tensor", "layouts", change(sequence_parallel=False)

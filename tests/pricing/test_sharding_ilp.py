@@ -17,7 +17,7 @@ from planner.pricing.sharding_ilp import (
     price_strategies,
     solve_sharding,
 )
-from planner.strategy.layout import REPLICATE_PARTIAL_GRAD
+from planner.runtime.layout import REPLICATE_PARTIAL_GRAD
 from planner.strategy.nodes import NodeKind
 from planner.strategy.problem import sharding_problem
 
@@ -104,7 +104,7 @@ def test_a_transformer_block_gets_columns_then_rows(big_gpt, sequence_dim):
     assert found["attn.c_proj"] == ("row", 1)
     assert found["mlp.c_fc"] == ("column", 1)
     assert found["mlp.c_proj"] == ("row", 1)
-    norm = ("sequence", 1) if sequence_dim == 1 else ("replicate", 1)
+    norm = ("on_part", 1) if sequence_dim == 1 else ("replicate", 1)
     assert found["ln_1"] == norm
     assert found["ln_2"] == norm
     # Two changes of layout: the inputs of attention and MLP, each shared by its projections.

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import torch.distributed as dist
 from driver import run_script
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Collectives(TorchDispatchMode):
-    """Counts collectives on local tensors, those made inside DTensor ops too."""
+    """Counts collectives on local tensors, those made inside ops of split tensors too."""
 
     def __init__(self):
         super().__init__()
         self.counts = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(kind.__name__ in ("DTensor", "SplitTensor") for kind in types):
             return NotImplemented
         if func.namespace in ("_c10d_functional", "c10d") and "wait" not in func.name():
             self.counts[func.overloadpacket.__name__] += 1

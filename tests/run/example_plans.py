@@ -8,7 +8,7 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.sharding import ModuleSharding, UnitSharding
+from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,8 +49,9 @@ class ModelCase:
     blocks: tuple[str, ...]
     seq_len: int | None
     tied: tuple[tuple[str, ...], ...] = ()
-    columns: tuple[tuple[str, int, bool], ...] = ()
-    """Module, fused projections, whether the output is local."""
+    columns: tuple[tuple[str, int], ...] = ()
+    """Module, fused projections."""
+    has_biases: bool = False
     rows: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
     embedding: str = ""
@@ -62,31 +63,36 @@ class ModelCase:
     def units(self):
         return ("prologue", *self.blocks, "epilogue")
 
+    def split(self, dim):
+        return (("weight", dim), *([("bias", 0)] if self.has_biases else []))
+
     def shardings(self, *, sequence_parallel):
         stream = "Shard(1)" if sequence_parallel else "Replicate"
         modules = [
             module_sharding(
-                name, "column", output_layout="Shard(-1)", output_is_local=local, fused=fused
+                name, "column", split=self.split(0), output_layout="Shard(-1)", fused=fused
             )
-            for name, fused, local in self.columns
+            for name, fused in self.columns
         ]
         modules += [
-            module_sharding(name, "row", input_layout="Shard(-1)", output_layout=stream)
+            module_sharding(
+                name, "row", split=(("weight", 1),), input_layout="Shard(-1)", output_layout=stream
+            )
             for name in self.rows
         ]
         if sequence_parallel:
             modules += [
-                module_sharding(name, "sequence", input_layout=stream, output_layout=stream)
+                module_sharding(name, "on_part", input_layout=stream, output_layout=stream)
                 for name in self.norms
             ]
         last = len(self.units) - 1
         found = [UnitSharding(units=tuple(range(1, last)), modules=tuple(modules))]
         if self.embedding:
-            embedding = module_sharding(self.embedding, "vocab_embedding")
+            embedding = module_sharding(self.embedding, "vocab_embedding", split=(("weight", 0),))
             found.append(UnitSharding(units=(0,), modules=(embedding,)))
         if self.head:
             head = module_sharding(
-                self.head, "column", output_layout="Shard(-1)", output_is_local=False
+                self.head, "column", split=(("weight", 0),), output_layout="Shard(-1)"
             )
             found.append(UnitSharding(units=(last,), modules=(head,)))
         return tuple(found)
@@ -98,7 +104,7 @@ def module_sharding(
     *,
     input_layout="Replicate",
     output_layout="Replicate",
-    output_is_local=True,
+    split=(),
     fused=1,
 ):
     return ModuleSharding(
@@ -107,7 +113,7 @@ def module_sharding(
         fused=fused,
         input_layout=input_layout,
         output_layout=output_layout,
-        output_is_local=output_is_local,
+        split=tuple(SplitParameter(name=name, dim=dim) for name, dim in split),
     )
 
 
@@ -117,7 +123,8 @@ GPT = ModelCase(
     blocks=tuple(f"transformer.h.{i}" for i in range(8)),
     seq_len=16,
     tied=(("transformer.wte.weight", "lm_head.weight"),),
-    columns=(("attn.c_attn", 3, False), ("mlp.c_fc", 1, True)),
+    columns=(("attn.c_attn", 3), ("mlp.c_fc", 1)),
+    has_biases=True,
     rows=("attn.c_proj", "mlp.c_proj"),
     norms=("ln_1", "ln_2"),
     embedding="transformer.wte",
@@ -129,11 +136,11 @@ LLAMA = ModelCase(
     blocks=tuple(f"layers.{i}" for i in range(8)),
     seq_len=16,
     columns=(
-        ("attention.wq", 1, False),
-        ("attention.wk", 1, False),
-        ("attention.wv", 1, False),
-        ("feed_forward.w1", 1, True),
-        ("feed_forward.w3", 1, True),
+        ("attention.wq", 1),
+        ("attention.wk", 1),
+        ("attention.wv", 1),
+        ("feed_forward.w1", 1),
+        ("feed_forward.w3", 1),
     ),
     rows=("attention.wo", "feed_forward.w2"),
     norms=("attention_norm", "ffn_norm"),

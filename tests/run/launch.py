@@ -21,10 +21,10 @@ def write_script(folder, plan):
     return folder
 
 
-def run_jobs(jobs, *, num_processes=None, timeout_s=900):
+def run_jobs(jobs, *, num_processes=None, timeout_s=900, function=run_scripts):
     """Run (folder, arguments) pairs in one process group; None processes: in one without group."""
     listed = [(str(folder), arguments) for folder, arguments in jobs]
-    run_ranks(run_scripts, listed, num_processes=num_processes, timeout_s=timeout_s)
+    run_ranks(function, listed, num_processes=num_processes, timeout_s=timeout_s)
 
 
 def torchrun(num_processes):

@@ -20,23 +20,23 @@ DP = {"dp_shard": 2, "microbatch_size": 4}
 EXPECTED = {
     "tp": (
         TP,
-        {"all_reduce": MICROBATCHES * (4 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+        {"allreduce_": MICROBATCHES * (4 * LAYERS + ENDS + LOSS) + STEP},
     ),
     "tp_full": (  # recomputation stops before the second all-reduce of a layer
         {**TP, "recompute": "full"},
-        {"all_reduce": MICROBATCHES * (5 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+        {"allreduce_": MICROBATCHES * (5 * LAYERS + ENDS + LOSS) + STEP},
     ),
     "tp_selective": (
         {**TP, "recompute": "selective"},
-        {"all_reduce": MICROBATCHES * (5 * LAYERS + ENDS + LOSS), "allreduce_": STEP},
+        {"allreduce_": MICROBATCHES * (5 * LAYERS + ENDS + LOSS) + STEP},
     ),
     "tp_sequence": (  # the stream is scattered before the blocks and gathered after them
         {**TP, "sequence_parallel": True},
         {
-            "all_gather_into_tensor": MICROBATCHES * (4 * LAYERS + 2),
-            "reduce_scatter_tensor": MICROBATCHES * 4 * LAYERS,
-            "all_reduce": MICROBATCHES * (ENDS + LOSS),
-            "allreduce_": STEP + 1,  # gradients of all norms in one
+            "_allgather_base_": MICROBATCHES * (4 * LAYERS + 2),
+            "_reduce_scatter_base_": MICROBATCHES * 4 * LAYERS,
+            # gradients of all norms in one
+            "allreduce_": MICROBATCHES * (ENDS + LOSS) + STEP + 1,
         },
     ),
     "zero_3": (  # blocks are gathered forward and backward, the rest once a microbatch

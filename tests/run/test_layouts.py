@@ -58,14 +58,23 @@ WHOLE_ATTENTION = (
     UnitSharding(
         units=tuple(range(1, 5)),
         modules=(
+            module_sharding("attention_norm", "replicate"),
             module_sharding("attention.wo", "replicate", output_layout="Shard(1)"),
             module_sharding(
-                "ffn_norm", "sequence", input_layout="Shard(1)", output_layout="Shard(1)"
+                "ffn_norm", "on_part", input_layout="Shard(1)", output_layout="Shard(1)"
             ),
-            module_sharding("feed_forward.w1", "column", output_layout="Shard(-1)"),
-            module_sharding("feed_forward.w3", "column", output_layout="Shard(-1)"),
             module_sharding(
-                "feed_forward.w2", "row", input_layout="Shard(-1)", output_layout="Shard(1)"
+                "feed_forward.w1", "column", split=(("weight", 0),), output_layout="Shard(-1)"
+            ),
+            module_sharding(
+                "feed_forward.w3", "column", split=(("weight", 0),), output_layout="Shard(-1)"
+            ),
+            module_sharding(
+                "feed_forward.w2",
+                "row",
+                split=(("weight", 1),),
+                input_layout="Shard(-1)",
+                output_layout="Shard(1)",
             ),
         ),
     ),

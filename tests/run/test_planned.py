@@ -102,7 +102,7 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     }
     assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
     assert styles["attention.wo"] == styles["feed_forward.w2"] == "row"
-    assert styles["attention_norm"] == styles["ffn_norm"] == "sequence"
+    assert styles["attention_norm"] == styles["ffn_norm"] == "on_part"
 
 
 @pytest.mark.parametrize("name", ["whole_rows-tp_2", "whole_rows-tp_2_sequence"])

@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if any(kind.__name__ == "DTensor" for kind in types):
+        if any(kind.__name__ in ("DTensor", "SplitTensor") for kind in types):
             return NotImplemented  # the ops on its local tensors follow
         out = op(*args, **(kwargs or {}))
         pytree.tree_map_only(torch.Tensor, self.see_tensor, out)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.strategy.layout import (
+from planner.runtime.layout import (
     REPLICATE,
     Layout,
     can_shard,

@@ -16,9 +16,10 @@ from torch.nn import functional
 from torch_samples import samples_of_every_op
 
 from planner.errors import ModelError
-from planner.strategy import op_rules, propagation
-from planner.strategy.layout import PARTIAL, REPLICATE, shard
-from planner.strategy.op_rules import ATTENTIONS, NAMED_RULES
+from planner.runtime import op_rules
+from planner.runtime.layout import PARTIAL, REPLICATE, shard
+from planner.runtime.op_rules import ATTENTIONS, NAMED_RULES
+from planner.strategy import propagation
 from planner.strategy.propagation import output_layouts
 
 SAMPLES = 3

@@ -11,7 +11,8 @@ from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
-from planner.pricing.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer
 from planner.validation.pricing.models import ModelShape, build, loaded
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 

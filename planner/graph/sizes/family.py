@@ -16,6 +16,7 @@ from planner.graph.operator_graph import DataRead, OperatorGraph
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
 from planner.graph.trace import record_step
+from planner.graph.trial import LayoutTrial
 
 
 class GraphFamily:
@@ -32,6 +33,7 @@ class GraphFamily:
             self._smallest_affine = 2
             if not self._matches(self._steps, 4):
                 self._steps = None
+        self._trials: dict[int, LayoutTrial] = {}
         self._layout: Layout | None = None
         self._classes: Sequence[int] = ()
         if self._steps is not None:
@@ -67,6 +69,15 @@ class GraphFamily:
         if graph is None:
             graph = self._graphs[microbatch_size] = self._make(microbatch_size)
         return graph
+
+    def trial(self, microbatch_size: int) -> LayoutTrial:
+        """Return what tries layouts at a microbatch size."""
+        if microbatch_size not in self._trials:
+            graph = self.at(microbatch_size)
+            self._trials[microbatch_size] = LayoutTrial(
+                self.model, graph, self.dtype, self.data_reads(microbatch_size)
+            )
+        return self._trials[microbatch_size]
 
     def recording(self, microbatch_size: int) -> Recording:
         """Return the step at a microbatch size, evaluated where that is exact.

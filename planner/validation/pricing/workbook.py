@@ -7,7 +7,8 @@ from planner.cost.model_units import ModelWork
 from planner.framework.spec import KernelForms
 from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.hardware.profiles import load_cluster
-from planner.pricing.model_pricing import ModelPricer, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer
 from planner.validation.pricing.models import ModelShape, loaded
 
 TRACED_LAYERS = 3

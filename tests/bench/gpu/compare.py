@@ -27,7 +27,8 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
-from planner.pricing.model_pricing import ModelPricer, PricedModel, ShardingChoice
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.model_pricing import ModelPricer, PricedModel
 
 VOCABULARY = 128
 """Of the models of ``examples`` as they are built here."""

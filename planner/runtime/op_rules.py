@@ -8,17 +8,18 @@ An op may run on shards for one of two reasons, and stays whole without one:
 * ``NAMED_RULES`` names it. The rules say what torch's documentation says of these ops, and the
   differential test runs each of them on shards against the whole tensor.
 
-``propagation`` asks ``rule_of``, and holds what is the same for every op.
+The planner asks ``rule_of`` for the ops of its graph, and the training script for those that it
+runs: what is planned by these rules is run by them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
-from planner.graph.operator_graph import OpNode
-from planner.strategy.layout import REPLICATE, Layout, shard
-from planner.strategy.layout import through_reshape as reshape_layout
-from planner.strategy.layout import through_segments as segment_layout
+from .layout import REPLICATE, Layout, shard
+from .layout import through_reshape as reshape_layout
+from .layout import through_segments as segment_layout
 
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 """Matrix products."""
@@ -33,6 +34,22 @@ ATTENTIONS = frozenset(
 """Fused attention forward kernels: inputs (batch, heads, tokens, head_dim)."""
 
 Shape = tuple[int, ...]
+
+
+class Op(Protocol):
+    """An op of torch with the arguments of a call."""
+
+    @property
+    def name(self) -> str:
+        """Packet name: "mm"."""
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Torch says that it works element by element."""
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """Positional arguments: tensors as None, lists as tuples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class Operand:
 class Call:
     """An op on operands in given layouts, at least one of them a shard."""
 
-    op: OpNode
+    op: Op
     operands: Sequence[Operand]
     targets: Sequence[Shape]
     """Shape of each output."""
@@ -337,6 +354,7 @@ NAMED_RULES: dict[str, Rule] = {
     "native_layer_norm": _norm,
     "_fused_rms_norm": _norm,
     "_softmax": _softmax,
+    "_safe_softmax": _softmax,
     "_log_softmax": _softmax,
     "mean": _reduction,
     "sum": _reduction,
@@ -372,6 +390,6 @@ NAMED_RULES: dict[str, Rule] = {
 """Ops that may run on shards though torch does not tag them pointwise, by name."""
 
 
-def rule_of(op: OpNode) -> Rule | None:
+def rule_of(op: Op) -> Rule | None:
     """Return the rule by which an op may run on shards, None where it must stay whole."""
     return _pointwise if op.is_pointwise else NAMED_RULES.get(op.name)

@@ -1,0 +1,149 @@
+"""Whether the training script's own runtime can run a layout: tried without weights or ranks."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.errors import PlannerError
+from planner.graph.loading.loaded_model import LoadedModel, default_dtype
+from planner.graph.operator_graph import DataRead, OperatorGraph, Unit, UnitKind
+from planner.runtime import known_data
+from planner.runtime.dry_run import DryRun, DryRunError
+from planner.runtime.tensor_parallel import ModuleSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedModule:
+    """How a module is to run; the fields are those of the runtime's ``ModuleSharding``."""
+
+    module: str
+    """Path in its block, or in the model."""
+    style: str
+    """A ``Style``."""
+    split: tuple[tuple[str, int], ...]
+    """Names of split parameters, and the dim of each."""
+    input_layout: str
+    """Layout of its first input."""
+    output_layout: str
+    """Layout of its output."""
+    fused: int
+    """Projections held in one weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a layout does not run."""
+
+    module: str
+    """Path in the model of the innermost module where it failed, "" where that is not known."""
+    reason: str
+    """What failed."""
+
+
+class LayoutTrial:
+    """Tries layouts of one model at one microbatch size; equal questions are answered once."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        graph: OperatorGraph,
+        dtype: str,
+        reads: Sequence[DataRead] = (),
+    ) -> None:
+        """Keep the model, and what its lines read without data; nothing runs yet."""
+        self._reads = reads
+        self._model = model
+        self._graph = graph
+        self._dtype = dtype
+        self._dry_run: DryRun | Refusal | None = None
+        self._known: dict[Hashable, Refusal | None] = {}
+
+    def block(
+        self, unit: Unit, modules: Sequence[TriedModule], tp: int, sequence_dim: int | None
+    ) -> Refusal | None:
+        """Try the layout of a block, forward and backward; None where it runs.
+
+        Args:
+            unit: A block.
+            modules: Its instructions.
+            tp: Ranks of the axis.
+            sequence_dim: Dim of the stream that is split, None where it is whole.
+        """
+        assert unit.block is not None
+        key = (unit.structure, tuple(modules), tp, sequence_dim)
+        if key not in self._known:
+            self._known[key] = self._try(modules, tp, sequence_dim, unit.block)
+        return self._known[key]
+
+    def ends(self, modules: Sequence[TriedModule], tp: int) -> Refusal | None:
+        """Try the layout of what lies around the blocks; None where it runs."""
+        key = ("ends", tuple(modules), tp)
+        if key not in self._known:
+            self._known[key] = self._try(modules, tp, None, None)
+        return self._known[key]
+
+    def _try(
+        self,
+        modules: Sequence[TriedModule],
+        tp: int,
+        sequence_dim: int | None,
+        block: int | None,
+    ) -> Refusal | None:
+        dry_run = self._ready()
+        if isinstance(dry_run, Refusal):
+            return dry_run
+        shardings = [
+            ModuleSharding(
+                each.module, each.style, each.split, each.input_layout, each.output_layout,
+                each.fused,
+            )
+            for each in modules
+        ]  # fmt: skip
+        try:
+            with self._model.import_scope(), default_dtype(getattr(torch, self._dtype)):
+                if block is None:
+                    dry_run.ends(shardings, tp)
+                else:
+                    dry_run.block(block, shardings, tp, sequence_dim)
+        except DryRunError as error:
+            return Refusal(module=error.module, reason=error.reason)
+        except Exception as error:  # of user code, or of torch under it
+            return Refusal(module="", reason=_first_line(error))
+        return None
+
+    def _ready(self) -> DryRun | Refusal:
+        """Look at the model once."""
+        if self._dry_run is None:
+            try:
+                self._dry_run = self._looked_at()
+            except PlannerError:
+                raise
+            except Exception as error:
+                reason = f"the model cannot be run on the meta device: {_first_line(error)}"
+                self._dry_run = Refusal(module="", reason=reason)
+        return self._dry_run
+
+    def _runtime_reads(self) -> list[known_data.DataRead]:
+        return [
+            known_data.DataRead(
+                each.file, each.line, tuple(zip(each.answers, each.repeats, strict=True))
+            )
+            for each in self._reads
+        ]
+
+    def _looked_at(self) -> DryRun:
+        model = self._model.build_meta(self._dtype).module
+        batch = self._model.example_batch(self._graph.microbatch_size)
+        blocks = [unit.name for unit in self._graph.units if unit.kind is UnitKind.BLOCK]
+        inputs = batch.kwargs or batch.args
+        dtype = getattr(torch, self._dtype)
+        with self._model.import_scope(), default_dtype(dtype):
+            return DryRun.of(
+                model, self._model, blocks, (inputs, batch.targets), dtype, self._runtime_reads()
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,49 @@
+"""What the layouts of a model's units are chosen under."""
+
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, Unit
+from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.problem import ShardingProblem, sharding_problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingChoice:
+    """What the units' prices depend on."""
+
+    tp: int
+    """Tensor-parallel ranks."""
+    sequence_parallel: bool
+    """The stream is split over the sequence inside blocks."""
+    split_tables: bool
+    """Rows of vocabulary-sized weights are split over tp."""
+    microbatch_size: int
+    """Samples per microbatch."""
+
+
+def unit_problem(
+    graph: OperatorGraph,
+    unit: Unit,
+    choice: ShardingChoice,
+    whole: frozenset[str] = frozenset(),
+) -> ShardingProblem:
+    """The sharding problem of a unit under a choice, with some modules left whole."""
+    return sharding_problem(
+        graph,
+        unit,
+        tp=choice.tp,
+        sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
+        split_tables=choice.split_tables if choice.tp > 1 else None,
+        whole=whole,
+    )
+
+
+def representatives(graph: OperatorGraph) -> list[Unit]:
+    """One unit of each structure: the second where there are several.
+
+    The first of many often makes what all share.
+    """
+    found: dict[str, list[Unit]] = {}
+    for unit in graph.units:
+        found.setdefault(unit.structure, []).append(unit)
+    return [alike[min(1, len(alike) - 1)] for alike in found.values()]

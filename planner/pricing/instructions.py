@@ -1,0 +1,131 @@
+"""The instructions for the script that a choice of layouts amounts to, tried before they are given.
+
+A layout is given only after the script's own runtime has run it (``graph.trial``). What it refuses
+is whole in the next try: the modules around the place that failed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.trial import LayoutTrial, Refusal, TriedModule
+from planner.pricing.sharding_ilp import ShardingSolution
+from planner.runtime.layout import REPLICATE, Layout
+from planner.strategy.nodes import NodeKind, NodeStrategy
+from planner.strategy.sharding import ModuleSharding, SplitParameter, WholeModule
+from planner.vocabulary import SPLIT_STYLES, Style
+
+Solve = Callable[[frozenset[str]], ShardingSolution | None]
+"""Solves a unit with modules left whole, by their paths in it; None where that has no layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnableUnit:
+    """Layouts of a unit that the script can run."""
+
+    solution: ShardingSolution
+    """The layouts."""
+    whole: tuple[WholeModule, ...]
+    """What is whole because the script could not run it split."""
+
+
+def runnable_block(
+    trial: LayoutTrial, unit: Unit, solve: Solve, *, tp: int, sequence_dim: int | None
+) -> RunnableUnit | Refusal | None:
+    """Find the best layout of a block that runs.
+
+    Args:
+        trial: Tries layouts.
+        unit: The block.
+        solve: Solves its problem.
+        tp: Ranks of the axis.
+        sequence_dim: Dim of the stream that is split, None where it is whole.
+
+    Returns:
+        The layout, or why none runs; None where there is none to run.
+    """
+    whole: dict[str, str] = {}
+    refusal: Refusal | None = None
+    while True:
+        solution = solve(frozenset(whole))
+        if solution is None:
+            return refusal
+        modules = module_shardings(solution)
+        found = trial.block(unit, tried(modules), tp, sequence_dim)
+        if found is None:
+            kept = [WholeModule(module=path, reason=reason) for path, reason in whole.items()]
+            return RunnableUnit(solution=solution, whole=tuple(kept))
+        refusal = found
+        failed = _around(found.module.removeprefix(f"{unit.name}."), modules)
+        if not failed:
+            return refusal
+        whole |= dict.fromkeys(failed, found.reason)
+
+
+def _around(module: str, modules: Sequence[ModuleSharding]) -> list[str]:
+    """Split modules nearest to a path: those below it, or below the next module around it."""
+    split = [each.module for each in modules if each.style in SPLIT_STYLES]
+    while module:
+        below = [path for path in split if f"{path}.".startswith(f"{module}.")]
+        if below:
+            return below
+        module = module.rpartition(".")[0]
+    return split
+
+
+def tried(modules: Sequence[ModuleSharding]) -> tuple[TriedModule, ...]:
+    """Instructions as the runtime takes them."""
+    return tuple(
+        TriedModule(
+            module=each.module,
+            style=each.style,
+            split=tuple((parameter.name, parameter.dim) for parameter in each.split),
+            input_layout=each.input_layout,
+            output_layout=each.output_layout,
+            fused=each.fused,
+        )
+        for each in modules
+    )
+
+
+def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
+    """Instructions for the modules of a unit that do not simply run whole on what is whole."""
+    unit, graph = solution.problem.unit, solution.problem.context.graph
+    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    gathered = {value for value, source, _ in solution.conversions if source.is_shard}
+    found: dict[str, ModuleSharding] = {}
+    for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
+        if node.kind is not NodeKind.MODULE:
+            continue
+        if _runs_as_is(strategy) and gathered.isdisjoint(node.inputs):
+            continue
+        (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
+        ndim = len(graph.values[output].shape) if output >= 0 else 0
+        entering = next(iter(strategy.inputs.values()), REPLICATE)
+        path = node.module.removeprefix(prefix) if node.module != unit.name else ""
+        found[path] = ModuleSharding(
+            module=path,
+            style=strategy.style,
+            fused=strategy.fused,
+            input_layout=_spelled(entering, _input_ndim(graph, strategy)),
+            output_layout=_spelled(leaving, ndim),
+            split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
+        )
+    return tuple(found.values())
+
+
+def _runs_as_is(strategy: NodeStrategy) -> bool:
+    """Whether a module needs no instruction: whole parameters, whole input, whole output."""
+    layouts = (*strategy.inputs.values(), *strategy.outputs.values())
+    return strategy.style == Style.REPLICATE and all(layout == REPLICATE for layout in layouts)
+
+
+def _input_ndim(graph: OperatorGraph, strategy: NodeStrategy) -> int:
+    return max((len(graph.values[value].shape) for value in strategy.inputs), default=0)
+
+
+def _spelled(layout: Layout, ndim: int) -> str:
+    """Layout as the script spells it; the feature dim counts from the end."""
+    if not layout.is_shard:
+        return "Replicate"
+    return "Shard(-1)" if layout.dim == ndim - 1 else f"Shard({layout.dim})"

@@ -1,0 +1,108 @@
+"""The layouts of a model's units under each choice: solved, and tried by the script's runtime."""
+
+from collections.abc import Callable
+
+from planner.cost.node_pricing import RankSpec
+from planner.errors import SolverError
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.sizes.family import GraphFamily
+from planner.graph.trial import Refusal
+from planner.pricing.choice import ShardingChoice, representatives, unit_problem
+from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
+from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.sharding import WholeModule
+from planner.vocabulary import SPLIT_STYLES
+
+
+class UnitLayouts:
+    """Layouts on demand; equal questions are answered once."""
+
+    def __init__(
+        self, graphs: GraphFamily, rank: Callable[[int], RankSpec], *, is_tried: bool
+    ) -> None:
+        """Keep what layouts depend on.
+
+        Args:
+            graphs: The model at every microbatch size.
+            rank: Prices by which layouts over a number of tp ranks are chosen.
+            is_tried: Give only layouts that the script's own runtime has run.
+        """
+        self._graphs = graphs
+        self._rank = rank
+        self._is_tried = is_tried
+        self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
+        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self.reasons: dict[int, str] = {}
+        """Why the script cannot run a layout over so many ranks, where it was tried and refused."""
+
+    def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
+        """Layouts by unit structure, None where some unit cannot run under the choice."""
+        if choice not in self._solutions:
+            self._solutions[choice] = self._solve(choice)
+        return self._solutions[choice]
+
+    def whole(self, choice: ShardingChoice, structure: str) -> tuple[WholeModule, ...]:
+        """Modules of a unit that the script could not run split."""
+        return self._whole.get((choice, structure), ())
+
+    def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
+        graph = self._graphs.at(choice.microbatch_size)
+        rank = self._rank(choice.tp)
+        solutions: dict[str, ShardingSolution] = {}
+        for unit in representatives(graph):
+            solution = self._solve_unit(graph, unit, choice, rank)
+            if solution is None:
+                return None
+            solutions[unit.structure] = solution
+        if choice.tp == 1:
+            return solutions
+        runs = _shards_anything(solutions) and self._ends_run(choice, solutions)
+        return solutions if runs else None
+
+    def _solve_unit(
+        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
+    ) -> ShardingSolution | None:
+        """The best layouts of a unit that the script can run, None where there are none."""
+
+        def solve(whole: frozenset[str]) -> ShardingSolution | None:
+            problem = unit_problem(graph, unit, choice, whole)
+            try:
+                return solve_sharding(problem, rank) if is_solvable(problem) else None
+            except SolverError:  # no consistent choice
+                return None
+
+        if choice.tp == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
+            return solve(frozenset())
+        found = runnable_block(
+            self._graphs.trial(choice.microbatch_size), unit, solve, tp=choice.tp,
+            sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
+        )  # fmt: skip
+        if isinstance(found, Refusal):
+            self._note(choice, unit.name, found)
+        if not isinstance(found, RunnableUnit):
+            return None
+        self._whole[choice, unit.structure] = found.whole
+        return found.solution
+
+    def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
+        """Whether what lies around the blocks runs as it was chosen."""
+        if not self._is_tried:
+            return True
+        ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
+        modules = [module for each in ends for module in module_shardings(each)]
+        found = self._graphs.trial(choice.microbatch_size).ends(tried(modules), choice.tp)
+        if found is not None:
+            self._note(choice, found.module or "the model around its blocks", found)
+        return found is None
+
+    def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
+        self.reasons.setdefault(choice.tp, f"{found.module or place}: {found.reason}")
+
+
+def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
+    return any(
+        strategy.style in SPLIT_STYLES
+        for solution in solutions.values()
+        for strategy in solution.chosen
+    )

@@ -1,0 +1,255 @@
+"""Modules under their layout in one process, on the meta device: no weights, no other ranks.
+
+One block of each kind, or what lies around the blocks, runs forward and backward as on the first
+rank of the tp axis. What cannot run fails here as it would there.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental import _config
+
+from .anatomy import Anatomy, examine, meta_twin
+from .known_data import DataRead, KnownData
+from .model import run_model
+from .part import OffersLoss, Part
+from .split_tensor import Ranks
+from .stand_ins import EarlierModule, replace_module
+from .tensor_parallel import ModuleSharding, TensorParallel
+from .trees import Args, Kwargs, Tree, cast_floats, stream_of, tensors_of
+
+
+class DryRunError(RuntimeError):
+    """A layout does not run; the cause says why."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(f"{module}: {reason}" if module else reason)
+        self.module = module
+        """Path of the innermost module that ran, "" where backward failed."""
+        self.reason = reason
+        """What failed there."""
+
+
+class _Done(Exception):  # noqa: N818 - no error: the block has run
+    pass
+
+
+class _Source(EarlierModule):
+    """A block that is left out: what it returned, with a gradient where it had one."""
+
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
+        """Return tensors like those that the block returned."""
+        self.restart()
+        return super().forward(*args, **kwargs)
+
+    def allocate(self, device: torch.device) -> None:
+        """Make the tensors."""
+        super().allocate(torch.device("meta"))
+        for sketch, zeros in self._zeros.items():
+            if sketch.requires_grad:
+                self._zeros[sketch] = zeros.requires_grad_()
+
+
+@dataclass(slots=True)
+class DryRun:
+    """Runs parts of one model under layouts."""
+
+    model: nn.Module
+    """The model on the meta device, its floating-point parameters in the compute dtype."""
+    anatomy: Anatomy
+    """What it consists of."""
+    user: OffersLoss
+    """Offers the loss."""
+    inputs: Tree
+    """Inputs of one microbatch, on the meta device."""
+    targets: Tree
+    """Targets, on the meta device."""
+    real: Tree
+    """Inputs with data."""
+    reads: Sequence[DataRead]
+    """What lines of the model read that have data in training only."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        user: OffersLoss,
+        blocks: Sequence[str],
+        microbatch: tuple[Tree, Tree],
+        dtype: torch.dtype,
+        reads: Sequence[DataRead] = (),
+    ) -> "DryRun":
+        """Look at a model once.
+
+        Args:
+            model: The whole model, which is not changed.
+            user: Offers the loss.
+            blocks: Paths of the blocks in execution order.
+            microbatch: Inputs and targets of one microbatch, with data.
+            dtype: Compute dtype.
+            reads: What lines of the model read that have data in training only.
+        """
+        inputs, targets = microbatch
+        anatomy = examine(model, blocks, inputs, dtype, reads)
+        on_meta = [_on_meta(cast_floats(inputs, dtype)), _on_meta(targets)]
+        return cls(meta_twin(model, dtype), anatomy, user, on_meta[0], on_meta[1], inputs, reads)
+
+    def run(
+        self,
+        block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
+        outer_shardings: Sequence[ModuleSharding],
+        tp: int,
+        sequence_dim: int | None,
+    ) -> None:
+        """Run one block of each kind, and what lies around the blocks.
+
+        Args:
+            block_shardings: Positions of blocks of one kind and what holds for them.
+            outer_shardings: What holds for modules outside the blocks.
+            tp: Ranks of the axis.
+            sequence_dim: Dim of the stream that is split inside blocks, None where it is whole.
+
+        Raises:
+            DryRunError: Something does not run.
+        """
+        for positions, shardings in block_shardings:
+            self.block(positions[min(1, len(positions) - 1)], shardings, tp, sequence_dim)
+        self.ends(outer_shardings, tp)
+
+    def block(
+        self, position: int, shardings: Sequence[ModuleSharding], tp: int, sequence_dim: int | None
+    ) -> None:
+        """Run one block under its layout, the others left out.
+
+        Raises:
+            DryRunError: It does not run.
+        """
+        path = self.anatomy.blocks[position]
+        part = self._part(keep=position)
+        part.first_block, part.blocks, part.last_block = position, (path,), path
+        part.is_last = False
+        _parallel(part, tp, sequence_dim).apply([((position,), shardings)], ())
+        seen: list[Tree] = []
+
+        def note(_: nn.Module, __: Args, output: Tree) -> None:
+            seen.append(output)
+            raise _Done
+
+        block = part.model.get_submodule(path)
+        block.register_forward_hook(note)
+        with _naming_modules(part.model, path), self._known_data(), suppress(_Done):
+            run_model(part.model, self.inputs)
+        _backward(tensors_of(seen))
+        _check_gradients(block)
+
+    def ends(self, shardings: Sequence[ModuleSharding], tp: int) -> None:
+        """Run what lies around the blocks under its layout, all blocks left out.
+
+        Raises:
+            DryRunError: It does not run.
+        """
+        part = self._part(keep=None)
+        _parallel(part, tp, None).apply((), shardings)
+        entering: list[Tensor] = []
+        if self.anatomy.blocks:
+            first = part.model.get_submodule(self.anatomy.blocks[0])
+
+            def note(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
+                entering.append(stream_of(args, kwargs))
+
+            first.register_forward_pre_hook(note, with_kwargs=True)
+        with self._known_data():
+            with _naming_modules(part.model, ""):
+                loss = part(inputs=self.inputs, targets=self.targets)
+            _backward([loss, *entering])
+
+    def _part(self, keep: int | None) -> Part:
+        """A copy of the model in which stand-ins replace the blocks but one."""
+        model = copy.deepcopy(self.model)
+        anatomy = self.anatomy
+        for i, path in enumerate(anatomy.blocks):
+            if i != keep:
+                block = model.get_submodule(path)
+                replace_module(model, path, _Source(block, anatomy.calls[path]))
+        part = Part(model, self.user, blocks=anatomy.blocks)
+        part.first_names = anatomy.first_names
+        return part
+
+    @contextmanager
+    def _known_data(self) -> Iterator[None]:
+        known = KnownData(self.inputs, self.real, self.reads)
+        # In backward an assignment to x[mask] asks how many elements a mask has.
+        nonzero = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+        with nonzero, known:
+            yield
+
+
+def _on_meta(tree: Tree) -> Tree:
+    return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), tree)
+
+
+def _parallel(part: Part, tp: int, sequence_dim: int | None) -> TensorParallel:
+    ranks = Ranks(rank=0, size=tp, group=None)
+
+    def distribute(whole: Tensor, dim: int) -> Tensor:
+        if whole.shape[dim] % tp:
+            raise DryRunError("", f"{whole.shape[dim]} is no multiple of {tp}")
+        return whole.narrow(dim, 0, whole.shape[dim] // tp).clone()
+
+    return TensorParallel(part, ranks, distribute, sequence_dim)
+
+
+@contextmanager
+def _naming_modules(model: nn.Module, below: str) -> Iterator[None]:
+    """Turn what fails into an error that names the innermost module that ran."""
+    running: list[str] = []
+    handles = []
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda *_: running.append(path)
+
+    def leave(*_: Tree) -> None:
+        running.pop()
+
+    for path, module in model.named_modules():
+        if path.startswith(below):
+            handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
+            handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    except DryRunError:
+        raise
+    except Exception as error:
+        module = running[-1] if running else ""
+        raise DryRunError(module, _first_line(error)) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _backward(outputs: Sequence[Tensor]) -> None:
+    """Run backward from tensors, with any gradient."""
+    roots = [each for each in outputs if each.requires_grad]
+    if not roots:
+        return
+    try:
+        torch.autograd.backward(roots, [torch.ones_like(each) for each in roots])
+    except Exception as error:
+        raise DryRunError("", f"backward: {_first_line(error)}") from error
+
+
+def _check_gradients(block: nn.Module) -> None:
+    """Check that each gradient lies as its parameter does."""
+    for name, parameter in block.named_parameters():
+        grad = parameter.grad
+        if grad is not None and type(grad) is not Tensor:
+            raise DryRunError(name, f"its gradient is {grad!r} and reaches it unsummed")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,191 @@
+"""What matrix products and gradients do to layouts, and ops on sums over ranks.
+
+These may leave a sum over ranks, which the planner does not: there a module changes it into
+another layout before anything reads it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from .layout import PARTIAL, REPLICATE, Layout, shard
+from .op_rules import Call, Found, Operand, _pointwise, _reduction, _same, rule_of
+
+Wanted = tuple[Found, Sequence[Layout | None]]
+"""Layouts of the outputs, and for whole operands the layout of which each rank takes its part."""
+
+
+def product_layouts(call: Call, tp: int) -> Wanted:
+    """Lay out a product: ``mm``, ``bmm``, and ``addmm``, ``baddbmm`` with a summand before it."""
+    del tp
+    has_summand = call.op.name in ("addmm", "baddbmm", "addbmm")
+    first, second = call.operands[-2:]
+    found, parts = _product(first, second)
+    if found is None or not has_summand:
+        return ([found] if found else None), parts
+    fits, wanted = _beside_result(call.operands[0], found, len(call.targets[0]))
+    return ([found] if fits else None), (wanted, *parts)
+
+
+def _product(first: Operand, second: Operand) -> tuple[Layout | None, tuple[Layout | None, ...]]:
+    """Lay out a product of (..., m, k) and (..., k, n), with the parts of whole operands."""
+    ndim = len(first.shape)
+    rows, inner, columns = ndim - 2, ndim - 1, ndim - 1
+    a, b = first.split, second.split
+    if (a and a.dim < rows) or (b and b.dim < rows):  # one product per batch
+        split = a or b
+        alike = all(each is None or each == split for each in (a, b))
+        return (split, (split, split)) if alike else (None, (None, None))
+    if a and a.dim == rows:
+        return (None if b else a), (None, None)
+    if b and b.dim == columns:
+        return (None if a else b), (None, None)
+    # The inner dim of one or both is split: each rank has a sum over its part.
+    split = a or shard(inner, b.outer if b else 1)
+    other = shard(rows, split.outer)
+    if (a and a != split) or (b and b != other):
+        return None, (None, None)
+    return PARTIAL, (split, other)
+
+
+def _beside_result(summand: Operand, found: Layout, ndim: int) -> tuple[bool, Layout | None]:
+    """Say whether a summand can be added to a result, and which part of it a rank takes."""
+    dim = found.dim - (ndim - len(summand.shape))
+    if not found.is_shard or dim < 0 or summand.shape[dim] == 1:
+        return summand.split is None, None
+    wanted = shard(dim, found.outer)
+    return summand.split in (None, wanted), None if summand.split else wanted
+
+
+def _sum(call: Call, tp: int) -> Found:
+    """Add along dims: a sum over ranks where one of them is split."""
+    found = _reduction(call, tp)
+    split = call.first.split
+    return [PARTIAL] * len(call.targets) if found is None and split else found
+
+
+def _norm_backward(call: Call, tp: int) -> Found:
+    """The input's gradient lies as the input; those of weight and bias are sums over ranks."""
+    split, sizes = call.first.split, call.argument(2, ())
+    if split is None or not isinstance(sizes, tuple):
+        return None
+    if split.dim >= len(call.first.shape) - len(sizes):
+        return None
+    return [split, *[PARTIAL] * (len(call.targets) - 1)]
+
+
+def _softmax_backward(call: Call, tp: int) -> Found:
+    split = call.first.split
+    dim = call.dim(2, -1, len(call.first.shape))
+    return None if split is None or split.dim == dim else [split]
+
+
+def _embedding_backward(call: Call, tp: int) -> Found:
+    """Gradient of a table: its columns split, or the tokens."""
+    split = call.first.split
+    if split is None:
+        return None
+    return [shard(1, split.outer) if split.dim == len(call.first.shape) - 1 else PARTIAL]
+
+
+def _taken_backward(call: Call, tp: int) -> Found:
+    """Zeros around a slice: the split dim is another."""
+    split, shape = call.first.split, call.targets[0]
+    if split is None:
+        return None
+    if call.op.name == "select_backward":
+        dim = call.dim(2, 0, len(shape))
+        moved = split.dim + (dim <= split.dim)
+        return None if moved == dim else [shard(moved, split.outer)]
+    dim, piece = call.dim(2, 0, len(shape)), call.first.shape[call.dim(2, 0, len(shape))]
+    if split.dim != dim or shape[dim] == piece:
+        return [split]
+    start = call.argument(3, 0)
+    is_segment = split.outer == 1 and shape[dim] % piece == 0 and isinstance(start, int)
+    if not is_segment or call.argument(5, 1) != 1 or int(str(start)) % piece:
+        return None
+    return [shard(dim, shape[dim] // piece)]
+
+
+def _cat_backward(call: Call, tp: int) -> Found:
+    """Equal pieces side by side along the dim of which each is split, or beside it."""
+    split, dim = call.first.split, call.dim(1, 0, len(call.targets[0]))
+    first = call.first
+    if any(each.split != split or each.shape != first.shape for each in call.operands):
+        return rule_of(call.op)(call, tp)  # type: ignore[misc]
+    if split is None or split.dim != dim:
+        return None if split is None else [split]
+    return [shard(dim, len(call.operands))] if split.outer == 1 else None
+
+
+def _attention_backward(call: Call, tp: int) -> Found:
+    """Gradients of query, key and value (and bias) lie as these do."""
+    split = call.first.split
+    if split is None or split.outer != 1 or split.dim not in (0, 1):
+        return None
+    return [split if len(target) == 4 else REPLICATE for target in call.targets]
+
+
+def _pad(call: Call, tp: int) -> Found:
+    """Pad the last dims: others may be split."""
+    split, pads = call.first.split, call.argument(1, ())
+    if split is None or not isinstance(pads, tuple):
+        return None
+    return None if split.dim >= len(call.first.shape) - len(pads) // 2 else [split]
+
+
+def _along(call: Call, tp: int) -> Found:
+    """Ops that run along a dim: others may be split."""
+    split = call.first.split
+    dim = call.dim(1, -1, len(call.first.shape))
+    return None if split is None or split.dim == dim else [split] * len(call.targets)
+
+
+GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
+    "clone": _same,
+    "sum": _sum,
+    "native_layer_norm_backward": _norm_backward,
+    "_fused_rms_norm_backward": _norm_backward,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _softmax_backward,
+    "embedding_dense_backward": _embedding_backward,
+    "slice_backward": _taken_backward,
+    "select_backward": _taken_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "cat": _cat_backward,
+    "constant_pad_nd": _pad,
+    "cumsum": _along,
+    "hardswish_backward": _pointwise,
+    "log_sigmoid_backward": _pointwise,
+}
+"""Ops that the script runs besides those that the planner splits: of backward, most of them."""
+
+LINEAR_OPS = frozenset(
+    {
+        *("view", "_unsafe_view", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand"),
+        *("slice", "select", "split", "split_with_sizes", "unbind", "clone", "_to_copy", "detach"),
+        *("alias", "neg", "sum", "mean", "slice_backward", "select_backward", "zeros_like"),
+        *("cat", "stack", "constant_pad_nd", "embedding_dense_backward"),
+    }
+)
+"""Ops of one tensor (or of several alike) that may run on the summands of a sum over ranks."""
+
+SCALED_OPS = frozenset({"mul", "div", "add", "sub", "add_", "copy_"})
+"""Ops of two tensors that may: a sum times what is whole, and sums of sums or with what is whole,
+which one rank adds."""
+
+
+def sum_layouts(call: Call) -> Found:
+    """Lay out an op some of whose operands are sums over ranks."""
+    name, layouts = call.op.name, [each.layout for each in call.operands]
+    if any(layout is not None and layout.is_shard for layout in layouts):
+        return None
+    all_sums = all(layout == PARTIAL for layout in layouts)
+    if name in LINEAR_OPS:
+        return [PARTIAL] * len(call.targets) if all_sums else None
+    if name not in SCALED_OPS:
+        return None
+    if name in ("mul", "div"):
+        return [PARTIAL] if layouts[0] == PARTIAL and layouts.count(PARTIAL) == 1 else None
+    return [PARTIAL] if layouts[0] == PARTIAL else None

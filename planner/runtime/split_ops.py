@@ -1,0 +1,320 @@
+"""How ops run on split tensors: each rank on its part, with the sizes that the part has.
+
+The rules are those by which the planner chose the layouts; an op without one is refused, and so is
+one whose result would need a collective. Those are at the edges of modules (``tensor_parallel``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
+from .op_rules import MATMULS, Call, Found, Operand, Shape, _pointwise, rule_of
+from .product_rules import GRADIENT_RULES, product_layouts, sum_layouts
+from .split_tensor import Ranks, SplitTensor, layout_of
+from .trees import Args, Function, Kwargs, Tree
+
+_SIZED = {"view": 1, "_unsafe_view": 1, "expand": 1, "slice_backward": 1, "select_backward": 1}
+"""Ops that are told the sizes of their result, and the position of these."""
+
+_MADE_WHOLE = frozenset(
+    {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "scalar_tensor"}
+)
+"""Ops that read of a tensor no more than dtype and device."""
+
+
+class SplitError(RuntimeError):
+    """An op cannot run on split tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    name: str
+    is_pointwise: bool
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """How an op runs on operands in certain layouts; the same for equal calls."""
+
+    layouts: tuple[Layout, ...]
+    """Layout of each output."""
+    parts: tuple[Layout | None, ...]
+    """For whole operands the layout of which each rank takes its part."""
+    positions: dict[int, object]
+    """Positional arguments as they are for the parts."""
+
+
+_Key = tuple[Any, ...]
+_DECISIONS: dict[_Key, _Decision] = {}
+SPECIAL: dict[str, Any] = {}
+"""Ops with a way of their own (``split_loss``): called with the op, its arguments and those by
+name; ``NotImplemented`` where it is not theirs."""
+
+
+def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
+    """Run an op some of whose operands are split.
+
+    Raises:
+        SplitError: It cannot run on them.
+    """
+    name = func.overloadpacket.__name__
+    if name in SPECIAL:
+        result = SPECIAL[name](func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    tensors = _tensors_in((*args, *kwargs.values()))
+    ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
+    if name in _MADE_WHOLE or name == "_fused_sdp_choice":
+        return func(*_local(args), **_local(kwargs))
+    key = _key(func, tensors, args, kwargs)
+    decision = _DECISIONS.get(key)
+    if decision is None:
+        decision = _DECISIONS[key] = _decide(func, tensors, args, kwargs, ranks)
+    return _run(func, tensors, args, kwargs, (decision, ranks))
+
+
+SplitTensor.run = run_split
+
+
+def _key(func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs) -> _Key:
+    grad = torch.is_grad_enabled()
+    looks = tuple(
+        (each.shape, each.layout_over_ranks, each.dtype)
+        if isinstance(each, SplitTensor)
+        else (each.shape, each.dtype, grad and each.requires_grad)
+        for each in tensors
+    )
+    ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
+    named = tuple((name, _plain(value)) for name, value in kwargs.items())
+    return func, looks, _plain(args), named, ranks.size
+
+
+def _decide(
+    func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs, ranks: Ranks
+) -> _Decision:
+    """Decide how an op runs."""
+    name = func.overloadpacket.__name__
+    results = _tensors_in((_on_meta(func, args, kwargs),))
+    targets = [tuple(each.shape) for each in results]
+    op = _Op(name, torch.Tag.pointwise in func.tags, _plain(args))
+    operands = [_operand(each) for each in tensors]
+    call = Call(op, operands, targets)
+    _check_gradients(call, tensors)
+    found, parts = _layouts(call, ranks.size)
+    if found is None or not all(
+        not layout.is_shard or can_shard(target, layout, ranks.size)
+        for layout, target in zip(found, targets, strict=True)
+    ):
+        raise SplitError(f"{_words(call)}: no rule says how it runs on the parts")
+    is_same = layout_of(tensors[0]) == found[0] if tensors else False
+    if func._schema.is_mutable and not is_same:
+        raise SplitError(f"{_words(call)}: it would write a part over what is not split so")
+    positions = _positions(call, found, targets, ranks.size)
+    return _Decision(tuple(found), parts, positions)
+
+
+def _operand(tensor: Tensor) -> Operand:
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, SplitTensor):
+        return Operand(shape, None)
+    layout = tensor.layout_over_ranks
+    return Operand(shape, layout if layout.is_shard or layout == PARTIAL else None)
+
+
+def _check_gradients(call: Call, tensors: Sequence[Tensor]) -> None:
+    """Refuse a whole tensor whose gradient each rank would know a part of."""
+    if not torch.is_grad_enabled():
+        return
+    for each in tensors:
+        if not isinstance(each, SplitTensor) and each.requires_grad:
+            raise SplitError(
+                f"{_words(call)}: the one of shape {tuple(each.shape)} is whole, and each rank "
+                "would know a part of its gradient only"
+            )
+
+
+def _layouts(call: Call, tp: int) -> tuple[Found, tuple[Layout | None, ...]]:
+    """Lay out the outputs, and the parts that are taken of whole operands."""
+    name, none = call.op.name, (None,) * len(call.operands)
+    layouts = [each.layout for each in call.operands]
+    if PARTIAL in layouts:
+        return sum_layouts(call), none
+    if not any(each.split for each in call.operands):
+        # Whole on each rank, with a gradient of which each knows a part.
+        return [Layout("replicate_partial_grad")] * len(call.targets), none
+    if name in MATMULS:
+        found, wanted = product_layouts(call, tp)
+        return found, tuple(wanted)
+    rule = GRADIENT_RULES.get(name) or rule_of(call.op)
+    found = None if rule is None else rule(call, tp)
+    if found is None:
+        return None, none
+    if rule is _pointwise or "attention" in name:
+        return found, tuple(_part_along(each, call, found) for each in call.operands)
+    return found, none
+
+
+def _part_along(operand: Operand, call: Call, found: Sequence[Layout]) -> Layout | None:
+    """The part of a whole operand that a rank needs beside its part of the result."""
+    split = next(each for each in found if each.is_shard)
+    ndim = max(len(each.shape) for each in call.operands)
+    dim = split.dim - (ndim - len(operand.shape))
+    if operand.split or dim < 0 or operand.shape[dim] == 1:
+        return None
+    return shard(dim, split.outer)
+
+
+def _positions(
+    call: Call, found: Sequence[Layout], targets: Sequence[Shape], tp: int
+) -> dict[int, object]:
+    """Rewrite sizes and places that are those of the whole."""
+    name, arguments = call.op.name, call.op.arguments
+    layout = found[0] if found else REPLICATE
+    if name in _SIZED and layout.is_shard:
+        sizes = list(targets[0])
+        sizes[layout.dim] //= tp
+        positions: dict[int, object] = {_SIZED[name]: sizes}
+        if (
+            name == "slice_backward"
+            and layout.outer > 1
+            and call.dim(2, 0, len(sizes)) == layout.dim
+        ):
+            positions |= {i: _per_rank(arguments[i], tp) for i in (3, 4)}
+        return positions
+    split = call.first.split
+    if split is None or name not in ("split", "split_with_sizes", "slice"):
+        return {}
+    ndim = len(call.first.shape)
+    if name == "slice":
+        places = {i: arguments[i] for i in (2, 3) if len(arguments) > i}
+        if split.dim != call.dim(1, 0, ndim) or split.outer == 1:
+            return {}
+        # A whole segment of a dim of ``outer`` segments, each of which is split.
+        return {i: _per_rank(place, tp) for i, place in places.items()}
+    if split.dim != call.dim(2, 0, ndim):
+        return {}
+    return {1: _per_rank(arguments[1], tp)}
+
+
+def _per_rank(value: object, tp: int) -> object:
+    if isinstance(value, tuple):
+        return [_per_rank(each, tp) for each in value]
+    return value // tp if isinstance(value, int) and abs(value) < 2**62 else value
+
+
+def _run(
+    func: Function,
+    tensors: Sequence[Tensor],
+    args: Args,
+    kwargs: Kwargs,
+    how: tuple[_Decision, Ranks],
+) -> Tree:
+    """Run an op on the parts and wrap what it leaves."""
+    decision, ranks = how
+    parts = iter(zip(tensors, decision.parts, strict=True))
+
+    def part(_: Tensor) -> Tensor:
+        tensor, wanted = next(parts)
+        local = tensor.local if isinstance(tensor, SplitTensor) else tensor
+        is_whole = wanted is not None and local.shape == tensor.shape
+        return ranks.part(local, wanted) if is_whole and wanted is not None else local
+
+    local_args = _mapped(args, part)
+    local_kwargs = {name: _mapped(value, part) for name, value in kwargs.items()}
+    if decision.positions:
+        local_args = tuple(decision.positions.get(i, each) for i, each in enumerate(local_args))
+    name = func.overloadpacket.__name__
+    if PARTIAL in decision.layouts and ranks.rank > 0:
+        local_args = _without_summand(name, tensors, local_args)
+    result = _call(func, name, local_args, local_kwargs)
+    if func._schema.is_mutable:
+        return args[0]
+    layouts = iter(decision.layouts)
+    return _mapped(result, lambda local: _wrap(local, next(layouts), ranks))
+
+
+def _wrap(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+    return local if layout == REPLICATE else SplitTensor(local, layout, ranks)
+
+
+def _without_summand(name: str, tensors: Sequence[Tensor], args: Args) -> Args:
+    """Leave out what is whole and is added to a sum over ranks: the first rank adds it."""
+    position = {"addmm": 0, "baddbmm": 0, "add": 1, "add_": 1, "sub": 1, "copy_": 1}.get(name)
+    if position is None or not isinstance(args[position], Tensor | int | float):
+        return args
+    of_sum = position < len(tensors) and isinstance(tensors[position], SplitTensor)
+    if of_sum and tensors[position].layout_over_ranks == PARTIAL:  # type: ignore[attr-defined]
+        return args
+    value = args[position]
+    zero = torch.zeros_like(value) if isinstance(value, Tensor) else 0
+    return (*args[:position], zero, *args[position + 1 :])
+
+
+def _call(func: Function, name: str, args: Args, kwargs: Kwargs) -> Tree:
+    """Run an op; a view of memory that lies otherwise than the whole's is a copy."""
+    if name not in ("view", "_unsafe_view"):
+        return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:
+        return args[0].reshape(args[1])
+
+
+def _on_meta(func: Function, args: Args, kwargs: Kwargs) -> Tree:
+    """Run an op on the meta device, for the shapes of its results."""
+
+    def meta(value: Tree) -> Tree:
+        if isinstance(value, Tensor):
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    mapped = {name: _mapped(value, meta, leaves=True) for name, value in kwargs.items()}
+    return func(*_mapped(args, meta, leaves=True), **mapped)
+
+
+def _words(call: Call) -> str:
+    operands = ", ".join(f"{tuple(each.shape)} {each.layout or 'whole'}" for each in call.operands)
+    return f"{call.op.name} of {operands}"
+
+
+def _plain(value: object) -> Tree:
+    """Spell arguments without tensors, as the operator graph does."""
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, list | tuple):
+        if any(isinstance(each, Tensor) for each in value) and not isinstance(value, tuple):
+            return None
+        return tuple(_plain(each) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value).removeprefix("torch.")
+
+
+def _tensors_in(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors_in(value)
+    return found
+
+
+def _mapped(value: Tree, change: Callable[..., Tree], *, leaves: bool = False) -> Tree:
+    """Change the tensors in arguments or results, or all leaves."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(each, change, leaves=leaves) for each in value)
+    return change(value) if leaves else value
+
+
+def _local(value: Tree) -> Tree:
+    if isinstance(value, dict):
+        return {name: _local(each) for name, each in value.items()}
+    return _mapped(value, lambda each: each.local if isinstance(each, SplitTensor) else each)

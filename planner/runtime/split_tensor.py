@@ -1,0 +1,227 @@
+"""A tensor of which each rank of the tp axis holds its part, and which looks whole.
+
+The user's code sees shapes of the whole tensor: views, expands and masks are written for them, and
+so are rotary tables. Ops run on the parts, by the rules of ``op_rules`` (``split_ops``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .layout import PARTIAL, REPLICATE, Layout
+from .trees import Args, Function, Kwargs, Tree
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Ranks:
+    """The ranks of the tp axis, and what they do together."""
+
+    rank: int
+    """Position of this one."""
+    size: int
+    """How many there are."""
+    group: dist.ProcessGroup | None
+    """None in a dry run, where nothing but shapes is known."""
+
+    def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Return the sum over ranks, or what else ``op`` says."""
+        result = tensor.clone(memory_format=torch.contiguous_format)
+        if self.group is not None:
+            dist.all_reduce(result, op=op, group=self.group)
+        return result
+
+    def gathered(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Return the whole of a tensor from its parts."""
+        parts = tensor.new_empty((self.size, *tensor.shape))
+        if self.group is not None:
+            flat = parts.view(-1)
+            dist.all_gather_into_tensor(flat, tensor.contiguous().view(-1), group=self.group)
+        dim, shape = layout.dim, tensor.shape
+        pieces = parts.view(
+            self.size, *shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]
+        )
+        return pieces.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+    def scattered(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Return this rank's part of the sum over ranks."""
+        pieces = self._pieces(tensor, layout).movedim(layout.dim + 1, 0).contiguous()
+        part = torch.empty_like(pieces[0])
+        if self.group is not None:
+            dist.reduce_scatter_tensor(part.view(-1), pieces.view(-1), group=self.group)
+        return part.flatten(layout.dim, layout.dim + 1)
+
+    def exchanged(self, tensor: Tensor, source: Layout, target: Layout) -> Tensor:
+        """Return this rank's part in another layout, from a part in one."""
+        if source.outer > 1 or target.outer > 1:
+            return self.part(self.gathered(tensor, source), target)
+        pieces = self._pieces(tensor, target).movedim(target.dim + 1, 0).contiguous()
+        received = torch.empty_like(pieces)
+        if self.group is not None:
+            dist.all_to_all_single(received.view(-1), pieces.view(-1), group=self.group)
+        parts = received.flatten(target.dim + 1, target.dim + 2)
+        return parts.movedim(0, source.dim).flatten(source.dim, source.dim + 1)
+
+    def part(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Return this rank's part of a whole tensor."""
+        if layout.outer == 1:
+            size = tensor.shape[layout.dim] // self.size
+            return tensor.narrow(layout.dim, self.rank * size, size)
+        pieces = self._pieces(tensor, layout).select(layout.dim + 1, self.rank)
+        return pieces.flatten(layout.dim, layout.dim + 1)
+
+    def _pieces(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Take the split dim apart into outer pieces, ranks, and what a rank has of each."""
+        dim, shape = layout.dim, tensor.shape
+        size = shape[dim] // layout.outer // self.size
+        return tensor.reshape(*shape[:dim], layout.outer, self.size, size, *shape[dim + 1 :])
+
+
+class SplitTensor(Tensor):
+    """A tensor in a layout over ranks; it has the shape of the whole."""
+
+    local: Tensor
+    layout_over_ranks: Layout
+    ranks: Ranks
+    run: ClassVar[Callable[[Function, Args, Kwargs], Tree]]
+    """How an op is run; ``split_ops`` says so."""
+    functions: ClassVar[dict[Function, Callable[..., Tree]]] = {}
+    """Functions of torch that have a way of their own above autograd."""
+
+    @staticmethod
+    def __new__(
+        cls: type["SplitTensor"], local: Tensor, layout: Layout, ranks: Ranks
+    ) -> "SplitTensor":
+        """Wrap what this rank holds."""
+        shape, strides = list(local.shape), list(local.stride())
+        if layout.is_shard:
+            inner = strides[layout.dim]
+            strides = [s * ranks.size if s > inner else s for s in strides]
+            shape[layout.dim] *= ranks.size
+        made: SplitTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=local.dtype, device=local.device
+        )
+        made.local, made.layout_over_ranks, made.ranks = local.detach(), layout, ranks
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"SplitTensor({tuple(self.shape)}, {self.layout_over_ranks})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
+        own: Function = cls.functions.get(func, func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return own(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
+        return cls.run(func, args, kwargs or {})
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """Return the layout of a tensor; a plain one is whole on each rank."""
+    return tensor.layout_over_ranks if isinstance(tensor, SplitTensor) else REPLICATE
+
+
+def _converted(tensor: Tensor, target: Layout, ranks: Ranks) -> Tensor:
+    """Bring a tensor to another layout, outside autograd."""
+    source = layout_of(tensor)
+    local = tensor.local if isinstance(tensor, SplitTensor) else tensor
+    if source == PARTIAL and target != PARTIAL:
+        local = ranks.scattered(local, target) if target.is_shard else ranks.reduced(local)
+    elif source.is_shard and target.is_shard and source != target:
+        local = ranks.exchanged(local, source, target)
+    elif source.is_shard and not target.is_shard:
+        local = ranks.gathered(local, source)
+    elif target.is_shard and not source.is_shard:
+        local = ranks.part(local, target).contiguous()
+    else:
+        local = local.new_empty(0).set_(local)  # type: ignore[call-overload]
+    if target == PARTIAL and source != PARTIAL:
+        local = local if ranks.rank == 0 else torch.zeros_like(local)
+    return local if target == REPLICATE else SplitTensor(local, target, ranks)
+
+
+class _Change(torch.autograd.Function):
+    """A change of layout; the gradient comes back in the layout that it must have."""
+
+    @staticmethod
+    def forward(ctx: Tree, tensor: Tensor, target: Layout, ranks: Ranks, back: Layout) -> Tensor:
+        ctx.back, ctx.ranks = back, ranks
+        return _converted(tensor, target, ranks)
+
+    @staticmethod
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if layout_of(grad) != ctx.back:
+            grad = _converted(grad, ctx.back, ctx.ranks)
+        if ctx.back == PARTIAL:  # of a plain parameter
+            assert isinstance(grad, SplitTensor)
+            grad = grad.local
+        return grad, None, None, None
+
+
+def changed(
+    tensor: Tensor, target: Layout, ranks: Ranks, *, gradient: Layout | None = None
+) -> Tensor:
+    """Bring a tensor to a layout; nothing happens where it has it.
+
+    Args:
+        tensor: A split or a plain tensor.
+        target: Its new layout.
+        ranks: The ranks of the axis.
+        gradient: Layout in which its gradient goes back, PARTIAL for this rank's summand as a
+            plain tensor; None for that of the tensor, where the gradient of a sum is whole.
+    """
+    source = layout_of(tensor)
+    if source == target and gradient is None:
+        return tensor
+    back = gradient or (source if source.is_shard else REPLICATE)
+    made: Tensor = _Change.apply(tensor, target, ranks, back)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Wrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Tree, local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+        ctx.layout, ctx.ranks = layout, ranks
+        return SplitTensor(local, layout, ranks)
+
+    @staticmethod
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None]:
+        # Each summand of a sum over ranks has the gradient of the sum.
+        back = ctx.layout if ctx.layout.is_shard else REPLICATE
+        if layout_of(grad) != back:
+            grad = _converted(grad, back, ctx.ranks)
+        return grad.local if isinstance(grad, SplitTensor) else grad, None, None
+
+
+def wrapped(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+    """Take a local tensor for a part; its gradient is the part of the gradient."""
+    made: Tensor = _Wrap.apply(local, layout, ranks)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Unwrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Tree, tensor: SplitTensor) -> Tensor:
+        ctx.layout, ctx.ranks = tensor.layout_over_ranks, tensor.ranks
+        return tensor.local.view_as(tensor.local)
+
+    @staticmethod
+    def backward(ctx: Tree, grad: Tensor) -> Tensor:
+        return SplitTensor(grad, ctx.layout, ctx.ranks)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor; its gradient is that of the part."""
+    if not isinstance(tensor, SplitTensor):
+        return tensor
+    made: Tensor = _Unwrap.apply(tensor)  # type: ignore[no-untyped-call]
+    return made
