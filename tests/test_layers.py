@@ -33,9 +33,10 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "log", "options", "processes", "trees"),
-        ("fused", "known_data", "model", "op_rules", "split_tensor"),
-        ("anatomy", "data", "part", "product_rules"),
+        ("layout", "processes", "trees"),
+        ("checkpoint_folders", "first_weights", "log", "options"),
+        ("fused", "known_data", "model", "op_rules", "split_tensor", "stopping", "weights"),
+        ("anatomy", "data", "part", "product_rules", "start"),
         ("gradients", "recompute", "sharding", "split_ops", "stand_ins", "step"),
         ("split_loss", "stages"),
         ("checkpoint", "pipeline", "shared_parameters", "tensor_parallel"),

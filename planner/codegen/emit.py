@@ -90,16 +90,19 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     """Modules of the runtime, each with the names that the script uses of it."""
     names = {
         "checkpoint": {"Checkpointer", "write_init"},
+        "checkpoint_folders": {"newest_checkpoint"},
         "data": {"Batches", "seed_step"},
         "gradients": {"clip_gradients"},
         "log": {"Log"},
-        "model": {"UserModel", "build_model"},
+        "model": {"UserModel"},
         "options": {"Options", "parse_options"},
         "part": {"trained_parameters"},
-        "processes": {"leave", "process_group"},
+        "processes": {"agreed", "process_group", "run_and_leave"},
         "recompute": {"recompute_activations"},
         "reference": {"train_reference"},
         "sharding": {"materialise", "shard_parameters"},
+        "start": {"build_model"},
+        "stopping": {"StopRequest"},
     }
     if plan.degrees.pp > 1:
         names |= {

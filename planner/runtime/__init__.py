@@ -4,13 +4,15 @@ A script gets those of them that its plan needs, as a folder beside it. In the o
 
 ``options``, ``processes``   command line, process group, mesh
 ``model``, ``data``          the user's model and its batches
+``start``, ``weights``       built or read weights, ``first_weights`` for models too large for it
 ``part``                     what a rank trains: the model, or a stage of it
 ``anatomy``, ``stages``      pipeline stages: what a model consists of, and how it is cut
 ``tensor_parallel``          modules that are split over ranks
 ``recompute``, ``sharding``  recomputation in backward, FSDP2
 ``step``, ``pipeline``       the microbatches of a step, and torch's schedules for them
 ``gradients``                sums over ranks, the global norm
-``checkpoint``, ``log``      what a run leaves behind
+``checkpoint``, ``log``      what a run leaves behind; ``checkpoint_folders`` are whole or absent
+``stopping``                 a scheduler's request to stop
 ``reference``                the same training on one process
 
 Words: a *unit* is the prologue (all that runs before the first block, unit 0), a block (block i

@@ -11,10 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .checkpoint_folders import checkpoint_folder, keep_newest, published, step_of
 from .model import UserModel, build_on_cpu
 from .options import Options
 from .part import StoredOrder, named_parameters
+from .processes import agreed
+from .weights import Weights
 
 
 @dataclass(slots=True)
@@ -27,41 +31,43 @@ class Checkpointer:
     """AdamW over their trained parameters."""
 
     def save(self, folder: Path, step: int) -> None:
-        """Write the state after ``step`` steps into a folder of its own below ``folder``."""
-        state = self._in_user_order(self._values(step))
-        _write(state, folder / f"step-{step:08d}")
-
-    def save_if_due(self, options: Options, step: int) -> None:
-        """Save where ``--checkpoint`` is given and this is the last step or one in between."""
-        every = options.checkpoint_every
-        if options.checkpoint is None:
-            return
-        if step == options.steps or (every and step % every == 0):
-            self.save(options.checkpoint, step)
-
-    def resume(self, folder: Path | None) -> int:
-        """Load the newest checkpoint below ``folder``.
-
-        Returns:
-            The number of steps that it has seen.
+        """Write the state after ``step`` steps into a folder of its own below ``folder``.
 
         Raises:
-            FileNotFoundError: There is no complete checkpoint.
+            RunError: The folder cannot be written; earlier checkpoints stay as they are.
         """
-        found = folder.glob("step-*/.metadata") if folder is not None else ()
-        saved = sorted(path.parent for path in found)
-        if not saved:
-            raise FileNotFoundError(f"{folder} holds no complete checkpoint to resume from")
-        step = int(saved[-1].name.removeprefix("step-"))
-        self._load(self._values(step), saved[-1])
-        return step
+        state = self._in_user_order(self._values(step))
+        with published(checkpoint_folder(folder, step)) as draft:
+            _write(state, draft)
 
-    def load_weights(self, checkpoint: Path) -> None:
-        """Load weights only, from a checkpoint of one step or from ``--write-init``."""
-        values: dict[str, Tensor] = {}
-        for module in self.modules:
-            values.update(named_parameters(module))
-        self._load({"weights": values}, checkpoint)
+    def end_step(self, options: Options, step: int, *, stops: bool) -> None:
+        """Save where ``--checkpoint`` is given and this is the last step or one in between."""
+        if options.checkpoint is None:
+            return
+        every = options.checkpoint_every
+        if stops or step == options.steps or (every and step % every == 0):
+            self.save(options.checkpoint, step)
+            keep_newest(options.checkpoint, options.keep_checkpoints)
+
+    def start(self, weights: Weights | None, checkpoint: Path | None) -> int:
+        """Fill in what the model still lacks: a checkpoint, or first weights.
+
+        Returns:
+            The number of steps that the checkpoint has seen, else 0.
+
+        Raises:
+            RunError: The checkpoint is of another model or optimiser.
+        """
+        if checkpoint is not None:
+            step = step_of(checkpoint)
+            with agreed(f"{checkpoint} cannot be resumed from"):
+                self._load(self._values(step), checkpoint)
+            return step
+        if weights is not None:
+            with agreed("the first weights"):
+                for module in self.modules:
+                    fill_weights(module, weights)
+        return 0
 
     @property
     def _orders(self) -> dict[str, StoredOrder]:
@@ -141,6 +147,25 @@ def adamw_state(
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     return state
+
+
+def fill_weights(module: nn.Module, weights: Weights) -> None:
+    """Give each parameter this rank's share of its weight, tensor by tensor."""
+    parameters = dict(named_parameters(module))
+    orders: dict[str, StoredOrder] = getattr(module, "orders", {})
+    for name, full in weights.tensors(parameters):
+        ordered = orders[name].by_rank(full) if name in orders else full
+        _copy_share(ordered, parameters[name].detach())
+
+
+def _copy_share(full: Tensor, parameter: Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        on_device = full.to(parameter.device, parameter.dtype)
+        share = distribute_tensor(on_device, mesh, placements, src_data_rank=None)
+        parameter._local_tensor.copy_(share._local_tensor)
+    else:
+        parameter.copy_(full)
 
 
 def write_init(model: UserModel, seed: int, options: Options) -> None:

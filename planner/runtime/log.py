@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .processes import is_first_rank
+
 
 @dataclass(slots=True)
 class Log:
@@ -28,32 +30,45 @@ class Log:
         """Take the time at which a step begins."""
         self._started_s = time.perf_counter()
 
-    def end_step(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+    def end_step(self, step: int, loss: Tensor, grad_norm: Tensor, *, stops: bool = False) -> bool:
         """Report a step: times and memory are those of the slowest and the fullest rank.
 
         Args:
             step: Steps taken so far, this one included.
             loss: Mean loss over the global batch, before the step.
             grad_norm: Norm of the whole gradient before clipping.
+            stops: This rank was asked to stop.
+
+        Returns:
+            Whether any rank was asked to stop, the same on all.
         """
         loss_value, norm_value = loss.item(), grad_norm.item()  # waits for the device
-        seen = [time.perf_counter() - self._started_s, float(peak_memory_bytes(self.device))]
+        seen = [
+            time.perf_counter() - self._started_s,
+            float(peak_memory_bytes(self.device)),
+            float(stops),
+        ]
         worst = torch.tensor(seen, dtype=torch.float64, device=self.device)
         if dist.is_initialized():
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-            if dist.get_rank() != 0:
-                return
-        step_time_s, memory_bytes = worst.tolist()
+        step_time_s, memory_bytes, any_stops = worst.tolist()
+        if is_first_rank():
+            self._report(step, loss_value, norm_value, step_time_s, memory_bytes)
+        return bool(any_stops)
+
+    def _report(
+        self, step: int, loss: float, grad_norm: float, step_time_s: float, memory_bytes: float
+    ) -> None:
         row = {
             "step": step,
-            "loss": loss_value,
-            "grad_norm": norm_value,
+            "loss": loss,
+            "grad_norm": grad_norm,
             "step_time_s": step_time_s,
             "tokens_per_s": self.tokens_per_step / step_time_s,
             "peak_memory_bytes": int(memory_bytes),
         }
         sys.stdout.write(
-            f"step {step}: loss {loss_value:.6f}, grad norm {norm_value:.4f}, "
+            f"step {step}: loss {loss:.6f}, grad norm {grad_norm:.4f}, "
             f"{step_time_s * 1e3:.0f} ms, {row['tokens_per_s']:.0f} tokens/s, "
             f"peak {memory_bytes / 2**30:.2f} GiB\n"
         )

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .options import Options
+from .processes import RunError
 from .trees import Tree
-
-MAX_BUILT_PARAMETERS = 1_000_000_000
-"""Larger models are not built on every rank: their weights are read from ``--init DIR``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,45 +79,20 @@ def user_module(model: UserModel) -> ModuleType:
     """Import the file or module of a model, once.
 
     Raises:
-        FileNotFoundError: The file is not there.
+        RunError: The file is not there.
     """
     if model.file is None:
         return importlib.import_module(str(model.module))
     file = model.file.resolve()
     spec = importlib.util.spec_from_file_location(f"user_model_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise FileNotFoundError(f"the model file {file} is not there: set MODEL in the script")
+        raise RunError(f"the model file {file} is not there: set MODEL in the script")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # files that the model file imports
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def build_model(model: UserModel, seed: int, options: Options) -> nn.Module:
-    """Build the whole model under the seed: the same weights for every layout.
-
-    A model of more than ``MAX_BUILT_PARAMETERS`` parameters, or one whose weights come from
-    ``--init``, has its parameters on the meta device (buffers are real); each rank then reads
-    its own shards.
-
-    Raises:
-        RuntimeError: The model is that large and there is no ``--init``.
-    """
-    factory = getattr(user_module(model), model.factory)
-    with parameters_on_meta():
-        built: nn.Module = factory()
-    num_parameters = sum(parameter.numel() for parameter in built.parameters())
-    if options.init is None and num_parameters > MAX_BUILT_PARAMETERS and not options.resume:
-        raise RuntimeError(
-            f"the model has {num_parameters:,} parameters, too many to be built on every rank "
-            f"(limit {MAX_BUILT_PARAMETERS:,}): write the first weights once with "
-            "python train.py --write-init DIR, then train with --init DIR"
-        )
-    if options.init is not None or num_parameters > MAX_BUILT_PARAMETERS:
-        return cast_parameters(built, options)
-    return build_on_cpu(model, seed, options)
 
 
 def build_on_cpu(model: UserModel, seed: int, options: Options) -> nn.Module:

@@ -4,8 +4,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+
+from .processes import RunError
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,10 +25,12 @@ class Options:
     """Folder of checkpoints, one folder per saved step."""
     checkpoint_every: int
     """Steps between checkpoints, 0 for one at the end."""
+    keep_checkpoints: int
+    """How many of the newest checkpoints are kept, 0 for all."""
     resume: bool
-    """Go on from the newest checkpoint."""
+    """Go on from the newest checkpoint, or start where there is none."""
     init: Path | None
-    """Checkpoint to read the first weights from."""
+    """What the first weights are read from: safetensors, or a checkpoint."""
     write_init: Path | None
     """Folder that gets the first weights; nothing is trained."""
     reference: bool
@@ -44,6 +49,17 @@ class Options:
 _LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
 since torchrun of Python before 3.12 takes --log for an option of its own"""
 
+_RESUME_HELP = "go on from the newest checkpoint; where there is none, start at step 0"
+_INIT_HELP = """read the first weights from safetensors (a file, an index, their folder) or from a
+checkpoint"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what the user can mend, so that one rank shows it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message} (--help lists the options)")
+
 
 def parse_options(
     description: str | None, dtype: str, arguments: Sequence[str] | None = None
@@ -54,17 +70,19 @@ def parse_options(
         description: Shown by ``--help``.
         dtype: Compute dtype where the command line names none.
         arguments: Command line, None for the process's own.
+
+    Raises:
+        RunError: It is wrong.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--steps", type=int, default=10, help="optimiser steps in all (default: 10)")
     add("--log", "--log-file", type=Path, metavar="FILE", help=_LOG_HELP)
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
-    add("--resume", action="store_true", help="go on from the newest checkpoint")
-    add("--init", type=Path, metavar="DIR", help="read the first weights from this checkpoint")
+    add("--keep-checkpoints", type=int, default=0, metavar="K", help="the newest K (default: all)")
+    add("--resume", action="store_true", help=_RESUME_HELP)
+    add("--init", type=Path, metavar="PATH", help=_INIT_HELP)
     add("--write-init", type=Path, metavar="DIR", help="write the first weights, then stop")
     add("--reference", action="store_true", help="train the plain model on one process")
     add("--dtype", choices=tuple(DTYPES), default=dtype, help=f"default: {dtype}")

@@ -20,6 +20,9 @@ class OffersLoss(Protocol):
 class StoredOrder(Protocol):
     """How a parameter is held that checkpoints have in another order."""
 
+    def by_rank(self, tensor: Tensor) -> Tensor:
+        """Return a whole tensor of the user's order in the one that it is held in."""
+
     def in_user_order(self, value: Tensor) -> Tensor:
         """Return what a checkpoint has of it."""
 

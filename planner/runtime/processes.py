@@ -3,7 +3,9 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import NoReturn
 
@@ -12,6 +14,63 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+
+BAD_INPUT_CODE = 2
+"""Exit code where the command line, the plan, the model or a file is at fault."""
+
+SILENT_RANKS_WAIT_S = 10.0
+"""Ranks that show no message stay so long: torchrun ends all others as soon as one has left."""
+
+FAILED_CODE = 1
+"""Exit code of any other failure."""
+
+
+class RunError(Exception):
+    """Something that the user can mend; one rank shows the message, and all end."""
+
+
+@contextlib.contextmanager
+def agreed(what: str = "") -> Iterator[None]:
+    """Let all ranks fail where one fails, with the message of the first of them.
+
+    All ranks enter and leave it together.
+
+    Args:
+        what: Begins the message of an error of the file system.
+
+    Raises:
+        RunError: On all ranks. For errors of the model file it holds their traceback.
+    """
+    problem = None
+    try:
+        yield
+    except RunError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{what}: {error}" if what else str(error)
+    except BaseException as error:  # DCP's is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise
+        problem = f"{what}\n{traceback.format_exc()}" if what else traceback.format_exc()
+    problems = [problem]
+    if dist.is_initialized():
+        problems = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+    first = next((each for each in problems if each is not None), None)
+    if first is not None:
+        raise RunError(first)
+
+
+def is_first_rank() -> bool:
+    """Say whether this is rank 0, or the only process."""
+    return (dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))) == 0
+
+
+def print_once(text: str) -> None:
+    """Print a line from rank 0."""
+    if is_first_rank():
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -22,14 +81,14 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
         The device of this rank: its GPU with NCCL, or the CPU with gloo.
 
     Raises:
-        RuntimeError: torchrun started another number of processes than the plan has devices.
+        RunError: torchrun started another number of processes than the plan has devices.
     """
     if dist.is_initialized():
         yield local_device()
         return
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != world_size:
-        raise RuntimeError(
+        raise RunError(
             f"this plan is for {world_size} processes, but {started} were started: run "
             f"torchrun --standalone --nproc-per-node {world_size} {sys.argv[0]}, "
             "or python with --reference for one process"
@@ -49,15 +108,29 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-def leave() -> NoReturn:
-    """End the process at once after a run that went well.
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Run a script's main and end the process at once, with the code that it returns.
 
     When the interpreter takes gloo's threads down one by one, it sometimes aborts ("terminate
-    called without an active exception"), and torchrun then reports a failure.
+    called without an active exception"), and torchrun then reports a failure. A rank that fails
+    ends at once too, so that the others do not wait for it.
     """
+    try:
+        code = main()
+    except RunError as error:
+        if is_first_rank():
+            sys.stderr.write(f"{sys.argv[0]}: error: {error}\n")
+        else:
+            time.sleep(SILENT_RANKS_WAIT_S)
+        code = BAD_INPUT_CODE
+    except SystemExit as leaving:  # --help
+        code = leaving.code if isinstance(leaving.code, int) else 0
+    except BaseException:
+        sys.stderr.write(f"rank {os.environ.get('RANK', '0')}: {traceback.format_exc()}")
+        code = FAILED_CODE
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def local_device() -> torch.device:

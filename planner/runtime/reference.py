@@ -7,11 +7,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .checkpoint import Checkpointer
+from .checkpoint_folders import newest_checkpoint
 from .data import Batches, mixed_seed, split_microbatches
 from .log import Log
-from .model import build_on_cpu, run_model
+from .model import run_model
 from .options import Options
 from .part import trained_parameters
+from .start import built_whole
+from .stopping import StopRequest
 from .trees import Tree, cast_floats
 
 
@@ -23,15 +26,19 @@ def train_reference(
     microbatch_size: int,
     max_grad_norm: float,
     tokens_per_step: int,
-) -> None:
-    """Train the plain model on one process: same weights, same global batches, same optimiser."""
+) -> int:
+    """Train the plain model on one process: same weights, same global batches, same optimiser.
+
+    Returns:
+        The exit code.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_on_cpu(batches.model, batches.seed, options).to(device)
+    checkpoint = newest_checkpoint(options.checkpoint) if options.resume else None
+    model = built_whole(batches.model, batches.seed, options).to(device)
     optimizer = make_optimizer(trained_parameters(model))
     checkpointer = Checkpointer(modules=[model], optimizers=[optimizer])
-    if options.init is not None:
-        checkpointer.load_weights(options.init)
-    first = checkpointer.resume(options.checkpoint) if options.resume else 0
+    first = checkpointer.start(None, checkpoint)
+    stop = StopRequest()
     log = Log(file=options.log, tokens_per_step=tokens_per_step, device=device)
     num_microbatches = batches.global_batch_size // microbatch_size
     for step in range(first, options.steps):
@@ -47,8 +54,11 @@ def train_reference(
         norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        log.end_step(step + 1, loss, norm)
-        checkpointer.save_if_due(options, step + 1)
+        stops = log.end_step(step + 1, loss, norm, stops=stop.asked)
+        checkpointer.end_step(options, step + 1, stops=stops)
+        if stops:
+            return stop.exit_code(options, step + 1)
+    return 0
 
 
 def _run_reference(model: nn.Module, inputs: Tree, options: Options) -> Tree:

@@ -98,7 +98,7 @@ def test_a_plain_layout_gets_few_modules_of_the_runtime():
     files = script_files(make_plan(MLP, dp_shard=2), folder=FOLDER)
     absent = {"anatomy", "pipeline", "shared_parameters", "stages", "stand_ins", "tensor_parallel"}
     assert not absent & {Path(name).stem for name in files}
-    assert sum(text.count("\n") for name, text in files.items() if "/" in name) < 1400
+    assert sum(text.count("\n") for name, text in files.items() if "/" in name) < 2300
 
 
 def test_equal_plans_give_equal_bytes():
