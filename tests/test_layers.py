@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "units", "progress", "vocabulary", "runtime"),
+    ("errors", "units", "progress", "version", "vocabulary", "runtime"),
     ("request", "solver"),
     ("hardware",),
     ("framework",),

@@ -1,7 +1,5 @@
 """The content of plan.json, which is also what ``--json`` prints."""
 
-from importlib.metadata import version
-
 from planner.errors import InfeasiblePlanError
 from planner.plan.record import PlanRecord
 from planner.plan.serialize import (
@@ -15,6 +13,7 @@ from planner.plan.serialize import (
 from planner.plan.types import Plan, Rejection
 from planner.plan.verify import verify_outcome
 from planner.report.figures import num_layouts, plan_figures, rejections_by_rule, safer_choice
+from planner.version import VERSION
 
 MOST_DETAILS = 20
 """Reasons that are listed for each rule."""
@@ -35,7 +34,7 @@ def plan_json(record: PlanRecord) -> str:
     return dump_json(
         {
             "schema_version": SCHEMA_VERSION,
-            "planner_version": version("planner"),
+            "planner_version": VERSION,
             "request": _request_document(record),
             "model": encode(record.model),
             "cluster": encode(record.cluster),
@@ -57,7 +56,7 @@ def infeasible_json(error: InfeasiblePlanError) -> str:
     return dump_json(
         {
             "schema_version": SCHEMA_VERSION,
-            "planner_version": version("planner"),
+            "planner_version": VERSION,
             "best": None,
             "error": {
                 "exit_code": error.exit_code,

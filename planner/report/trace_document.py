@@ -1,13 +1,12 @@
 """The JSON document of a trace: what ``plan trace --json`` prints."""
 
-from importlib.metadata import version
-
 from planner.graph.analysis.causal import phase_masked_flop
 from planner.graph.analysis.patterns import BlockKind, block_pattern, unit_kinds
 from planner.graph.analysis.retained import recompute_flop, retained_bytes
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.operator_graph import CutPoint, ModuleOutput, OperatorGraph, Phase
 from planner.plan.serialize import JsonValue, dump_json
+from planner.version import VERSION
 from planner.vocabulary import RECOMPUTATIONS
 
 TRACE_SCHEMA_VERSION = 1
@@ -26,7 +25,7 @@ def trace_json(graph: OperatorGraph) -> str:
     return dump_json(
         {
             "schema_version": TRACE_SCHEMA_VERSION,
-            "planner_version": version("planner"),
+            "planner_version": VERSION,
             "model": graph.model,
             "microbatch_size": graph.microbatch_size,
             "tokens_per_sample": graph.tokens_per_sample,

@@ -39,7 +39,7 @@ def check_plot(file: Path) -> None:
     except ImportError as error:
         raise RequestError(
             f"--plot {file}: matplotlib draws the picture, and it is not installed",
-            hint="pip install 'planner[plots]'",
+            hint="pip install 'parallel-training-planner[plots]'",
         ) from error
 
 

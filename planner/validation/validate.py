@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +16,7 @@ from planner.validation.reading.table import RunTable, read_table, refuse_wrong_
 from planner.validation.scoring.ranking import GroupScores
 from planner.validation.scoring.scores import MIN_GROUP, Scores, score_runs
 from planner.validation.types import Prediction, Unpriced
+from planner.version import VERSION
 
 VALIDATION_SCHEMA_VERSION = 1
 """Version of the document; raised when a reader of the old form would misread the new one."""
@@ -116,7 +116,7 @@ class ValidationResult:
         return dump_json(
             {
                 "schema_version": VALIDATION_SCHEMA_VERSION,
-                "planner_version": version("planner"),
+                "planner_version": VERSION,
                 "metrics": encode(self.metrics),
                 "by_group": [encode(group) for group in self.groups],
                 "predictions": _documents(self.runs.priced),

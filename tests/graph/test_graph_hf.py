@@ -372,7 +372,7 @@ def test_values_that_contradict_each_other(tmp_path):
 def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
     source = write(tmp_path, config_of(CASES["llama"]))
     monkeypatch.setattr(hf_load.importlib.util, "find_spec", lambda name: None)
-    refused(source, "transformers is not installed", "planner[hf]")
+    refused(source, "transformers is not installed", "parallel-training-planner[hf]")
 
 
 def test_sequence_lengths_that_the_model_does_not_take(tmp_path):

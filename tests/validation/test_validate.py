@@ -195,5 +195,5 @@ def test_pictures_that_cannot_be_drawn_are_errors(priced, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(RequestError, match="it is not installed") as caught:
         result.plot(tmp_path / "runs.png")
-    assert caught.value.hint == "pip install 'planner[plots]'"
+    assert caught.value.hint == "pip install 'parallel-training-planner[plots]'"
     assert list(tmp_path.iterdir()) == []

@@ -49,7 +49,7 @@ def load_config(source: str, *, seq_len: int | None = None) -> LoadedModel:
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(
             f"{file} is the config of a Hugging Face model, and transformers is not installed.",
-            hint="Install it: pip install 'planner[hf]'.",
+            hint="Install it: pip install 'parallel-training-planner[hf]'.",
         )
     with _quiet(), user_code(f"Building the model of {file}"):
         return _load(file, model_type, seq_len, has_own_code=has_own_code)
