@@ -5,8 +5,6 @@ Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``
 
 from functools import cache
 
-import numpy as np
-
 from planner.vocabulary import Schedule
 
 Actions = tuple[tuple[int, bool], ...]
@@ -131,6 +129,8 @@ def in_flight(
         counts[stage // pp] += 1 if is_forward else -1
         if is_forward:
             seen.add(tuple(counts))
+    import numpy as np  # the command line reads this module before it knows what is asked
+
     vectors = np.array(sorted(seen))
     as_many = (vectors[:, None] <= vectors[None, :]).all(axis=2)
     highest = as_many.sum(axis=1) == 1  # by itself alone
