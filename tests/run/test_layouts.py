@@ -123,6 +123,20 @@ CASES = [
         for name, layout in layouts.items()
         for dtype in ("float64", *(("float32",) if name in IN_FLOAT32 else ()))
     ),
+    *(
+        Case(
+            name=f"{name}_sequence",
+            model=SHALLOW_LLAMA,
+            layout={
+                "tp": 2,
+                "pp": 2,
+                "cuts": cuts,
+                "sequence_parallel": True,
+                "microbatch_size": 4,
+            },
+        )
+        for name, cuts in (("lone_prologue", (1,)), ("lone_epilogue", (5,)))
+    ),
     Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
     Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),
     Case(
