@@ -134,7 +134,7 @@ ORDERS = {
         ("unit_layouts",),
         ("model_pricing",),
         ("op_rows",),
-        ("reprice",),
+        ("module_rows", "reprice"),
     ),
     "search": (
         ("bounds", "columns"),

@@ -25,6 +25,7 @@ from planner.report.view import (
     refused_details,
     refused_words,
     safer_words,
+    split_words,
     step_parts,
 )
 from planner.report.words import (
@@ -80,6 +81,8 @@ def print_result(
         _recommended(record),
         _memory(console, record, verbose=verbose),
     ]
+    if record.module_rows:
+        sections.append(_split(record))
     if len(best.stages) > 1:
         sections.append(_stages(best, verbose=verbose))
     sections.append(_step(console, best))
@@ -149,6 +152,15 @@ def _memory(console: Console, record: PlanRecord, *, verbose: bool) -> Renderabl
         table.add_row(*(Text(cell) for cell in line.cells), bar)
     notes = [Text(f"{memory.hidden} (-v shows all)", "dim")] if memory.hidden else []
     return stack(table, *notes, Text(MEMORY_LEGEND, "dim"))
+
+
+def _split(record: PlanRecord) -> RenderableType:
+    table = titled(f"Split over {record.outcome.best.degrees.tp} ranks", heads=False)
+    table.add_column("", max_width=24)
+    table.add_column("")
+    for units, words in split_words(record):
+        table.add_row(Text(units), Text(words))
+    return table
 
 
 def _stages(plan: Plan, *, verbose: bool) -> RenderableType:

@@ -49,6 +49,20 @@ class OpRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """A module with a matrix under tensor parallelism, the same in all units of a kind."""
+
+    units: tuple[str, ...]
+    """Names of the units."""
+    module: str
+    """Path in the unit, "" for a block itself; in prologue and epilogue in the model."""
+    how: str
+    """"column", "row", "vocab_embedding", or "whole"."""
+    reason: str
+    """Why it stays whole, as a clause; "" where it is split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
     """All that a run leaves behind."""
 
@@ -62,5 +76,7 @@ class PlanRecord:
     """What was found."""
     op_rows: tuple[OpRow, ...] = ()
     """Ops of the recommended plan in execution order."""
+    module_rows: tuple[ModuleRow, ...] = ()
+    """Modules of the recommended plan that are split over tp, and those that stay whole."""
     warnings: tuple[str, ...] = ()
     """What the user should know: options without effect, idle devices."""

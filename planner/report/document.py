@@ -40,6 +40,7 @@ def plan_json(record: PlanRecord) -> str:
             "cluster": encode(record.cluster),
             "best": _priced_document(outcome.best, record),
             "runner_up": _optional(outcome.runner_up, record),
+            "tensor_parallel_modules": encode(record.module_rows),
             "safer_choice": _optional(safer_choice(outcome, record.cluster), record),
             "rule_of_thumb": _optional(outcome.rule_of_thumb, record),
             "num_layouts": num_layouts(outcome),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import PlanRecord
+from planner.plan.record import ModuleRow, PlanRecord
 from planner.plan.types import Plan, SearchOutcome
 from planner.report.figures import (
     distinct_layouts,
@@ -21,6 +21,7 @@ from planner.report.words import (
     difference_words,
     layout_words,
     percent_words,
+    unit_words,
 )
 from planner.units import GIB, MIB, format_bytes, format_count, format_s
 from planner.vocabulary import Dtype
@@ -200,6 +201,26 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
     elif distinct_layouts(outcome, 2)[1:]:
         lines.append(_statement("Rule of thumb", "gives no layout that fits"))
     return tuple(lines)
+
+
+def split_words(record: PlanRecord) -> tuple[tuple[str, str], ...]:
+    """Say for each kind of unit which modules are split over tp, and why others stay whole."""
+    by_units: dict[tuple[str, ...], list[ModuleRow]] = {}
+    for row in record.module_rows:
+        by_units.setdefault(row.units, []).append(row)
+    found = []
+    for units, rows in by_units.items():
+        groups: dict[str, list[str]] = {}
+        for row in rows:
+            words = _SPLIT_WORDS.get(row.how, f"whole ({row.reason})")
+            groups.setdefault(words, []).append(row.module or "its own weights")
+        lines = [f"{', '.join(modules)} {words}" for words, modules in groups.items()]
+        found.append((unit_words(units), "; ".join(lines)))
+    return tuple(found)
+
+
+_SPLIT_WORDS = {"column": "by columns", "row": "by rows", "vocab_embedding": "by vocabulary"}
+"""What each way to split a module is called."""
 
 
 def safer_words(record: PlanRecord) -> str:

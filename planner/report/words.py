@@ -173,7 +173,7 @@ def _data_words(plan: Plan) -> str:
 
 
 def _tensor_words(plan: Plan) -> str:
-    split = f"each layer's matrices are split over {plan.degrees.tp} ranks"
+    split = f"matrices are split over {plan.degrees.tp} ranks"
     if plan.sequence_parallel:
         return f"{split}; between them the sequence is split (sequence parallel)"
     return split

@@ -13,10 +13,11 @@ from planner.cost.step import StepPrice, framework_stages, price_layout, rank_sp
 from planner.errors import InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import OpRow
+from planner.plan.record import ModuleRow, OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import PricedModel
+from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.search.decode import plan_of
 from planner.search.refusals import refusal
@@ -41,6 +42,10 @@ class FrameworkEstimate:
         self._cluster = cluster
         self._request = request
         self._framework = request.framework
+
+    def module_rows(self, plan: Plan) -> tuple[ModuleRow, ...]:
+        """Modules of a plan of this search that are split over tp or stay whole."""
+        return module_rows(plan, self._space.pricer)
 
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan with its price on one rank."""
@@ -92,7 +97,7 @@ class FrameworkEstimate:
         choice = ShardingChoice(
             tp=tp,
             sequence_parallel=configuration.sequence_parallel,
-            split_tables=tp > 1,
+            split_tables=self._space.facts.can_split_tables(tp),
             microbatch_size=configuration.microbatch_size,
         )
         priced = self._space.pricer.priced(choice, network_host_s=rank.network_host_s)

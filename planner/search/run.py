@@ -3,8 +3,9 @@
 from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import OpRow
+from planner.plan.record import ModuleRow, OpRow
 from planner.plan.types import Plan, Rejection, SearchOutcome
+from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decide import Decision
@@ -39,6 +40,10 @@ class Search:
         self._cluster = cluster
         self._resize = resize
         self._rejections: list[Rejection] = []
+
+    def module_rows(self, plan: Plan) -> tuple[ModuleRow, ...]:
+        """Modules of a plan of this search that are split over tp or stay whole."""
+        return module_rows(plan, self._space.pricer)
 
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan of this search with its price on one rank."""

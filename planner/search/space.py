@@ -113,7 +113,7 @@ class LayoutSpace:
     def searches(
         self, configuration: Configuration, *, kind: str | None = None
     ) -> Iterator[ConfigurationSearch]:
-        """Price a configuration, with vocabulary-sized weights split over tp and whole.
+        """Price a configuration, with vocabulary-sized weights whole and, where they can be, split.
 
         Args:
             configuration: What to price.
@@ -128,7 +128,7 @@ class LayoutSpace:
         ]
         if not kinds:
             return
-        for split in (True, False) if tp > 1 else (False,):
+        for split in (True, False) if self.facts.can_split_tables(tp) else (False,):
             choice = ShardingChoice(
                 tp=tp,
                 sequence_parallel=configuration.sequence_parallel,

@@ -30,6 +30,10 @@ class ModelFacts:
     recompute_refusals: Mapping[str, str]
     """Recomputations under which the model would fail, with the reason."""
 
+    def can_split_tables(self, tp: int) -> bool:
+        """Whether the rows of all tables divide over tp: they are split all or none."""
+        return tp > 1 and all(rows % tp == 0 for rows in self.vocabularies)
+
 
 def model_facts(graph: OperatorGraph) -> ModelFacts:
     """Read the sizes off the graph."""

@@ -64,12 +64,12 @@ def broken_rule(
     """The first rule of the model's shapes that the degrees break.
 
     Tensor parallelism splits heads (torch's DTensor cannot split part of a head, and repeats no
-    key or value heads), and the rows of embedding tables; data parallelism splits samples.
+    key or value heads); data parallelism splits samples. A table whose rows tp does not divide
+    stays whole.
     """
     for name, sizes in (
         ("heads", facts.heads),
         ("kv_heads", facts.kv_heads),
-        ("vocabulary", facts.vocabularies),
     ):
         for size in sizes:
             if size % degrees.tp:

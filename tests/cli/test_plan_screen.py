@@ -7,6 +7,7 @@ from plan_factory import make_cluster, make_costs, make_memory, make_outcome, ma
 from rich.console import Console
 
 from planner.cli.plan_screen import print_result
+from planner.plan.record import ModuleRow
 from planner.plan.types import Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import GIB, MIB
@@ -164,6 +165,19 @@ def test_the_margin_and_the_safer_choice_are_named():
     assert "Memory per device, GiB of 79.1, 5% kept free" in text
     assert "Safer choice: dp_shard 8, microbatch 2 x 4" in text
     assert "holds 22.9 GiB, 34.2 GiB less" in text
+
+
+def test_what_is_split_and_what_stays_whole_is_listed():
+    units = ("layers.0", "layers.1", "layers.2")
+    rows = [("wq", "column", ""), ("wo", "row", ""), ("gate", "whole", "3 x 5 does not divide")]
+    listed = tuple(
+        ModuleRow(units=units, module=module, how=how, reason=reason)
+        for module, how, reason in rows
+    )
+    text = squeezed(screen(replace(make_record(), module_rows=listed)))
+    assert "Split over 2 ranks" in text
+    assert "layers.0 - layers.2 wq by columns; wo by rows; gate whole (3 x 5 does not" in text
+    assert "Split over" not in screen(make_record())
 
 
 def test_top_limits_the_layouts_shown():

@@ -21,7 +21,7 @@ from planner.hardware.profiles import PROFILES_FOLDER
 pytestmark = pytest.mark.run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = {"whole_rows": Path(__file__).with_name("whole_rows.py")}
+FILES = {name: Path(__file__).with_name(f"{name}.py") for name in ("odd_vocabulary", "whole_rows")}
 """Models that are no examples."""
 
 CASES = {
@@ -36,6 +36,8 @@ CASES = {
     "llama-pp_2_tp_2": ("llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
     "llama-selective": ("llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
+    "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2, "dp_shard": 2}),
+    "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
 }

@@ -58,9 +58,11 @@ def test_kv_heads_refuse_with_the_values_that_work():
     )
 
 
-def test_vocabulary_batch_and_stages_refuse():
+def test_batch_and_stages_refuse_and_odd_tables_stay_whole():
     odd = replace(FACTS, heads=(), kv_heads=(), vocabularies=(50257,), max_stages=4)
-    assert broken_rule(ParallelDegrees(tp=2), odd, 64).rule == "vocabulary % tp"
+    assert broken_rule(ParallelDegrees(tp=2), odd, 64) is None
+    assert not odd.can_split_tables(2)
+    assert replace(odd, vocabularies=(50304,)).can_split_tables(2)
     assert broken_rule(ParallelDegrees(pp=8), odd, 64).rule == "stages > cuts"
     refused = broken_rule(ParallelDegrees(dp_shard=7), odd, 64)
     assert refused.rule == "global_batch_size % dp"

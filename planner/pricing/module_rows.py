@@ -1,0 +1,93 @@
+"""Which modules of a plan are split over tp, and why others stay whole."""
+
+from collections.abc import Iterator, Mapping
+
+from planner.graph.operator_graph import OperatorGraph, Parameter, UnitKind
+from planner.plan.record import ModuleRow
+from planner.plan.types import Plan
+from planner.pricing.model_pricing import ModelPricer
+from planner.pricing.op_rows import plan_choice
+from planner.pricing.sharding_ilp import ShardingSolution
+from planner.strategy.nodes import Node, NodeKind
+from planner.strategy.problem import table_storages
+from planner.vocabulary import SPLIT_STYLES
+
+_WHOLE = "whole"
+
+
+def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
+    """List the modules that hold a matrix, once for each kind of unit; nothing where tp is 1.
+
+    Args:
+        plan: The plan.
+        pricer: Prices of its model on its cluster.
+    """
+    choice = plan_choice(plan)
+    priced = pricer.priced(choice) if choice.tp > 1 else None
+    if priced is None:
+        return ()
+    refused = {
+        unit: {each.module: each.reason for each in sharding.whole}
+        for sharding in plan.shardings
+        for unit in sharding.units
+    }
+    names: dict[str, list[str]] = {}
+    first: dict[str, int] = {}
+    for unit in priced.graph.units:
+        names.setdefault(unit.structure, []).append(unit.name)
+        first.setdefault(unit.structure, unit.index)
+    return tuple(
+        row
+        for structure, units in names.items()
+        for row in _unit_rows(
+            priced.solutions[structure], tuple(units), choice.tp, refused.get(first[structure], {})
+        )
+    )
+
+
+def _unit_rows(
+    solution: ShardingSolution, units: tuple[str, ...], tp: int, refused: Mapping[str, str]
+) -> Iterator[ModuleRow]:
+    problem = solution.problem
+    graph, unit = problem.context.graph, problem.unit
+    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    matrices = {
+        parameter.storage: parameter
+        for parameter in (graph.parameters[index] for index in unit.parameters)
+        if sum(size > 1 for size in parameter.shape) > 1
+    }
+    seen: set[str] = set()
+    for node, chosen in zip(problem.folded.nodes, solution.chosen, strict=True):
+        for op in (graph.nodes[op] for op in node.ops):
+            read = [graph.values[value].storage for value in op.inputs]
+            found = next((matrices[storage] for storage in read if storage in matrices), None)
+            if found is None or op.module in seen:
+                continue
+            seen.add(op.module)
+            is_split = chosen.style in SPLIT_STYLES
+            path = "" if op.module == unit.name else op.module.removeprefix(prefix)
+            yield ModuleRow(
+                units=units,
+                module=path,
+                how=str(chosen.style) if is_split else _WHOLE,
+                reason=""
+                if is_split
+                else refused.get(path) or _reason(solution, node, found, graph, tp),
+            )
+
+
+def _reason(
+    solution: ShardingSolution, node: Node, matrix: Parameter, graph: OperatorGraph, tp: int
+) -> str:
+    """Why a module stays whole."""
+    sizes = " x ".join(map(str, matrix.shape))
+    if matrix.storage in table_storages(graph) and matrix.shape[0] % tp:
+        return f"{matrix.shape[0]} rows do not divide over {tp} ranks"
+    if node.kind is not NodeKind.MODULE:
+        return "it works as no nn.Linear or nn.Embedding does"
+    if all(size % tp for size in matrix.shape):
+        return f"{sizes} does not divide over {tp} ranks"
+    ways = solution.problem.strategies[node.index]
+    if any(strategy.style in SPLIT_STYLES for strategy in ways):
+        return "splitting it is no faster"
+    return f"no split of its {sizes} fits what it reads and hands on"
