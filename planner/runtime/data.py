@@ -1,16 +1,16 @@
 """Global batches, the seeds of a step, microbatches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .model import UserModel
 from .processes import axis_names, data_parallel_rank
-from .trees import Tree, cast_floats
+from .trees import Tree, cast_floats, tensors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,22 +25,40 @@ class Batches:
     """Seed of the whole training run."""
 
     def global_batch(self, step: int) -> tuple[Tree, Tree]:
-        """Return inputs and targets of all samples of a step, on the CPU.
+        """Return inputs and targets of all samples of a step, on the CPU."""
+        return self.samples(step, range(self.global_batch_size))
+
+    def samples(self, step: int, positions: Iterable[int]) -> tuple[Tree, Tree]:
+        """Return inputs and targets of some samples of a step, on the CPU.
+
+        Each is drawn under a seed of its own, so that a rank draws no others.
 
         Raises:
-            ValueError: A tensor's first dim is not the number of samples.
+            ValueError: A tensor's first dim is not the number of samples, or samples differ in
+                shape.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mixed_seed(self.seed, step))
-            batch = self.model.example_batch(self.global_batch_size)
-        for tensor in tree_leaves(batch):
-            if isinstance(tensor, Tensor) and tensor.shape[:1] != (self.global_batch_size,):
-                raise ValueError(
-                    f"example_batch({self.global_batch_size}) returned a tensor of shape "
-                    f"{tuple(tensor.shape)}: its first dim must be the number of samples"
-                )
-        inputs, targets = batch
+
+        def joined(*leaves: Tree) -> Tree:
+            return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+        drawn = [self._sample(step, position) for position in positions]
+        shapes = {tuple(tensor.shape for tensor in tensors_of(sample)) for sample in drawn}
+        if len(shapes) > 1:
+            raise ValueError(f"example_batch(1) returns tensors of changing shapes: {shapes}")
+        inputs, targets = tree_map(joined, *drawn)
         return inputs, targets
+
+    def _sample(self, step: int, position: int) -> tuple[Tree, Tree]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mixed_seed(self.seed, step, position))
+            sample = self.model.example_batch(1)
+        for tensor in tensors_of(sample):
+            if tensor.shape[:1] != (1,):
+                raise ValueError(
+                    f"example_batch(1) returned a tensor of shape {tuple(tensor.shape)}: its "
+                    "first dim must be the number of samples"
+                )
+        return sample
 
     def of_rank(
         self, step: int, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
@@ -48,7 +66,7 @@ class Batches:
         """Return this rank's share of a step's batch; tp and pp ranks of a replica share it."""
         rank, size = data_parallel_rank(mesh)
         count = self.global_batch_size // size
-        share = self.slice(self.global_batch(step), rank * count, count)
+        share = self.samples(step, range(rank * count, (rank + 1) * count))
         inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(device), share)
         return cast_floats(inputs, dtype), targets
 

@@ -269,6 +269,9 @@ def test_global_batches_depend_on_seed_and_step_alone():
     first, again = batches.global_batch(5), batches.global_batch(5)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], batches.global_batch(6)[0])
+    later = batches.samples(5, range(2, 4))
+    assert torch.equal(later[0], first[0][2:])
+    assert torch.equal(later[1], first[1][2:])
     halves = split_microbatches(first, 2)
     assert torch.equal(torch.cat([half[0] for half in halves]), first[0])
 
