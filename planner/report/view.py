@@ -24,7 +24,7 @@ from planner.report.words import (
     unit_words,
 )
 from planner.units import GIB, MIB, format_bytes, format_count, format_s
-from planner.vocabulary import Dtype
+from planner.vocabulary import Dtype, Style
 
 SLOWER_RULE = "slower"
 """Rule of the layouts that the search set aside: legal, but their lower bound is no better."""
@@ -219,7 +219,11 @@ def split_words(record: PlanRecord) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-_SPLIT_WORDS = {"column": "by columns", "row": "by rows", "vocab_embedding": "by vocabulary"}
+_SPLIT_WORDS: dict[str, str] = {
+    Style.COLUMN: "by columns",
+    Style.ROW: "by rows",
+    Style.VOCAB_EMBEDDING: "by vocabulary",
+}
 """What each way to split a module is called."""
 
 

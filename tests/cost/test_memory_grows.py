@@ -20,13 +20,8 @@ from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
 from planner.hardware.profiles import load_cluster
-from planner.pricing.model_pricing import (
-    ModelPricer,
-    ShardingChoice,
-    model_work,
-    representatives,
-    unit_problem,
-)
+from planner.pricing.choice import ShardingChoice, representatives, unit_problem
+from planner.pricing.model_pricing import ModelPricer, model_work
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees

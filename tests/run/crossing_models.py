@@ -47,7 +47,8 @@ DIT = ModelCase(
     file=ZOO / "dit.py",
     blocks=tuple(f"blocks.{i}" for i in range(4)),
     seq_len=None,
-    columns=(("fc1", 1, True),),
+    columns=(("fc1", 1),),
+    has_biases=True,
     rows=("fc2",),
     crossings=dict.fromkeys(range(1, 6), Crossing(carried=first_of("time", "classes"))),
 )
