@@ -56,7 +56,8 @@ def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
     """Find the plan that holds the least memory of those within the error of the fastest.
 
     The error is that of step times: measured on the cluster, or where no runs were on clusters
-    left out of the fit. None where no other plan holds less, or nothing is known of the error.
+    left out of the fit. None where no other plan holds less by more than the memory that is kept
+    free for what memory is known to, or nothing is known of the error.
     """
     error = cluster.step_time_error
     error = cluster.uncalibrated_error if error is None else error
@@ -67,7 +68,8 @@ def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
     known = (best, *outcome.candidates, outcome.rule_of_thumb)
     near = [plan for plan in known if plan and plan.costs.step_time_s <= most_s]
     safest = min(near, key=lambda plan: plan.peak_memory_bytes)
-    return safest if safest.peak_memory_bytes < best.peak_memory_bytes else None
+    freed_bytes = best.peak_memory_bytes - safest.peak_memory_bytes
+    return safest if freed_bytes > cluster.device.margin_bytes else None
 
 
 def exposed_comm_s(costs: CostBreakdown) -> float:
