@@ -24,6 +24,7 @@ from planner.cli.options import (
     search_options,
     verbosity_options,
 )
+from planner.version import VERSION
 from planner.vocabulary import Dtype
 
 _FILE = click.Path(path_type=Path)
@@ -91,7 +92,7 @@ Examples:
 @request_options
 @search_options
 @output_options
-@click.version_option(package_name="planner", prog_name="plan", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="plan", message="%(prog)s %(version)s")
 def plan_command(**options: Unpack[PlanOptions]) -> None:
     """Plan how to train MODEL on N devices, prove the plan best, write the script.
 
