@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from .checkpoint_folders import checkpoint_folder, published, step_of
@@ -92,7 +93,7 @@ class Checkpointer:
         """
         values: Values = {}
         for optimizer in self.optimizers:
-            like = next((state for state in optimizer.state.values() if state), {})
+            like: dict[str, Any] = next((state for state in optimizer.state.values() if state), {})
             trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
             for name, parameter in named_parameters(part):
                 if id(parameter) not in trained:
@@ -163,12 +164,17 @@ def read_extra(checkpoint: Path, name: str) -> bytes | None:
     """Return what ``Checkpointer.save`` got as extra under a name; None where there is nothing."""
     reader = FileSystemReader(checkpoint)
     entry = reader.read_metadata().state_dict_metadata.get(f"extra.{name}")
-    if entry is None:
+    if not isinstance(entry, TensorStorageMetadata):
         return None
     content = {f"extra.{name}": torch.empty(entry.size, dtype=torch.uint8)}
     with _alone():
         dcp.load(content, storage_reader=reader, no_dist=True)  # type: ignore[attr-defined]
     return content[f"extra.{name}"].numpy().tobytes()
+
+
+def write_init(model: nn.Module, folder: Path) -> None:
+    """Write the weights of a model, for ``--init``."""
+    save_tensors({f"weights.{name}": p.detach() for name, p in model.named_parameters()}, folder)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:

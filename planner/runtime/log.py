@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .processes import is_first_rank
+from .processes import is_first_rank, print_once
 
 
 @dataclass(slots=True)
@@ -73,9 +74,19 @@ class Log:
             f"peak {memory_bytes / 2**30:.2f} GiB\n"
         )
         sys.stdout.flush()
+        self._write(row, afresh=step == 1)
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Report what was evaluated after a step."""
+        words = ", ".join(f"{name} {value:.6f}" for name, value in values.items())
+        print_once(f"step {step}: {words}")
+        if is_first_rank():
+            self._write({"step": step, **values}, afresh=False)
+
+    def _write(self, row: Mapping[str, float], *, afresh: bool) -> None:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("w" if step == 1 else "a", encoding="utf-8") as file:
+            with self.file.open("w" if afresh else "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
 

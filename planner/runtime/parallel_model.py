@@ -35,12 +35,26 @@ def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a step is made, in any layout."""
+
+    microbatch_size: int
+    """Samples per microbatch."""
+    seed: int
+    """Seed of dropout."""
+    max_grad_norm: float
+    """Most that the norm of the whole gradient may be."""
+    configure_optimizer: Function
+    """Makes the optimiser of named parameters where the model file has no such function."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ParallelModel:
     """This rank's share of a model, with its optimisers.
 
-    All ranks call ``step``, ``evaluate``, ``save`` and ``load`` together. Ranks of one data-parallel
-    rank give the same batches, other ranks other ones.
+    All ranks call ``step``, ``evaluate``, ``save`` and ``load`` together. Ranks that share a
+    data-parallel rank give the same batches.
     """
 
     user: UserModel
@@ -49,16 +63,10 @@ class ParallelModel:
     """Of the whole model."""
     runner: Runner
     """Runs the microbatches of what this rank trains."""
-    microbatch_size: int
-    """Samples per microbatch."""
+    recipe: Recipe
+    """How a step is made."""
     dtype: torch.dtype
     """Compute dtype, of floating-point inputs too."""
-    seed: int
-    """Seed of dropout."""
-    max_grad_norm: float
-    """Most that the norm of the whole gradient may be."""
-    configure_optimizer: Function
-    """Makes the optimiser of named parameters where the model file has no such function."""
     mesh: DeviceMesh | None = None
     """The whole mesh, None on one process."""
     after_backward: Sequence[Callable[[], None]] = ()
@@ -76,7 +84,7 @@ class ParallelModel:
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
-        configure = self.user.function("configure_optimizer", self.configure_optimizer)
+        configure = self.user.function("configure_optimizer", self.recipe.configure_optimizer)
         trained = [
             [(name, p) for name, p in named_parameters(part) if p.requires_grad]
             for part in self.parts
@@ -107,7 +115,7 @@ class ParallelModel:
     @property
     def batch_size(self) -> int:
         """Samples that this rank gives to a step."""
-        return self.microbatch_size * self.runner.num_microbatches
+        return self.recipe.microbatch_size * self.runner.num_microbatches
 
     def step(self, batch: Tree) -> Tensor:
         """Take an optimiser step: forward, backward, clipping, learning rates, update.
@@ -123,14 +131,14 @@ class ParallelModel:
         if len(microbatches) != self.runner.num_microbatches:
             raise RunError(
                 f"a step takes {self.runner.num_microbatches} microbatches of "
-                f"{self.microbatch_size} samples on each data-parallel rank, not "
+                f"{self.recipe.microbatch_size} samples on each data-parallel rank, not "
                 f"{len(microbatches)}"
             )
         with self._step_seed():
             losses = self.runner.train([self._on_device(each) for each in microbatches])
         for complete in self.after_backward:
             complete()
-        self.grad_norm = self.clip(self.parts, self.max_grad_norm)
+        self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
         schedule = self.user.function("lr_schedule")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups if schedule is not None else ():
@@ -140,8 +148,8 @@ class ParallelModel:
         for part in self.parts:
             part.zero_grad()
         self.steps += 1
-        total, count = self._sum(losses)
-        return total / count
+        total = self._sum(losses)
+        return total[0] / total[1]
 
     @torch.no_grad()
     def evaluate(self, batches: Tree) -> float:
@@ -219,10 +227,10 @@ class ParallelModel:
         self.group.close()
 
     def _split(self, batch: Tree) -> list[Microbatch]:
-        return split_batch(batch, self.microbatch_size)
+        return split_batch(batch, self.recipe.microbatch_size)
 
     def _on_device(self, batch: Tree) -> Microbatch:
-        batch = checked(batch, self.microbatch_size, "a data loader")
+        batch = checked(batch, self.recipe.microbatch_size, "a data loader")
         inputs, targets = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
         return cast_floats(inputs, self.dtype), targets
 
@@ -232,7 +240,9 @@ class ParallelModel:
         has_pp = self.mesh is not None and "pp" in axis_names(self.mesh)
         pp_rank = self.mesh["pp"].get_local_rank() if self.mesh is not None and has_pp else 0
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(mixed_seed(self.seed, self.steps, self.data_parallel_rank, pp_rank))
+            torch.manual_seed(
+                mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, pp_rank)
+            )
             yield
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:

@@ -95,11 +95,13 @@ class Part(nn.Module):
     def move_to(self, device: torch.device) -> None:
         """Move parameters and buffers to the device; what is on meta stays there for now."""
         self.device = device
-        self._apply(functools.partial(_moved, device=device))
+        self._apply(functools.partial(_moved, device=device))  # type: ignore[no-untyped-call]
 
     def materialise(self) -> None:
         """Allocate parameters that are still on the meta device."""
-        self._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t)
+        self._apply(  # type: ignore[no-untyped-call]
+            lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
+        )
 
     def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers of the modules that run here, by the user's names."""

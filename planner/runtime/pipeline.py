@@ -45,9 +45,7 @@ class PipelineRunner(Runner):
         return self._run(self.schedule.eval, microbatches)
 
     @staticmethod
-    def _run(
-        run: Function, microbatches: Sequence[Microbatch], **arguments: bool
-    ) -> list[Tensor]:
+    def _run(run: Function, microbatches: Sequence[Microbatch], **arguments: bool) -> list[Tensor]:
         inputs, targets = joined_batch(microbatches)
         losses: list[Tensor] = []
         first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from .model import UserModel, cast_parameters
-from .parallel_model import ParallelModel
+from .parallel_model import ParallelModel, Recipe
 from .part import Part
 from .step import Runner
-from .trees import Function, Tree
+from .trees import Tree
 from .weights import ModelNames
 
 
@@ -28,28 +28,16 @@ class _Whole(Part):
 
 
 def reference_model(
-    model: nn.Module,
-    user: UserModel,
-    configure_optimizer: Function,
-    *,
-    dtype: torch.dtype,
-    seed: int,
-    microbatch_size: int,
-    num_microbatches: int,
-    max_grad_norm: float,
+    model: nn.Module, user: UserModel, recipe: Recipe, dtype: torch.dtype, num_microbatches: int
 ) -> ParallelModel:
     """Train the plain model on one process: same weights, same global batches, same optimiser."""
-    names = ModelNames.of(model)
     part = _Whole(cast_parameters(model, dtype), user, blocks=())
     part.dtype = dtype
     part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return ParallelModel(
         user=user,
-        names=names,
+        names=ModelNames.of(model),
         runner=Runner(parts=[part], num_microbatches=num_microbatches),
-        microbatch_size=microbatch_size,
+        recipe=recipe,
         dtype=dtype,
-        seed=seed,
-        max_grad_norm=max_grad_norm,
-        configure_optimizer=configure_optimizer,
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .checkpoint_folders import missing_in
@@ -45,7 +46,7 @@ class _Safetensors(HuggingFaceStorageReader):
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(str(files[0].parent))
-        self.fs.ls = lambda _: [str(file) for file in files]  # type: ignore[method-assign]
+        self.fs.ls = lambda path: [str(f) for f in files]  # type: ignore[method-assign]
 
 
 def open_weights(path: Path, names: ModelNames) -> tuple[FileSystemReader, dict[str, str]]:
