@@ -39,7 +39,7 @@ ORDERS = {
         ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),
         ("data", "split_ops", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
-        ("pipeline", "reference", "shared_parameters", "tensor_parallel"),
+        ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
         ("dry_run",),
     ),
     "hardware": (

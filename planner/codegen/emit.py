@@ -130,7 +130,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     if read_sources(plan):
         names["known_data"] = {"DataRead"}
     if plan.model.num_parameters > MOST_BUILT_PARAMETERS:
-        names["first_weights"] = {"build_deferred"}
+        names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
 
 

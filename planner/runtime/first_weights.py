@@ -1,6 +1,7 @@
 """First weights of models that are too large to be built whole, as one process would draw them."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -354,3 +355,20 @@ def _make_real(model: nn.Module, deferred: DeferredInit) -> None:
         for name, value in list(vars(module).items()):
             if not name.startswith("_") and any(t.is_meta for t in tensors_of(value)):
                 module.__dict__[name] = tree_map_only(Tensor, real, value)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put parameters on the meta device as modules register them; buffers stay real."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

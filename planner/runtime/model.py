@@ -1,10 +1,9 @@
 """The user's model file: how its model is built and called, and the functions it may have."""
 
-import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -110,18 +109,11 @@ def user_module(model: UserModel) -> ModuleType:
     return module
 
 
-def build_model(model: UserModel, seed: int, *, empty: bool = False) -> nn.Module:
-    """Build the whole model on the CPU under a seed: the same weights for every layout.
-
-    Args:
-        model: Where it comes from.
-        seed: Seed of its weights.
-        empty: Weights come from elsewhere: leave parameters on the meta device.
-    """
+def build_model(model: UserModel, seed: int) -> nn.Module:
+    """Build the whole model on the CPU under a seed: the same weights for every layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with parameters_on_meta() if empty else contextlib.nullcontext():
-            built: nn.Module = model.function(model.factory)()
+        built: nn.Module = model.function(model.factory)()
     return built
 
 
@@ -149,23 +141,6 @@ def first_names(model: nn.Module) -> Mapping[str, str]:
         name: first_by_id.setdefault(id(parameter), name)
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-
-
-@contextlib.contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Put parameters on the meta device as modules register them; buffers stay real."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-        register(module, name, param)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def run_model(model: nn.Module, inputs: Tree) -> Tree:

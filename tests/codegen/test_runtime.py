@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
 from planner.runtime.data import Data, joined_batch
+from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
 from planner.runtime.layout import REPLICATE, shard
 from planner.runtime.model import (
     UserModel,
     build_model,
-    parameters_on_meta,
     user_module,
 )
 from planner.runtime.options import parse_options
