@@ -113,6 +113,11 @@ class ParallelModel:
         return 1 if self.mesh is None else data_parallel_rank(self.mesh)[1]
 
     @property
+    def microbatch_size(self) -> int:
+        """Samples per microbatch."""
+        return self.recipe.microbatch_size
+
+    @property
     def batch_size(self) -> int:
         """Samples that this rank gives to a step."""
         return self.recipe.microbatch_size * self.runner.num_microbatches

@@ -38,19 +38,11 @@ class PipelineRunner(Runner):
         Returns:
             The loss of each, nothing on ranks without the last stage.
         """
-        return self._run(self.schedule.step, microbatches, return_outputs=False)
+        return _run(self.schedule.step, microbatches)
 
     def evaluate(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
-        return self._run(self.schedule.eval, microbatches)
-
-    @staticmethod
-    def _run(run: Function, microbatches: Sequence[Microbatch], **arguments: bool) -> list[Tensor]:
-        inputs, targets = joined_batch(microbatches)
-        losses: list[Tensor] = []
-        first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
-        run(inputs=inputs, targets=targets, target=first, losses=losses, **arguments)
-        return losses
+        return _run(self.schedule.eval, microbatches)
 
 
 def pipeline_runner(
@@ -130,3 +122,11 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
         stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
     carried = stage.sends if after else stage.spec.receives
     return (stream, *(anatomy.sketch(output).example() for output in carried))
+
+
+def _run(run: Function, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    inputs, targets = joined_batch(microbatches)
+    losses: list[Tensor] = []
+    first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
+    run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
+    return losses

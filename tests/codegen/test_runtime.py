@@ -11,6 +11,7 @@ from torch.distributed.run import get_args_parser
 from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
+from planner.runtime.checkpoint import save_tensors
 from planner.runtime.data import Data, joined_batch
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
@@ -388,3 +389,72 @@ def test_a_dry_run_of_experts_in_any_dtype(dtype):
     anatomy = examine(model, ("0", "1"), (torch.randn(4, 8),), dtype)
     assert [(stream.shape, stream.dtype) for stream in anatomy.streams] == [((4, 8), dtype)] * 3
     assert anatomy.users["1.weight"] == {2}
+
+
+class Numbers:
+    """Yields its numbers as microbatches of two."""
+
+    def __init__(self, count):
+        self.count, self.at, self.epochs = count, 0, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        first, self.at = self.at, 0
+        for number in range(first, self.count):
+            self.at = (number + 1) % self.count
+            yield torch.full((2, 1), number), {"targets": torch.ones(2)}
+
+
+class StatefulNumbers(Numbers):
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class CountedNumbers(Numbers):
+    def __len__(self):
+        return self.count
+
+
+def loaded(loader, step=0, checkpoint=None):
+    user = UserModel(module="types", factory="x", functions={"data_loader": lambda *_: loader})
+    data = Data(user=user, seed=0, ranks=(1,), world_size=2, microbatch_size=2, num_microbatches=2)
+    data.start(step, checkpoint)
+    return data
+
+
+def numbers(data, *steps):
+    return [int(inputs[0]) for step in steps for inputs, _ in data.microbatches(step)]
+
+
+def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
+    loader = StatefulNumbers(3)
+    data = loaded(loader)
+    assert numbers(data, 0, 1) == [0, 1, 2, 0]
+    assert loader.epochs == [0, 1]
+    (name,) = data.state()
+    content = torch.frombuffer(bytearray(data.state()[name]), dtype=torch.uint8)
+    save_tensors({f"extra.{name}": content}, tmp_path)
+    again = StatefulNumbers(3)
+    assert numbers(loaded(again, 2, tmp_path), 2) == [1, 2] == numbers(data, 2)
+    assert again.epochs == [1]
+    plain = CountedNumbers(3)
+    assert numbers(loaded(plain, 2), 2) == [1, 2]
+    assert plain.epochs == [1]
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (iter([(torch.ones(2, 1), torch.ones(2))] * 3), "yields no microbatch in a pass"),
+        ([(torch.ones(2, 1), torch.ones(2)), (torch.ones(1, 1), torch.ones(1))], "drop_last=True"),
+    ],
+)
+def test_loaders_that_do_not_do_say_why(loader, message):
+    data = loaded(loader)
+    with pytest.raises(RunError, match=message):
+        numbers(data, 0, 1)
