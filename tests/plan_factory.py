@@ -1,6 +1,7 @@
 """Hand-made plans, clusters and search outcomes for tests of what is shown and written."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.hardware.profiles import load_cluster
@@ -17,6 +18,8 @@ from planner.request import PlanRequest
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 from planner.units import GIB
+
+GPT_FILE = Path(__file__).parents[1] / "examples" / "gpt.py"
 
 NUM_BLOCKS = 12
 SEQ_LEN = 1024
@@ -89,7 +92,7 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
     costs = overrides.pop("costs", costs)
     busy_s = costs.compute_s + costs.recompute_s + costs.tp_comm_s + costs.pp_comm_s
     plan = Plan(
-        model=ModelRef(file="examples/gpt.py", module=None, factory="build_model", seq_len=None),
+        model=ModelRef(file=str(GPT_FILE), module=None, factory="build_model", seq_len=None),
         degrees=degrees,
         mesh_order=("pp", "dp_replicate", "dp_shard", "tp"),
         schedule="Interleaved1F1B" if virtual_stages > 1 else schedule,

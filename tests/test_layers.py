@@ -155,7 +155,7 @@ ORDERS = {
     ),
     "codegen": (
         ("source", "trial"),
-        ("reads",),
+        ("model_files", "reads"),
         ("emit",),
         ("files",),
     ),

@@ -84,6 +84,8 @@ def test_save_writes_everything_that_is_promised(result, tmp_path):
         "plan.json",
         "train.py",
         "runtime",
+        "model",
+        "requirements.txt",
         "report.csv",
         "memory.csv",
         "ops.csv",

@@ -4,7 +4,6 @@ The script is this plan and nothing else: constants, mesh, stages, loop. What it
 modules of ``planner/runtime`` that it imports, which are copied beside it.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import read_sources
 from planner.codegen.source import (
     LINE_LENGTH,
@@ -31,9 +31,6 @@ from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
 from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
 
-MODEL_NAME = "model.py"
-"""Model file beside the script of a Hugging Face config."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockGroup:
@@ -48,16 +45,16 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
 
     Args:
         plan: What to run.
-        folder: Where the script will lie: the model file is then named relative to it, so that
-            both can be moved together. None names it by its absolute path.
+        folder: Where the script will lie: files outside of it are then named relative to it.
 
     Returns:
         Python source, the same for equal arguments.
 
     Raises:
-        CodegenError: The plan cannot be expressed as a script.
+        CodegenError: The plan cannot be expressed as a script, or the model's code is gone.
     """
     _check(plan)
+    user = model_files(plan.model, folder)
     blocks = block_names(plan)
     has_tp = plan.degrees.tp > 1
     return (
@@ -69,7 +66,8 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             model_words=_model_words(plan.model),
             summary=_summary(plan),
             imports=_imports(plan),
-            model_arguments=_model_arguments(plan.model, folder),
+            model_arguments=_model_arguments(plan.model, user),
+            copies=user.provenance,
             mesh=_mesh(plan),
             blocks=_blocks_source(blocks),
             has_pp=plan.degrees.pp > 1,
@@ -213,20 +211,8 @@ def _model_words(model: ModelRef) -> str:
     return source if model.is_config else f"{source}:{model.factory}"
 
 
-def _model_arguments(model: ModelRef, folder: Path | None) -> str:
-    arguments = []
-    if model.is_config:
-        arguments.append(f"file=Path(__file__).resolve().parent / {quote(MODEL_NAME)}")
-    elif model.file is not None:
-        path = Path(model.file).resolve()
-        if folder is None:
-            arguments.append(f"file=Path({quote(path.as_posix())})")
-        else:
-            relative = Path(os.path.relpath(path, folder.resolve())).as_posix()
-            arguments.append(f"file=Path(__file__).resolve().parent / {quote(relative)}")
-    else:
-        arguments.append(f"module={quote(str(model.module))}")
-    arguments.append(f"factory={quote(model.factory)}")
+def _model_arguments(model: ModelRef, user: ModelFiles) -> str:
+    arguments = [*user.arguments, f"factory={quote(model.factory)}"]
     if model.seq_len is not None:
         arguments.append(f"seq_len={model.seq_len}")
     one_line = ", ".join(arguments)
@@ -353,8 +339,8 @@ def _summary(plan: Plan) -> list[str]:
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
     batch = (
         f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
-        f"{plan.num_microbatches} microbatches of {plan.microbatch_size} on "
-        f"{plan.degrees.dp} data-parallel ranks"
+        f"{_counted(plan.num_microbatches, 'microbatch', 'es')} of {plan.microbatch_size} on "
+        f"{_counted(plan.degrees.dp, 'data-parallel rank', 's')}"
     )
     sharding = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
     lines = [
@@ -372,6 +358,10 @@ def _summary(plan: Plan) -> list[str]:
         ),
     ]
     return [f"{name:10} {words}" for name, words in lines if words]
+
+
+def _counted(count: int, one: str, ending: str) -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {one}{ending}"
 
 
 def _layout_words(degrees: ParallelDegrees) -> str:

@@ -4,6 +4,7 @@ The script runs the model once on the meta device to see what a stage consists o
 reads data there needs the answers of its plan, and not every read can be answered.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from planner.runtime.model import UserModel, parameters_on_meta, user_module
 from planner.runtime.options import DTYPES
 
 
-def try_model(plan: Plan, blocks: tuple[str, ...], config_files: dict[str, str]) -> None:
+def try_model(plan: Plan, blocks: tuple[str, ...], config_files: Mapping[str, str]) -> None:
     """Run the model of a plan as its script will, with the plan's answers.
 
     Args:

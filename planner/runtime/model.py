@@ -26,6 +26,11 @@ class UserModel:
     """Python file, None where a module is named."""
     module: str | None = None
     """Importable module, None where a file is named."""
+    original: Path | None = None
+    """What the file was copied from. It is taken where it is still there: its code looks for what
+    lies beside it."""
+    folder: Path | None = None
+    """Folder that the module lies in, None for an installed one."""
     factory: str
     """Function that builds the model."""
     seq_len: int | None = None
@@ -82,13 +87,17 @@ def user_module(model: UserModel) -> ModuleType:
         RunError: The file is not there.
     """
     if model.file is None:
+        if model.folder is not None:
+            sys.path.insert(0, str(model.folder))
         return importlib.import_module(str(model.module))
     file = model.file.resolve()
+    if model.original is not None and model.original.is_file():
+        file = model.original.resolve()
     spec = importlib.util.spec_from_file_location(f"user_model_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise RunError(f"the model file {file} is not there: set MODEL in the script")
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # files that the model file imports
+        sys.path.insert(0, str(file.parent))  # files that the model file imports
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -63,9 +63,11 @@ def test_the_main_job_prints_the_answer_and_writes_the_folder(searched, workplac
     assert err == ""
     assert written(workplace / "plans" / "model") == [
         "memory.csv",
+        "model",
         "ops.csv",
         "plan.json",
         "report.csv",
+        "requirements.txt",
         "runtime",
         "train.py",
     ]

@@ -194,7 +194,7 @@ def test_megatron_shards_by_its_fsdp_where_there_is_no_pipeline():
 )
 def test_deepspeed_gets_the_stage_that_sends_what_the_plan_does(plan, stage):
     document = json.loads(text_of(plan, "deepspeed"))
-    assert list(document)[0] == "_planner"
+    assert next(iter(document)) == "_planner"
     assert document["zero_optimization"] == {"stage": stage}
     assert document["train_batch_size"] == (
         document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * 8
@@ -327,9 +327,7 @@ def test_deepspeeds_own_parser_reads_the_file():
 
 
 def test_accelerates_own_parser_reads_the_file(tmp_path):
-    config_args = pytest.importorskip(
-        "accelerate.commands.config.config_args", reason="accelerate"
-    )
+    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate")
     from accelerate import ParallelismConfig
     from accelerate.commands.launch import launch_command_parser
 
