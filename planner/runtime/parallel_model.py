@@ -1,7 +1,7 @@
 """A model that is trained as a plan says, for any training loop."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -126,13 +126,19 @@ class ParallelModel:
         """Take an optimiser step: forward, backward, clipping, learning rates, update.
 
         Args:
-            batch: Inputs and targets of ``batch_size`` samples, or a list of microbatches. A dict
-                has the keyword arguments of a model that returns its loss.
+            batch: Inputs and targets of ``batch_size`` samples, this data-parallel rank's own. A
+                dict has the keyword arguments of a model that returns its loss.
 
         Returns:
             Mean loss over the global batch, before the step, the same on every rank.
+
+        Raises:
+            RunError: The batch has another size.
         """
-        microbatches = batch if isinstance(batch, list) else self._split(batch)
+        return self.step_over(self._split(batch))
+
+    def step_over(self, microbatches: Sequence[Microbatch]) -> Tensor:
+        """Take a step as ``step`` does, over a batch that comes in microbatches."""
         if len(microbatches) != self.runner.num_microbatches:
             raise RunError(
                 f"a step takes {self.runner.num_microbatches} microbatches of "
@@ -157,18 +163,17 @@ class ParallelModel:
         return total[0] / total[1]
 
     @torch.no_grad()
-    def evaluate(self, batches: Tree) -> float:
-        """Return the mean loss over microbatches of all data-parallel ranks, in eval mode.
+    def evaluate(self, batches: Iterable[Tree]) -> float:
+        """Return the mean loss over batches of all data-parallel ranks, in eval mode.
 
         Args:
-            batches: A batch as ``step`` takes it, or microbatches: a validation loader, say. Ranks
-                may have different numbers of them.
+            batches: Batches of one or several microbatches: a validation loader, say. Ranks may
+                have different numbers of them.
 
         Raises:
-            RunError: A rank has none.
+            RunError: A rank has none, or one that does not divide into microbatches.
         """
-        is_batch = isinstance(batches, tuple | Mapping)
-        rest: Iterator[Tree] = iter(self._split(batches) if is_batch else batches)
+        rest = (microbatch for batch in batches for microbatch in self._split(batch))
         size = self.runner.evaluated_together
         modules = [module for part in self.parts for module in part.modules()]
         modes = [module.training for module in modules]
