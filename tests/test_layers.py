@@ -34,8 +34,8 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "processes", "trees"),
-        ("checkpoint_folders", "log", "model", "op_rules", "options", "split_tensor", "streams"),
-        ("fused", "known_data", "part", "product_rules", "stopping", "weights"),
+        ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
+        ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
         ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),
         ("data", "split_ops", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
@@ -155,7 +155,7 @@ ORDERS = {
     ),
     "codegen": (
         ("source", "trial"),
-        ("model_files", "reads"),
+        ("expected", "model_files", "reads"),
         ("emit",),
         ("files",),
     ),
