@@ -162,7 +162,7 @@ ORDERS = {
     "export": (
         ("facts", "rendering", "terms"),
         ("own_models",),
-        ("accelerate", "deepspeed", "megatron", "torchtitan"),
+        ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),
     ),
     "validation": (
