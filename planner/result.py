@@ -102,7 +102,7 @@ class PlanResult:
             from planner.codegen.files import script_files
             from planner.export.launch import launch_files
 
-            files.update(script_files(self.best, folder=target))
+            files.update(script_files(self.best, cluster=self._record.cluster, folder=target))
             files.update(launch_files(self._record.cluster))
         return write_folder(target, {**files, **table_files(self._record)}, force=force)
 
