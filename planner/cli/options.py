@@ -38,6 +38,7 @@ class ValidateOptions(TypedDict):
 
     runs: Path
     failed: Path | None
+    plan: Path | None
     calibration: Path | None
     assume: tuple[tuple[str, str], ...]
     keep_going: bool
@@ -58,6 +59,7 @@ class CalibrateOptions(TypedDict):
 
     runs: Path
     out: Path
+    plan: Path | None
     assume: tuple[tuple[str, str], ...]
     keep_going: bool
     force: bool
@@ -239,6 +241,14 @@ def output_options(command: Command) -> Command:
         click.option("--force", is_flag=True, help="Replace files in a folder that is not empty."),
         click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout."),
         verbosity_options("Seconds of each phase, reasons of all refusals"),
+    )
+
+
+def plan_of_log_option(command: Command) -> Command:
+    """Add the option that says whose log it is."""
+    words = "Plan of a log, plan.json or its folder.  [beside the log, or in the folder above]"
+    return click.option("--plan", type=click.Path(path_type=Path), metavar="DIR", help=words)(
+        command
     )
 
 
