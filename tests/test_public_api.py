@@ -13,8 +13,7 @@ PUBLIC = [
     "InfeasiblePlanError",
     "ModelError",
     "OperatorGraph",
-    "failed",
-    "plan",
+    "Plan",
     "PlanResult",
     "PlannerError",
     "ProfileError",
@@ -74,6 +73,7 @@ TRACE_PARAMETERS = [
 VALIDATE_PARAMETERS = [
     "runs",
     "failed",
+    "plan",
     "calibration",
     "assume",
     "keep_going",

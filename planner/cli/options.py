@@ -34,7 +34,7 @@ class TraceOptions(TypedDict):
 
 
 class ValidateOptions(TypedDict):
-    """Parsed options of ``plan validate RUNS.csv``."""
+    """Parsed options of ``plan validate RUNS``."""
 
     runs: Path
     failed: Path | None
@@ -55,7 +55,7 @@ class ValidateOptions(TypedDict):
 
 
 class CalibrateOptions(TypedDict):
-    """Parsed options of ``plan calibrate RUNS.csv``."""
+    """Parsed options of ``plan calibrate RUNS``."""
 
     runs: Path
     out: Path
