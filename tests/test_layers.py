@@ -176,9 +176,11 @@ ORDERS = {
         ("cells",),
         ("contradictions",),
         ("table",),
+        ("logs",),
+        ("source",),
     ),
     "validation/pricing": (
-        ("models",),
+        ("models", "plan_case"),
         ("cases", "workbook"),
         ("case_price",),
         ("predict",),

@@ -73,6 +73,7 @@ TRACE_PARAMETERS = [
 VALIDATE_PARAMETERS = [
     "runs",
     "failed",
+    "plan",
     "calibration",
     "assume",
     "keep_going",
