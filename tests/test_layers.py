@@ -46,7 +46,7 @@ ORDERS = {
         ("spec",),
         ("fields", "topology"),
         ("profiles",),
-        ("runs",),
+        ("runs", "template"),
     ),
     "framework": (
         ("spec",),
