@@ -146,7 +146,7 @@ class ParallelModel:
                 f"{len(microbatches)}"
             )
         with self._step_seed():
-            losses = self.runner.train([self._on_device(each) for each in microbatches])
+            losses = self.runner.train(map(self._on_device, microbatches))
         for complete in self.after_backward:
             complete()
         self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
@@ -184,8 +184,8 @@ class ParallelModel:
         while _total(torch.tensor(len(new := list(islice(rest, size))), device=self.device)):
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
-            taken = ([self._on_device(each) for each in new] + taken * size)[:size]
-            losses = self.runner.evaluate((taken * size)[:size])
+            taken = ((new + taken) * size)[:size]
+            losses = self.runner.evaluate(map(self._on_device, taken))
             total += self._sum(losses[: len(new)])
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
