@@ -1,0 +1,145 @@
+"""A rank among ranks that do not exist, on tensors without data.
+
+Every private name of torch that this needs stands here; ``tests/checking/test_fake_world.py`` calls
+each of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from planner.graph.recording.kernels import fused_kernels
+
+Op = Any
+"""An overload of an ATen op."""
+
+Tree = Any
+"""A tensor, or nested tuples, lists and dicts of tensors."""
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[None]:
+    """Join a process group whose other ranks do not exist; nothing waits for them."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    with _patched(dist, "all_gather_object", _gathered_objects), _patched(
+        dist, "broadcast_object_list", _nothing
+    ):
+        yield
+    dist.destroy_process_group()
+
+
+def _gathered_objects(objects: list[object], own: object, **_: object) -> None:
+    objects[:] = [own] * len(objects)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+@contextmanager
+def _patched(place: object, name: str, new: object) -> Iterator[None]:
+    own = getattr(place, name)
+    setattr(place, name, new)
+    try:
+        yield
+    finally:
+        setattr(place, name, own)
+
+
+class _FakeMode(FakeTensorMode):
+    """Fake tensors of which numbers can be read outside of the model: 0, for the log."""
+
+    has_numbers = True
+
+    def dispatch(  # type: ignore[override]
+        self, func: Op, types: Sequence[type], args: Sequence[Tree] = (), kwargs: Any = MappingProxyType({})
+    ) -> Tree:
+        if func is torch.ops.aten._local_scalar_dense.default and self.has_numbers:
+            return args[0].dtype.is_floating_point and 0.0 or 0
+        return super().dispatch(func, types, args, kwargs)
+
+
+class FakeWorld:
+    """Fake tensors on the CPU, whose ops take no time and no memory.
+
+    Attention, RMSNorm, dropout and recurrent layers run as the kernels of a GPU.
+    """
+
+    def __init__(self) -> None:
+        """Make the mode; it is entered by ``entered``."""
+        self._mode = _FakeMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let all ops run on fake tensors."""
+        with ExitStack() as stack:
+            for place, name, wrap in _KEPT_REAL:
+                stack.enter_context(_patched(place, name, wrap(getattr(place, name))))
+            stack.enter_context(_patched(_SCHEDULE, "_warmup_p2p", _all_static))
+            stack.enter_context(fused_kernels("AutogradCPU"))
+            stack.enter_context(self._mode)
+            yield
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Refuse to answer what is read of data."""
+        self._mode.has_numbers = False
+        try:
+            yield
+        finally:
+            self._mode.has_numbers = True
+
+    def fake(self, tree: Tree) -> Tree:
+        """Return tensors without data that look like those of a tree."""
+        return tree_map_only(Tensor, self._mode.from_tensor, tree)
+
+
+@contextmanager
+def real_again() -> Iterator[None]:
+    """Leave the fake world for a while."""
+    with _disable_current_modes():
+        yield
+
+
+def _outside(own: Callable[..., Tree]) -> Callable[..., Tree]:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        with unset_fake_temporarily():
+            return own(*args, **kwargs)
+
+    return run
+
+
+def _without_modes(own: Callable[..., Tree]) -> Callable[..., Tree]:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        with _disable_current_modes():
+            return own(*args, **kwargs)
+
+    return run
+
+
+def _all_static(_: object, stages: list[Any], *__: object) -> None:
+    """All stages know the shapes that they receive; torch asks the other ranks."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
+
+
+_SCHEDULE = schedules._PipelineSchedule
+
+_KEPT_REAL = (
+    (DeviceMesh, "__init__", _outside),
+    (ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes),
+)
+"""What looks at data of its own."""

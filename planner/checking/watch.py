@@ -1,0 +1,236 @@
+"""What runs, seen op by op: bytes of live tensors, and collectives.
+
+One mode tells all observers, since each mode costs time with every op.
+"""
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+Op: TypeAlias = Any
+"""An overload of an ATen op, or of an op of the same form."""
+
+Result: TypeAlias = Any
+"""What an op takes or returns."""
+
+_SUBCLASSES = frozenset({"DTensor", "SplitTensor"})
+"""Tensors whose ops come again on what they consist of."""
+
+
+class Observer(Protocol):
+    """Is told of every op."""
+
+    def see(self, func: Op, args: tuple[Result, ...], out: Result) -> None:
+        """Look at an op that has run."""
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells observers of every op on tensors that are not made of others."""
+
+    def __init__(self, *observers: Observer) -> None:
+        """Keep the observers."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observers = observers
+
+    def __torch_dispatch__(
+        self,
+        func: Op,
+        types: Iterable[type],
+        args: tuple[Result, ...] = (),
+        kwargs: dict[str, Result] | None = None,
+    ) -> Result:
+        """Run an op."""
+        if any(kind.__name__ in _SUBCLASSES for kind in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        for observer in self._observers:
+            observer.see(func, args, out)
+        return out
+
+
+class _Storage:
+    """A storage that is alive."""
+
+    __slots__ = ("component", "num_bytes", "reference")
+
+    def __init__(self, num_bytes: int, component: str) -> None:
+        self.num_bytes = num_bytes
+        self.component = component
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+_COMPONENTS = {"fsdp": "buffers", "c10d": "buffers"}
+"""Component of what the ops of a namespace make; what others make is "activations"."""
+
+
+class LiveBytes:
+    """Bytes of all storages that ops have made and that are still alive, and their peak.
+
+    A storage is known by its identity and forgotten when it dies. What runs on meta tensors, to
+    know shapes, has no memory and does not count.
+    """
+
+    def __init__(self) -> None:
+        """Count from nothing."""
+        self.now_bytes = 0
+        """Bytes alive."""
+        self.peak_bytes = 0
+        """Most of them since ``restart``."""
+        self.at_peak: Mapping[str, int] = {}
+        """The peak by component: "params", "grads", "optimizer", "buffers", "activations"."""
+        self._live: dict[int, _Storage] = {}
+        self._by_component: Counter[str] = Counter()
+
+    def restart(self, named: Mapping[str, Iterable[Tensor]]) -> None:
+        """Begin to look for a peak.
+
+        Args:
+            named: Tensors of components; all else that is alive now counts as buffers.
+        """
+        for component, tensors in named.items():
+            for tensor in tensors:
+                self.see_tensor(tensor, component)
+        own = {
+            part.untyped_storage()._cdata: component
+            for component, tensors in named.items()
+            for tensor in tensors
+            for part in _parts(tensor)
+        }
+        self._by_component.clear()
+        for key, storage in self._live.items():
+            storage.component = own.get(key, "buffers")
+            self._by_component[storage.component] += storage.num_bytes
+        self.peak_bytes, self.at_peak = self.now_bytes, dict(self._by_component)
+
+    @contextmanager
+    def resizes_seen(self) -> Iterator[None]:
+        """See storages that are freed and allocated again in place, as FSDP does with gathered."""
+        own = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            done = own(storage, size)
+            if storage._cdata in self._live:
+                self._see_storage(storage, "buffers")
+            return done
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+
+    def see(self, func: Op, args: tuple[Result, ...], out: Result) -> None:
+        """Look at what an op returns."""
+        if func.namespace == "prim":
+            return
+        component = _COMPONENTS.get(func.namespace, "activations")
+        for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.see_tensor(leaf, component)
+        if func is torch.ops.c10d._reduce_scatter_base_.default:
+            self._recount(args[0], "grads")
+
+    def see_tensor(self, tensor: Tensor, component: str) -> None:
+        """Count a tensor."""
+        for part in _parts(tensor):
+            if not _is_meta(part):
+                self._see_storage(part.untyped_storage(), component)
+
+    def _see_storage(self, storage: torch.UntypedStorage, component: str) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is None or known.reference is None or known.reference() is not storage:
+            if known is not None:
+                self._forget(key, known)  # the address was used before
+            entry = known = _Storage(0, component)
+            entry.reference = weakref.ref(storage, lambda _: self._forget(key, entry))
+            self._live[key] = entry
+        if size != known.num_bytes:
+            self._add(known.component, size - known.num_bytes)
+            known.num_bytes = size
+
+    def _recount(self, tensor: Tensor, component: str) -> None:
+        entry = self._live[tensor.untyped_storage()._cdata]
+        self._by_component[entry.component] -= entry.num_bytes
+        self._by_component[component] += entry.num_bytes
+        entry.component = component
+
+    def _add(self, component: str, num_bytes: int) -> None:
+        self.now_bytes += num_bytes
+        self._by_component[component] += num_bytes
+        if self.now_bytes > self.peak_bytes:
+            self.peak_bytes, self.at_peak = self.now_bytes, dict(self._by_component)
+
+    def _forget(self, key: int, entry: _Storage) -> None:
+        if self._live.get(key) is entry:
+            del self._live[key]
+            self._add(entry.component, -entry.num_bytes)
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    # Asking a fake tensor for its device is an op.
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type == "meta"
+
+
+def _parts(tensor: Tensor) -> Iterable[Tensor]:
+    """What a tensor consists of, itself where it is a plain one."""
+    if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
+        return (tensor,)
+    names, _ = tensor.__tensor_flatten__()
+    inner = [getattr(tensor, name) for name in names]
+    return [part for each in inner if isinstance(each, Tensor) for part in _parts(each)]
+
+
+_KINDS = {
+    "allreduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "send": "send",
+    "recv_": "receive",
+}
+"""By op of c10d; what it has for whole lists of tensors is not used in a step."""
+
+
+class Traffic:
+    """Collectives and transfers that this rank takes part in."""
+
+    def __init__(self) -> None:
+        """Count from nothing."""
+        self.found: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        """Number and bytes by kind and ranks of the group. Bytes are those of the whole tensor on
+        one rank: what is gathered, reduced, sent."""
+
+    def see(self, func: Op, args: tuple[Result, ...], out: Result) -> None:
+        """Count an op that is a collective."""
+        if func.namespace != "c10d":
+            return
+        name = func.overloadpacket.__name__
+        size = max(_bytes(args[:1]), _bytes(args[1:2]))
+        key = _KINDS.get(name, name), _group_size(args)
+        count, num_bytes = self.found[key]
+        self.found[key] = count + 1, num_bytes + size
+
+
+def _bytes(tree: Result) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _group_size(args: tuple[Result, ...]) -> int:
+    for each in args:
+        if isinstance(each, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(each).size()
+            except RuntimeError:
+                continue  # it says how to reduce
+    return dist.get_world_size()
