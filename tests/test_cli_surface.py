@@ -51,7 +51,9 @@ def test_the_main_job_takes_these_options():
 
 
 def test_the_verbs_are_these():
-    assert set(VERBS) == {"calibrate", "estimate", "profiles", "trace", "validate"}
+    assert set(VERBS) == {
+        *("calibrate", "estimate", "export", "profiles", "trace", "validate"),
+    }
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
     assert set(VERBS["profiles"].commands) == {"list", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {

@@ -159,6 +159,12 @@ ORDERS = {
         ("emit",),
         ("files",),
     ),
+    "export": (
+        ("facts", "rendering", "terms"),
+        ("own_models",),
+        ("accelerate", "deepspeed", "megatron", "torchtitan"),
+        ("export",),
+    ),
     "validation": (
         ("plot", "scoring", "types"),
         ("pricing", "reading"),
@@ -192,7 +198,7 @@ ORDERS = {
     "cli": (
         ("options", "pieces", "progress_bar"),
         ("terminal",),
-        ("plan_screen", "profiles", "trace_screen", "validate_screen"),
+        ("export_command", "plan_screen", "profiles", "trace_screen", "validate_screen"),
         ("plan_runner", "trace_runner", "validate_runner"),
         ("commands",),
         ("main",),

@@ -19,12 +19,14 @@ from planner.cli.commands import (
     trace_command,
     validate_command,
 )
+from planner.cli.export_command import export_command
 from planner.cli.profiles import profiles_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
     "calibrate": calibrate_command,
     "estimate": estimate_command,
+    "export": export_command,
     "profiles": profiles_command,
     "trace": trace_command,
     "validate": validate_command,

@@ -339,8 +339,8 @@ def _summary(plan: Plan) -> list[str]:
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
     batch = (
         f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
-        f"{plan.num_microbatches} microbatches of {plan.microbatch_size} on "
-        f"{plan.degrees.dp} data-parallel ranks"
+        f"{_counted(plan.num_microbatches, 'microbatch', 'es')} of {plan.microbatch_size} on "
+        f"{_counted(plan.degrees.dp, 'data-parallel rank', 's')}"
     )
     sharding = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
     lines = [
@@ -358,6 +358,10 @@ def _summary(plan: Plan) -> list[str]:
         ),
     ]
     return [f"{name:10} {words}" for name, words in lines if words]
+
+
+def _counted(count: int, one: str, ending: str) -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {one}{ending}"
 
 
 def _layout_words(degrees: ParallelDegrees) -> str:

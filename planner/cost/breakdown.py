@@ -48,7 +48,8 @@ class CostBreakdown:
     bubble_s: float
     """Idle time of the pipeline schedule."""
     optimizer_s: float
-    """Gradient norm, clipping and the optimiser's own pass over the parameters."""
+    """Gradient norm, clipping, the optimiser's own pass over the parameters, and what the framework
+    does once a step whatever the model (``step_us``)."""
 
     @property
     def step_time_s(self) -> float:

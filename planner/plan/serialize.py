@@ -5,10 +5,11 @@ a few derived values (names of the units of a stage, totals). The derived values
 on reading; a file in which they disagree was edited by hand and is refused.
 """
 
+import hashlib
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TypeVar, Union, get_args, get_origin, get_type_hints
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec
+from planner.plan.record import ModelSummary
 from planner.plan.types import Plan, SolverReport, StagePlan
 from planner.plan.verify import REPORT, verify_plan, verify_proof
 from planner.strategy.mesh import ParallelDegrees
@@ -139,6 +141,24 @@ def plan_from_document(document: JsonValue, *, path: str = "plan") -> Plan:
     return plan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """What a plan.json holds of its recommended plan."""
+
+    file: Path
+    """The plan.json."""
+    digest: str
+    """First 16 digits of the SHA-256 of its bytes."""
+    planner_version: str
+    """Version that wrote it."""
+    plan: Plan
+    """The recommended plan."""
+    cluster: ClusterSpec
+    """What it was planned for."""
+    model: ModelSummary
+    """What was planned."""
+
+
 def load_plan(path: str | Path) -> Plan:
     """Read the recommended plan from a plan.json, or from the folder that holds one.
 
@@ -146,15 +166,49 @@ def load_plan(path: str | Path) -> Plan:
         RequestError: Where there is no such file, or it is not a plan of this version.
         VerificationError: The plan breaks a rule, or what the file says of its proof does.
     """
+    return load_saved_plan(path).plan
+
+
+def load_saved_plan(path: str | Path) -> SavedPlan:
+    """Read the recommended plan with its model and cluster.
+
+    Raises:
+        PlannerError: As ``load_plan``.
+    """
     file = Path(path)
     file = file / "plan.json" if file.is_dir() else file
+    content, document = _plan_document_of(file)
+    plan = plan_from_document(document.get("best"), path=f"{file}: best")
+    cluster = _decode_exactly(ClusterSpec, document.get("cluster"), f"{file}: cluster")
+    solver = _decode_exactly(SolverReport, document.get("solver"), f"{file}: solver")
+    hint = f"Write the file again with `plan`; if it was not edited, {REPORT}"
+    verify_plan(plan, cluster, name=f"{file}: best", hint=hint)
+    verify_proof(solver, plan, name=f"{file}: solver", hint=hint)
+    return SavedPlan(
+        file=file,
+        digest=hashlib.sha256(content).hexdigest()[:16],
+        planner_version=str(document.get("planner_version")),
+        plan=plan,
+        cluster=cluster,
+        model=_decode_exactly(ModelSummary, document.get("model"), f"{file}: model"),
+    )
+
+
+def _plan_document_of(file: Path) -> tuple[bytes, dict[str, JsonValue]]:
+    """Read a plan.json of this version, its bytes and the document.
+
+    Raises:
+        RequestError: It is none.
+    """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_bytes()
     except OSError as error:
         raise RequestError(
             f"cannot read the plan {file}: {error.strerror}",
             hint="Give a plan.json that `plan MODEL --gpus N --out DIR` wrote, or its folder.",
         ) from error
+    try:
+        document = json.loads(content)
     except ValueError as error:
         raise RequestError(
             f"{file} is not JSON: {error}",
@@ -166,13 +220,7 @@ def load_plan(path: str | Path) -> Plan:
             f"{file} has schema_version {version!r}, this version reads {SCHEMA_VERSION}",
             hint="Write the file again with `plan`.",
         )
-    plan = plan_from_document(document.get("best"), path=f"{file}: best")
-    cluster = _decode_exactly(ClusterSpec, document.get("cluster"), f"{file}: cluster")
-    solver = _decode_exactly(SolverReport, document.get("solver"), f"{file}: solver")
-    hint = f"Write the file again with `plan`; if it was not edited, {REPORT}"
-    verify_plan(plan, cluster, name=f"{file}: best", hint=hint)
-    verify_proof(solver, plan, name=f"{file}: solver", hint=hint)
-    return plan
+    return content, document
 
 
 def _decode_exactly(kind: type[_Decoded], value: JsonValue, path: str) -> _Decoded:

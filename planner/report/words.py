@@ -13,7 +13,7 @@ COMPONENT_WORDS = {
     "pp_comm_s": "exposed pipeline transfers",
     "dp_comm_s": "exposed data-parallel traffic",
     "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
+    "optimizer_s": "optimizer and fixed work of a step",
 }
 """What each field of ``CostBreakdown`` is called."""
 

@@ -1,0 +1,1 @@
+"""Plans as the configuration files of other frameworks."""

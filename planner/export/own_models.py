@@ -1,0 +1,39 @@
+"""What frameworks that bring their own models, torchtitan and Megatron-LM, have in common."""
+
+from collections.abc import Iterator
+
+from planner.export.facts import block_lists, block_positions, whole_blocks
+from planner.export.terms import Loss
+from planner.plan.types import Plan
+from planner.vocabulary import Dtype
+
+
+def model_losses(plan: Plan, framework: str) -> Iterator[Loss]:
+    """Say what of the plan's model the framework's own models have not.
+
+    They are one list of equal decoder blocks, split over tp by one rule.
+    """
+    lists = block_lists(plan)
+    if len(lists) != 1:
+        yield Loss(
+            asked=f"blocks of {len(lists)} lists ({', '.join(lists) or 'none'})",
+            instead=f"one list of blocks, which is what models of {framework} have",
+        )
+    if any(stage.carried for stage in plan.stages):
+        yield Loss(
+            asked="stages that receive more than the stream from earlier ones",
+            instead=f"the stream alone, which is what stages of {framework} send",
+        )
+    if whole := whole_blocks(plan):
+        yield Loss(
+            asked=f"{whole} of {len(block_positions(plan))} blocks whole on each of "
+            f"{plan.degrees.tp} tensor-parallel ranks",
+            instead=f"all of them split, by the rule of {framework}",
+        )
+    yield from dtype_losses(plan)
+
+
+def dtype_losses(plan: Plan) -> Iterator[Loss]:
+    """Float64 is for tests of the script alone."""
+    if plan.dtype == Dtype.FLOAT64:
+        yield Loss(asked="float64", instead="float32")
