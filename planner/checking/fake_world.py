@@ -1,19 +1,19 @@
 """A rank among ranks that do not exist, on tensors without data.
 
-Every private name of torch that this needs stands here; ``tests/checking/test_fake_world.py`` calls
-each of them.
+Every private name of torch that this needs stands here; the tests of ``plan check`` call each.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -34,8 +34,9 @@ Tree = Any
 def fake_group(rank: int, world_size: int) -> Iterator[None]:
     """Join a process group whose other ranks do not exist; nothing waits for them."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    with _patched(dist, "all_gather_object", _gathered_objects), _patched(
-        dist, "broadcast_object_list", _nothing
+    with (
+        _patched(dist, "all_gather_object", _gathered_objects),
+        _patched(dist, "broadcast_object_list", _nothing),
     ):
         yield
     dist.destroy_process_group()
@@ -59,16 +60,20 @@ def _patched(place: object, name: str, new: object) -> Iterator[None]:
         setattr(place, name, own)
 
 
-class _FakeMode(FakeTensorMode):
+class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors of which numbers can be read outside of the model: 0, for the log."""
 
     has_numbers = True
 
-    def dispatch(  # type: ignore[override]
-        self, func: Op, types: Sequence[type], args: Sequence[Tree] = (), kwargs: Any = MappingProxyType({})
+    def dispatch(
+        self,
+        func: Op,
+        types: Sequence[type],
+        args: Sequence[Tree] = (),
+        kwargs: Mapping[str, Tree] = MappingProxyType({}),
     ) -> Tree:
         if func is torch.ops.aten._local_scalar_dense.default and self.has_numbers:
-            return args[0].dtype.is_floating_point and 0.0 or 0
+            return 0.0 if args[0].is_floating_point() else 0
         return super().dispatch(func, types, args, kwargs)
 
 
@@ -107,13 +112,6 @@ class FakeWorld:
         return tree_map_only(Tensor, self._mode.from_tensor, tree)
 
 
-@contextmanager
-def real_again() -> Iterator[None]:
-    """Leave the fake world for a while."""
-    with _disable_current_modes():
-        yield
-
-
 def _outside(own: Callable[..., Tree]) -> Callable[..., Tree]:
     def run(*args: Tree, **kwargs: Tree) -> Tree:
         with unset_fake_temporarily():
@@ -143,3 +141,28 @@ _KEPT_REAL = (
     (ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes),
 )
 """What looks at data of its own."""
+
+
+def fsdp_held(module: nn.Module) -> dict[str, list[Tensor]]:
+    """Return what FSDP2 holds of a module's parameters now.
+
+    Returns:
+        Shards as "params"; gathered parameters and all gradients as "grads_and_buffers".
+    """
+    groups = [
+        group
+        for each in module.modules()
+        if isinstance(each, FSDPModule)
+        for group in each._get_fsdp_state()._fsdp_param_groups
+    ]
+    held: dict[str, list[Tensor | None]] = {"params": [], "grads_and_buffers": []}
+    for parameter in (each for group in groups for each in group.fsdp_params):
+        held["params"].append(parameter.sharded_param)
+        buffers = held["grads_and_buffers"]
+        buffers.append(parameter.sharded_param.grad)
+        gathered = getattr(parameter, "_unsharded_param", None)
+        buffers += parameter.all_gather_outputs
+        buffers.append(parameter.unsharded_accumulated_grad)
+        if gathered is not None:
+            buffers += [gathered, gathered.grad]
+    return {name: [each for each in found if each is not None] for name, found in held.items()}

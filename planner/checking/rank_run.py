@@ -1,7 +1,7 @@
 """Runs a plan's script as some of its ranks, each without the others: the worker of ``check``.
 
-The script's own ``main`` runs, with its own modules, for one step. Replaced is what needs the cluster
-or data: the process group, first weights, batches; and tensors are fake.
+The script's own ``main`` runs for one step, with its own modules. Replaced is what needs the
+cluster or data: the process group, first weights, batches; and tensors are fake.
 """
 
 import contextlib
@@ -13,16 +13,22 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from planner.checking.fake_world import FakeWorld, fake_group, real_again
-from planner.checking.watch import LiveBytes, Traffic, Watch
+from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
+from planner.checking.watch import Held, LiveBytes, Traffic, Watch
+
+Theirs: TypeAlias = Any
+"""A module, function or object of the script."""
+
+_CHANGED = ("data", "first_weights", "processes", "sharding", "start", "step")
+"""Modules of the runtime in which something is replaced, before others take names from them."""
 
 
 class RankRun:
@@ -43,19 +49,20 @@ class RankRun:
         self._live = LiveBytes()
         self._traffic = Traffic()
         self._inside = contextlib.ExitStack()
+        self._parts: list[nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._batch: Any = None
 
     def run(self) -> dict[str, Any]:
         """Run the step and return what was seen."""
         script = self._script()
-        share = script.GLOBAL_BATCH_SIZE // script.NUM_MICROBATCHES
+        samples = script.GLOBAL_BATCH_SIZE // script.NUM_MICROBATCHES
         script.NUM_MICROBATCHES = self._num_microbatches
-        script.GLOBAL_BATCH_SIZE = share * self._num_microbatches
-        world_size = 1
-        for size in script.MESH.values():
-            world_size *= size
-        with fake_group(self._rank, world_size), self._optimizers_noted(), self._inside:
+        script.GLOBAL_BATCH_SIZE = samples * self._num_microbatches
+        with (
+            fake_group(self._rank, prod(script.MESH.values())),
+            self._optimizers_noted(),
+            self._inside,
+        ):
             script.main(["--steps", "1"])
         collectives = [
             {"kind": kind, "group_size": size, "count": count, "bytes": num_bytes}
@@ -63,27 +70,27 @@ class RankRun:
         ]
         return {
             "peak_bytes": self._live.peak_bytes,
-            "components": dict(self._live.at_peak),
+            "components": self._live.at_peak,
             "collectives": collectives,
         }
 
-    def _script(self) -> ModuleType:
+    def _script(self) -> Theirs:
         """Load the script, with its runtime changed before it takes names from it."""
         for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
             del sys.modules[name]
-        runtime = {
-            name: importlib.import_module(f"runtime.{name}")
-            for name in ("data", "first_weights", "processes", "sharding", "start", "step")
+        runtime: dict[str, Theirs] = {
+            name: importlib.import_module(f"runtime.{name}") for name in _CHANGED
         }
         runtime["processes"].is_first_rank = lambda: False  # nothing is reported
-        runtime["start"].build_model = _builder(runtime)
+        runtime["start"].build_model = _builder(runtime["start"], runtime["first_weights"])
         materialise = runtime["sharding"].materialise
         runtime["sharding"].materialise = lambda *args: self._materialised(materialise, *args)
         of_rank, run = runtime["data"].Batches.of_rank, runtime["step"].Runner.run
-        runtime["data"].Batches.of_rank = lambda *args: self._drawn(of_rank, *args)
+        runtime["data"].Batches.of_rank = lambda *args: self._world.fake(of_rank(*args))
         runtime["step"].Runner.run = lambda *args: self._ran(run, *args)
         spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         script = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(script)
         return script
@@ -93,12 +100,10 @@ class RankRun:
         with self._world.entered(), self._live.resizes_seen(), Watch(self._live, self._traffic):
             yield
 
-    def _materialised(self, materialise: Callable[..., None], *args: Any) -> None:
+    def _materialised(self, materialise: Callable[..., None], part: nn.Module, *args: Any) -> None:
+        self._parts.append(part)
         with self._watched():
-            materialise(*args)
-
-    def _drawn(self, of_rank: Callable[..., Any], *args: Any) -> Any:
-        return self._world.fake(of_rank(*args))
+            materialise(part, *args)
 
     def _ran(self, run: Callable[..., Tensor], *args: Any) -> Tensor:
         """Run a step's forward and backward; all that follows is in the fake world too."""
@@ -106,56 +111,59 @@ class RankRun:
         self._make_states()
         gc.collect()
         self._traffic.found.clear()
-        self._live.restart(
-            {"params": _parameters(self._optimizers), "optimizer": _states(self._optimizers)}
-        )
+        self._live.restart(self._held)
         with self._world.in_model():
             return run(*args)
 
     def _make_states(self) -> None:
-        """Make the optimisers' states, which a first step makes."""
+        """Make the optimisers' states, as a first step does."""
         for optimizer in self._optimizers:
-            for parameter in _parameters([optimizer]):
+            for parameter in _parameters(optimizer):
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             optimizer.zero_grad()
 
+    def _held(self) -> Held:
+        held = [fsdp_held(part) for part in self._parts]
+        states = [
+            value
+            for optimizer in self._optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        return {
+            "params": [each for part in held for each in part["params"]],
+            "optimizer": states,
+            "grads_and_buffers": [each for part in held for each in part["grads_and_buffers"]],
+        }
+
     @contextlib.contextmanager
     def _optimizers_noted(self) -> Iterator[None]:
-        own = torch.optim.Optimizer.__init__
+        kind: Theirs = torch.optim.Optimizer
+        own = kind.__init__
 
         def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             own(optimizer, *args, **kwargs)
             self._optimizers.append(optimizer)
 
-        torch.optim.Optimizer.__init__ = noted
+        kind.__init__ = noted
         try:
             yield
         finally:
-            torch.optim.Optimizer.__init__ = own
+            kind.__init__ = own
 
 
-def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [parameter for group in groups for parameter in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
-
-
-def _builder(runtime: Mapping[str, Any]) -> Callable[..., tuple[nn.Module, None]]:
+def _builder(start: Theirs, first_weights: Theirs) -> Callable[..., tuple[nn.Module, None]]:
     """Return what builds a model without drawing its weights, as one that a checkpoint fills."""
 
-    class Undrawn(runtime["first_weights"].DeferredInit):  # type: ignore[name-defined, misc]
-        def _draw(self, op: object) -> None:
-            pass
-
-    start = runtime["start"]
-
-    def build(model: Any, seed: int, options: Any, _: object) -> tuple[nn.Module, None]:
-        deferred = Undrawn()
+    def build(model: Theirs, seed: int, options: Theirs, _: object) -> tuple[nn.Module, None]:
+        deferred = first_weights.DeferredInit()
+        deferred._draw = lambda _: None
         with torch.random.fork_rng(devices=[]), deferred:
             torch.manual_seed(seed)
             built = getattr(start.user_module(model), model.factory)()
@@ -182,7 +190,7 @@ def main() -> None:
         answers.flush()
         if "error" in found:
             break
-    os._exit(0)  # other ranks that do not exist are not waited for
+    os._exit(0)  # the group's threads are not waited for
 
 
 if __name__ == "__main__":

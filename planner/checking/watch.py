@@ -5,7 +5,7 @@ One mode tells all observers, since each mode costs time with every op.
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -60,16 +60,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Storage:
     """A storage that is alive."""
 
-    __slots__ = ("component", "num_bytes", "reference")
+    __slots__ = ("num_bytes", "reference")
 
-    def __init__(self, num_bytes: int, component: str) -> None:
-        self.num_bytes = num_bytes
-        self.component = component
+    def __init__(self) -> None:
+        self.num_bytes = 0
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
-_COMPONENTS = {"fsdp": "buffers", "c10d": "buffers"}
-"""Component of what the ops of a namespace make; what others make is "activations"."""
+Held: TypeAlias = Mapping[str, Iterable[Tensor]]
+"""Tensors by the component that they belong to."""
+
+_NOTED_STEP = 0.005
+"""Rise of a peak at which its components are noted again."""
+
+OTHERS = "activations"
+"""Component of all that is in no other."""
 
 
 class LiveBytes:
@@ -85,41 +90,40 @@ class LiveBytes:
         """Bytes alive."""
         self.peak_bytes = 0
         """Most of them since ``restart``."""
-        self.at_peak: Mapping[str, int] = {}
-        """The peak by component: "params", "grads", "optimizer", "buffers", "activations"."""
         self._live: dict[int, _Storage] = {}
-        self._by_component: Counter[str] = Counter()
+        self._held: Callable[[], Held] = dict
+        self._noted_bytes = 0
+        self._at_noted: Counter[str] = Counter()
 
-    def restart(self, named: Mapping[str, Iterable[Tensor]]) -> None:
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """The peak by component."""
+        found = dict(self._at_noted)
+        found[OTHERS] = self.peak_bytes - sum(found.values())
+        return found
+
+    def restart(self, held: Callable[[], Held]) -> None:
         """Begin to look for a peak.
 
         Args:
-            named: Tensors of components; all else that is alive now counts as buffers.
+            held: Gives the tensors of components at any time.
         """
-        for component, tensors in named.items():
+        self._held = held
+        for tensors in held().values():
             for tensor in tensors:
-                self.see_tensor(tensor, component)
-        own = {
-            part.untyped_storage()._cdata: component
-            for component, tensors in named.items()
-            for tensor in tensors
-            for part in _parts(tensor)
-        }
-        self._by_component.clear()
-        for key, storage in self._live.items():
-            storage.component = own.get(key, "buffers")
-            self._by_component[storage.component] += storage.num_bytes
-        self.peak_bytes, self.at_peak = self.now_bytes, dict(self._by_component)
+                self.see_tensor(tensor)
+        self.peak_bytes = self.now_bytes
+        self._note()
 
     @contextmanager
     def resizes_seen(self) -> Iterator[None]:
         """See storages that are freed and allocated again in place, as FSDP does with gathered."""
         own = torch.UntypedStorage.resize_
 
-        def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        def resized(storage: torch.UntypedStorage, size: int) -> Result:
             done = own(storage, size)
             if storage._cdata in self._live:
-                self._see_storage(storage, "buffers")
+                self._see_storage(storage)
             return done
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
@@ -132,48 +136,49 @@ class LiveBytes:
         """Look at what an op returns."""
         if func.namespace == "prim":
             return
-        component = _COMPONENTS.get(func.namespace, "activations")
         for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(leaf, Tensor):
-                self.see_tensor(leaf, component)
-        if func is torch.ops.c10d._reduce_scatter_base_.default:
-            self._recount(args[0], "grads")
+                self.see_tensor(leaf)
 
-    def see_tensor(self, tensor: Tensor, component: str) -> None:
+    def see_tensor(self, tensor: Tensor) -> None:
         """Count a tensor."""
         for part in _parts(tensor):
             if not _is_meta(part):
-                self._see_storage(part.untyped_storage(), component)
+                self._see_storage(part.untyped_storage())
 
-    def _see_storage(self, storage: torch.UntypedStorage, component: str) -> None:
+    def _see_storage(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         known = self._live.get(key)
         if known is None or known.reference is None or known.reference() is not storage:
             if known is not None:
                 self._forget(key, known)  # the address was used before
-            entry = known = _Storage(0, component)
+            entry = known = _Storage()
             entry.reference = weakref.ref(storage, lambda _: self._forget(key, entry))
             self._live[key] = entry
-        if size != known.num_bytes:
-            self._add(known.component, size - known.num_bytes)
-            known.num_bytes = size
-
-    def _recount(self, tensor: Tensor, component: str) -> None:
-        entry = self._live[tensor.untyped_storage()._cdata]
-        self._by_component[entry.component] -= entry.num_bytes
-        self._by_component[component] += entry.num_bytes
-        entry.component = component
-
-    def _add(self, component: str, num_bytes: int) -> None:
-        self.now_bytes += num_bytes
-        self._by_component[component] += num_bytes
+        if size == known.num_bytes:
+            return
+        self.now_bytes += size - known.num_bytes
+        known.num_bytes = size
         if self.now_bytes > self.peak_bytes:
-            self.peak_bytes, self.at_peak = self.now_bytes, dict(self._by_component)
+            self.peak_bytes = self.now_bytes
+            if self.peak_bytes > self._noted_bytes * (1 + _NOTED_STEP):
+                self._note()
+
+    def _note(self) -> None:
+        """Note the components of what is alive now."""
+        self._noted_bytes, self._at_noted = self.now_bytes, Counter()
+        seen: set[int] = set()
+        for component, tensors in self._held().items():
+            for part in (part for tensor in tensors for part in _parts(tensor)):
+                key = part.untyped_storage()._cdata
+                if key in self._live and key not in seen:
+                    seen.add(key)
+                    self._at_noted[component] += self._live[key].num_bytes
 
     def _forget(self, key: int, entry: _Storage) -> None:
         if self._live.get(key) is entry:
             del self._live[key]
-            self._add(entry.component, -entry.num_bytes)
+            self.now_bytes -= entry.num_bytes
 
 
 def _is_meta(tensor: Tensor) -> bool:
