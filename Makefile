@@ -2,6 +2,7 @@
 # make test      run the tests, in WORKERS processes of about 2 GiB each
 # make check     format, lint, types
 # make bench     print timings
+# make parity    train every model under every layout on gloo, compare with one process
 # make validate  price the published runs, say how far off the cost model is
 # make dist      build the wheel into dist/
 # The first of them makes .venv and installs everything into it; later ones reuse it.
@@ -13,7 +14,7 @@ READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
 DEMO := plans/demo
 WORKERS ?= 2
 
-.PHONY: demo test check bench validate dist
+.PHONY: demo test check bench parity validate dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -30,6 +31,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+parity: $(READY)
+	$(BIN)/python tests/bench/parity.py
 
 validate: $(READY)
 	$(BIN)/python tests/bench/validation_table.py

@@ -100,8 +100,10 @@ class PlanResult:
         files = {"plan.json": self.to_json()}
         if script:
             from planner.codegen.files import script_files
+            from planner.export.launch import launch_files
 
-            files.update(script_files(self.best, folder=target))
+            files.update(script_files(self.best, cluster=self._record.cluster, folder=target))
+            files.update(launch_files(self._record.cluster))
         return write_folder(target, {**files, **table_files(self._record)}, force=force)
 
     def _repr_html_(self) -> str:

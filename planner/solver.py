@@ -11,6 +11,15 @@ from planner.errors import SolverError
 
 Term = tuple[float, "pulp.LpVariable"]
 
+_WITHOUT_SUB_MIPS = {
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+}
+"""HiGHS 1.15.1 corrupts memory in the heuristics that solve smaller programs of their own
+(vtjeng/MIPVerify.jl#219, FlexMeasures/flexmeasures#2527); the process dies later, anywhere. Older
+releases return wrong solutions (ERGO-Code/HiGHS#2980)."""
+
 
 class NoSolutionError(SolverError):
     """The program is proven to have no feasible point."""
@@ -93,6 +102,7 @@ class Minimisation:
             msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=0.0, threads=1, random_seed=0,
             callbackTuple=(_stop_after(most_checks), None),
             callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
+            **_WITHOUT_SUB_MIPS,
         )  # fmt: skip
         if not solver.available():
             raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")

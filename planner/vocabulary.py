@@ -26,6 +26,9 @@ MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.T
 PLANNED_AXES: tuple[str, ...] = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP, Axis.PP)
 """Axes whose degrees are decided, as they are listed; the others are 1."""
 
+MODEL_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.PP, Axis.EP)
+"""Axes that divide the model or a sample: the others give each rank samples of its own."""
+
 
 class Schedule(_Word):
     """Orders of a pipeline's microbatches, as ``get_schedule_class`` of torch names them.

@@ -35,8 +35,8 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "processes", "trees"),
-        ("checkpoint_folders", "first_weights", "log", "options"),
-        ("fused", "known_data", "model", "op_rules", "split_tensor", "stopping", "weights"),
+        ("checkpoint_folders", "first_weights", "options"),
+        ("fused", "known_data", "log", "model", "op_rules", "split_tensor", "stopping", "weights"),
         ("anatomy", "data", "part", "product_rules", "start"),
         ("gradients", "recompute", "sharding", "split_ops", "stand_ins", "step"),
         ("split_loss", "stages"),
@@ -156,14 +156,14 @@ ORDERS = {
     ),
     "codegen": (
         ("source", "trial"),
-        ("model_files", "reads"),
+        ("expected", "model_files", "reads"),
         ("emit",),
         ("files",),
     ),
     "export": (
         ("facts", "rendering", "terms"),
         ("own_models",),
-        ("accelerate", "deepspeed", "megatron", "torchtitan"),
+        ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),
     ),
     "checking": (

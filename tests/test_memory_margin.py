@@ -90,13 +90,13 @@ def test_the_safer_choice_is_within_the_error_and_holds_least():
 
     lean, leanest = other(0.03, 0.5), other(0.2, 0.1)
     outcome = replace(outcome, candidates=(best, lean, leanest), rule_of_thumb=None)
-    cluster = replace(record.cluster, step_time_error=0.05)
+    cluster = replace(record.cluster, step_time_errors=(), uncalibrated_error=0.05)
     assert safer_choice(outcome, cluster) == lean
-    assert safer_choice(outcome, replace(cluster, step_time_error=0.3)) == leanest
-    assert safer_choice(outcome, replace(cluster, step_time_error=0.01)) is None
+    assert safer_choice(outcome, replace(cluster, uncalibrated_error=0.3)) == leanest
+    assert safer_choice(outcome, replace(cluster, uncalibrated_error=0.01)) is None
     freed_bytes = best.peak_memory_bytes - lean.peak_memory_bytes
     for margin_bytes, found in ((freed_bytes - 1, lean), (freed_bytes, None)):
         device = replace(cluster.device, margin_bytes=margin_bytes)
         assert safer_choice(outcome, replace(cluster, device=device)) == found
-    unknown = replace(cluster, step_time_error=None, uncalibrated_error=None)
+    unknown = replace(cluster, uncalibrated_error=None)
     assert safer_choice(outcome, unknown) is None

@@ -86,6 +86,7 @@ def test_save_writes_everything_that_is_promised(result, tmp_path):
         "runtime",
         "model",
         "requirements.txt",
+        "launch",
         "report.csv",
         "memory.csv",
         "ops.csv",

@@ -2,12 +2,13 @@
 
 from itertools import product
 
+import highspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.solver import Minimisation, is_chosen
+from planner.solver import _WITHOUT_SUB_MIPS, Minimisation, is_chosen
 
 
 @settings(max_examples=40, deadline=None)
@@ -57,3 +58,9 @@ def test_no_feasible_point_is_an_error():
     model.add_cost([(1.0, x)])
     with pytest.raises(SolverError, match="no solution"):
         model.solve(most_checks=10_000)
+
+
+def test_highs_knows_the_options_that_are_set():
+    """It ignores others without an error."""
+    for name, value in _WITHOUT_SUB_MIPS.items():
+        assert highspy.Highs().setOptionValue(name, value) == highspy.HighsStatus.kOk

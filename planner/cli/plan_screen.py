@@ -233,7 +233,7 @@ def _evidence(record: PlanRecord, *, verbose: bool) -> RenderableType:
     lines.append(Text(f"Solver: {solver_words(outcome.solver)}"))
     if searched := searched_words(outcome.solver):
         lines.append(Text(searched, "dim"))
-    lines.append(Text(error_words(record.cluster), "dim"))
+    lines.append(Text(error_words(record.outcome.best, record.cluster), "dim"))
     lines.append(Text(f"Not modelled: {NOT_MODELLED}", "dim"))
     return stack(*lines)
 

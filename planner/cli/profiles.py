@@ -66,6 +66,9 @@ def show_command(console: Console, name: str) -> None:
     sections = [_section(f"Cluster {cluster['name']}", cluster)]
     sections.extend(_section(f"Link {link['name']}", link) for link in links)
     sections.append(_section(f"Device {device['name']}", device))
+    errors = device.get("step_time_errors", [])
+    assert isinstance(errors, list)
+    sections.extend(_section(f"Errors of runs, axes {each['axes']}", each) for each in errors)
     sections.append(_of_the_script())
     write_answer(console, sections)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from planner.codegen.expected import expected_source
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import read_sources
 from planner.codegen.source import (
@@ -25,6 +26,7 @@ from planner.codegen.source import (
 )
 from planner.errors import CodegenError
 from planner.graph.operator_graph import ModuleOutput
+from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
@@ -40,11 +42,14 @@ class _BlockGroup:
     modules: tuple[str, ...]
 
 
-def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
+def emit_script(
+    plan: Plan, *, cluster: ClusterSpec | None = None, folder: Path | None = None
+) -> str:
     """Write the training script of a plan.
 
     Args:
         plan: What to run.
+        cluster: What it was planned for; without it the log states no MFU.
         folder: Where the script will lie: files outside of it are then named relative to it.
 
     Returns:
@@ -69,6 +74,7 @@ def emit_script(plan: Plan, *, folder: Path | None = None) -> str:
             model_arguments=_model_arguments(plan.model, user),
             copies=user.provenance,
             mesh=_mesh(plan),
+            expected=expected_source(plan, cluster),
             blocks=_blocks_source(blocks),
             has_pp=plan.degrees.pp > 1,
             data_reads=read_sources(plan),
@@ -91,7 +97,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         "checkpoint_folders": {"newest_checkpoint"},
         "data": {"Batches", "seed_step"},
         "gradients": {"clip_gradients"},
-        "log": {"Log"},
+        "log": {"Expected", "Log"},
         "model": {"UserModel"},
         "options": {"Options", "parse_options"},
         "part": {"trained_parameters"},

@@ -6,6 +6,7 @@ from pathlib import Path
 from planner.codegen.emit import block_names, emit_script
 from planner.codegen.model_files import model_files
 from planner.codegen.reads import looks_at_model
+from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan
 from planner.plan.verify import verify_layout
 
@@ -13,7 +14,9 @@ RUNTIME_FOLDER = Path(__file__).parents[1] / "runtime"
 """The runtime, of which each script gets the modules that it needs, copied as they are."""
 
 
-def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
+def script_files(
+    plan: Plan, *, cluster: ClusterSpec | None = None, folder: Path | None = None
+) -> dict[str, str]:
     """Give the training script and what lies beside it, text by file name.
 
     That is what it needs of the runtime, the model's own code (``model/``; a Hugging Face config
@@ -21,6 +24,7 @@ def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
 
     Args:
         plan: What to run.
+        cluster: What it was planned for; without it the log states no MFU.
         folder: Where the files will lie, as in ``emit_script``.
 
     Raises:
@@ -29,7 +33,7 @@ def script_files(plan: Plan, *, folder: Path | None = None) -> dict[str, str]:
         VerificationError: Its layout breaks a rule.
     """
     verify_layout(plan)
-    script = emit_script(plan, folder=folder)
+    script = emit_script(plan, cluster=cluster, folder=folder)
     user = model_files(plan.model, folder)
     if plan.data_reads and looks_at_model(plan):
         from planner.codegen.trial import try_model  # imports torch

@@ -48,8 +48,7 @@ def header_lines(
         check: Commands that check it.
     """
     lines = [
-        f"Written by planner {VERSION} from the plan {saved.digest} (SHA-256 of plan.json)",
-        f"for {version}.",
+        f"Written by planner {VERSION} from the plan {saved.digest} for {version}.",
         "",
         f"Model   {saved.model.name}",
         f"Layout  {layout_words(saved)}",

@@ -44,13 +44,13 @@ def framework_on_cluster(
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
     spec, cluster = in_place(load_framework(framework), cluster, constants)
     if framework != SCRIPT:
-        cluster = replace(cluster, step_time_error=None)
+        cluster = replace(cluster, step_time_errors=())
     if calibration is None:
         return spec, replace(cluster, uncalibrated_error=spec.uncalibrated_error)
     if "reserve_gib" in constants.framework.get(framework, {}):
         reserve_bytes = max(0, round(spec.reserve_bytes or 0))
         cluster = replace(cluster, device=replace(cluster.device, reserve_bytes=reserve_bytes))
-    return spec, replace(cluster, step_time_error=None)
+    return spec, replace(cluster, step_time_errors=())
 
 
 def _own(calibration: str, framework: str, cluster: ClusterSpec) -> Constants:

@@ -7,12 +7,18 @@ the key names, and every number has its provenance and source beside it:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 from planner.errors import ProfileError, RequestError
 from planner.hardware.fields import FieldReader, near_names, read_toml
-from planner.hardware.spec import ClusterSpec, DeviceSpec, EfficiencySpec, LinkSpec
+from planner.hardware.spec import (
+    ClusterSpec,
+    DeviceSpec,
+    EfficiencySpec,
+    LinkSpec,
+    MeasuredError,
+)
 from planner.units import (
     MIB,
     gb_per_s_to_bytes_per_s,
@@ -20,7 +26,7 @@ from planner.units import (
     tflop_per_s_to_flop_per_s,
     us_to_s,
 )
-from planner.vocabulary import Dtype
+from planner.vocabulary import MODEL_AXES, Axis, Dtype
 
 PROFILES_FOLDER = Path(__file__).resolve().parents[2] / "profiles"
 """Shipped profiles; they lie beside the package in a checkout and in an installed wheel."""
@@ -39,6 +45,15 @@ LINK_CONSTANTS = (
 )
 """What training reaches of the innermost and the outermost links of a cluster, over what the links'
 own numbers say."""
+
+RUN_AXES: Mapping[str, tuple[Axis, ...]] = {
+    " x ".join(axes) or "none": axes
+    for count in range(len(MODEL_AXES) + 1)
+    for axes in combinations(MODEL_AXES, count)
+}
+"""Axes that divide the model in a kind of run, as profiles name them: "tp x pp", "none"."""
+
+_ERRORS = "step_time_errors"
 
 _FULL_SPEED = "full_speed_ranks_per_node"
 
@@ -93,9 +108,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         kernel_launch_s=us_to_s(reader.number("kernel_launch_us")),
         training_fraction=reader.positive("training_fraction_of_sustained", most=1.0),
         efficiency=_read_efficiency(reader),
-        step_time_error=(
-            reader.number("step_time_error", most=1.0) if reader.has("step_time_error") else None
-        ),
+        step_time_errors=_read_errors(reader),
         numbers=reader.numbers,
     )
     reader.finish()
@@ -147,7 +160,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
         num_gpus=gpus,
         host_time_factor=host_time_factor,
         in_training=in_training,
-        step_time_error=device.step_time_error,
+        step_time_errors=device.step_time_errors,
         numbers=numbers,
     )
     return cluster if full_speed is None else _share_node(cluster, full_speed)
@@ -193,6 +206,25 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         ),
         sustained_fraction=reader.positive("sustained_fraction_of_peak", most=1.0),
     )
+
+
+def _read_errors(reader: FieldReader) -> tuple[MeasuredError, ...]:
+    """Read how far step times were off, by kind of run."""
+    tables = reader.tables(_ERRORS) if reader.has(_ERRORS) else []
+    errors = []
+    for index, table in enumerate(tables):
+        of_kind = FieldReader(path=reader.path, table=table, prefix=f"{_ERRORS}[{index}].")
+        errors.append(
+            MeasuredError(
+                axes=RUN_AXES[of_kind.text("axes", tuple(RUN_AXES))],
+                error=of_kind.number("mean_error", most=1.0),
+                num_runs=of_kind.count("runs"),
+                least_gpus=of_kind.count("least_gpus"),
+                most_gpus=of_kind.count("most_gpus"),
+            )
+        )
+        of_kind.finish()
+    return tuple(errors)
 
 
 def _read_link(path: Path, index: int, table: Mapping[str, object]) -> LinkSpec:

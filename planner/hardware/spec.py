@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from planner.units import format_bytes
+from planner.vocabulary import Axis
 
 
 class Provenance(StrEnum):
@@ -63,6 +64,22 @@ class EfficiencySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredError:
+    """How far predicted step times were off over measured runs of one kind."""
+
+    axes: tuple[Axis, ...]
+    """Axes that divided the model in these runs; () where they were data-parallel alone."""
+    error: float
+    """Mean of |predicted / measured - 1|, by constants that were not fitted to their cluster."""
+    num_runs: int
+    """Runs."""
+    least_gpus: int
+    """Devices of the smallest."""
+    most_gpus: int
+    """Devices of the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """One accelerator (or one CPU process), as a rank of the job sees it."""
 
@@ -88,9 +105,8 @@ class DeviceSpec:
     to the framework that issues them: 0 as a profile is read."""
     efficiency: EfficiencySpec
     """Shares of peak that kernels reach."""
-    step_time_error: float | None = None
-    """Mean error of predicted step times over runs on it whose cluster the constants were not
-    fitted to, as a share; None where there are none."""
+    step_time_errors: tuple[MeasuredError, ...] = ()
+    """Errors of step times by kind of run, of those that were measured on it."""
     margin_bytes: int = 0
     """Memory that plans keep free, for what is wrong about their predicted peak."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
@@ -170,11 +186,11 @@ class ClusterSpec:
     in_training: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What training reaches of its links over what single collectives do, by the keys of
     ``planner.framework.constants``; empty where the links count it already."""
-    step_time_error: float | None = None
-    """That of its device; None where nothing is known of it."""
+    step_time_errors: tuple[MeasuredError, ...] = ()
+    """Those of its device; () where nothing is known of the constants in use."""
     uncalibrated_error: float | None = None
-    """The same over all clusters that were left out of a fit: what to expect of one without
-    runs; None where constants are of the user's own fit."""
+    """The same over all clusters that were left out of a fit: what to expect where no runs were
+    measured; None where constants are of the user's own fit."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of the cluster's own numbers."""
 
@@ -196,7 +212,7 @@ def _without_words(value: object) -> object:
         return {
             key: _without_words(part)
             for key, part in value.items()
-            if key not in ("name", "numbers", "step_time_error", "uncalibrated_error")
+            if key not in ("name", "numbers", "step_time_errors", "uncalibrated_error")
         }
     if isinstance(value, list | tuple):
         return [_without_words(part) for part in value]

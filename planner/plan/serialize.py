@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
@@ -21,6 +21,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModelSummary, TrafficRow
 from planner.plan.types import Plan, SolverReport, StagePlan
 from planner.plan.verify import REPORT, verify_plan, verify_proof
+from planner.request import PlanRequest
 from planner.strategy.mesh import ParallelDegrees
 from planner.vocabulary import Recomputation
 
@@ -113,6 +114,12 @@ def plan_document(plan: Plan) -> dict[str, JsonValue]:
     return document
 
 
+def plan_digest(plan: Plan) -> str:
+    """Name a plan by what it says: 16 hexadecimal digits, the same for equal plans."""
+    text = json.dumps(plan_document(plan), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def plan_from_document(document: JsonValue, *, path: str = "plan") -> Plan:
     """Read a plan from the object that ``plan_document`` wrote.
 
@@ -148,7 +155,7 @@ class SavedPlan:
     file: Path
     """The plan.json."""
     digest: str
-    """First 16 digits of the SHA-256 of its bytes."""
+    """Names the recommended plan, as ``plan_digest`` does."""
     planner_version: str
     """Version that wrote it."""
     plan: Plan
@@ -159,6 +166,8 @@ class SavedPlan:
     """What was planned."""
     traffic: tuple[TrafficRow, ...]
     """Its collectives."""
+    request: PlanRequest
+    """What was asked."""
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -179,7 +188,7 @@ def load_saved_plan(path: str | Path) -> SavedPlan:
     """
     file = Path(path)
     file = file / "plan.json" if file.is_dir() else file
-    content, document = _plan_document_of(file)
+    document = _plan_document_of(file)
     plan = plan_from_document(document.get("best"), path=f"{file}: best")
     cluster = _decode_exactly(ClusterSpec, document.get("cluster"), f"{file}: cluster")
     solver = _decode_exactly(SolverReport, document.get("solver"), f"{file}: solver")
@@ -188,12 +197,13 @@ def load_saved_plan(path: str | Path) -> SavedPlan:
     verify_proof(solver, plan, name=f"{file}: solver", hint=hint)
     return SavedPlan(
         file=file,
-        digest=hashlib.sha256(content).hexdigest()[:16],
+        digest=plan_digest(plan),
         planner_version=str(document.get("planner_version")),
         plan=plan,
         cluster=cluster,
         model=_decode_exactly(ModelSummary, document.get("model"), f"{file}: model"),
         traffic=_traffic(document.get("traffic"), f"{file}: traffic"),
+        request=_request(document.get("request"), f"{file}: request"),
     )
 
 
@@ -203,21 +213,33 @@ def _traffic(value: JsonValue, path: str) -> tuple[TrafficRow, ...]:
     return rows
 
 
-def _plan_document_of(file: Path) -> tuple[bytes, dict[str, JsonValue]]:
-    """Read a plan.json of this version, its bytes and the document.
+def _request(value: JsonValue, path: str) -> PlanRequest:
+    """Read a request, whose pairs are objects in the file."""
+    if not isinstance(value, dict):
+        raise _wrong_type(path, "an object", value)
+    names = {field.name for field in fields(PlanRequest)}
+    fixed, hints = value.get("fixed"), value.get("hints")
+    if set(value) != names or not isinstance(fixed, dict) or not isinstance(hints, dict):
+        raise _wrong_type(path, f"an object of {', '.join(sorted(names))}", value)
+    given: Any = {**value, "fixed": tuple(fixed.items()), "hints": tuple(hints.items())}
+    return PlanRequest(**given)
+
+
+def _plan_document_of(file: Path) -> dict[str, JsonValue]:
+    """Read a plan.json of this version.
 
     Raises:
         RequestError: It is none.
     """
     try:
-        content = file.read_bytes()
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise RequestError(
             f"cannot read the plan {file}: {error.strerror}",
             hint="Give a plan.json that `plan MODEL --gpus N --out DIR` wrote, or its folder.",
         ) from error
     try:
-        document = json.loads(content)
+        document = json.loads(text)
     except ValueError as error:
         raise RequestError(
             f"{file} is not JSON: {error}",
@@ -229,7 +251,8 @@ def _plan_document_of(file: Path) -> tuple[bytes, dict[str, JsonValue]]:
             f"{file} has schema_version {version!r}, this version reads {SCHEMA_VERSION}",
             hint="Write the file again with `plan`.",
         )
-    return content, document
+    assert isinstance(document, dict)
+    return document
 
 
 def _decode_exactly(kind: type[_Decoded], value: JsonValue, path: str) -> _Decoded:

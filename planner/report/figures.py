@@ -3,8 +3,9 @@
 from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import CostBreakdown
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, MeasuredError
 from planner.plan.types import Plan, Rejection, SearchOutcome
+from planner.vocabulary import MODEL_AXES, Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +53,32 @@ def plan_figures(plan: Plan, cluster: ClusterSpec) -> PlanFigures:
     )
 
 
+def model_axes(plan: Plan) -> tuple[Axis, ...]:
+    """Axes over which a plan divides the model."""
+    return tuple(axis for axis in MODEL_AXES if getattr(plan.degrees, axis) > 1)
+
+
+def measured_error(plan: Plan, cluster: ClusterSpec) -> MeasuredError | None:
+    """Find the error of measured runs of a plan's kind: its device, axes and number of devices."""
+    axes, num_gpus = model_axes(plan), plan.degrees.world_size
+    for error in cluster.step_time_errors:
+        if error.axes == axes and error.least_gpus <= num_gpus <= error.most_gpus:
+            return error
+    return None
+
+
 def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
     """Find the plan that holds the least memory of those within the error of the fastest.
 
-    The error is that of step times: measured on the cluster, or where no runs were on clusters
-    left out of the fit. None where no other plan holds less by more than the memory that is kept
-    free for what memory is known to, or nothing is known of the error.
+    The error is that of step times: measured on runs of the fastest plan's kind, or where none
+    were on clusters left out of the fit. None where no other plan holds less by more than the
+    memory that is kept free for what memory is known to, or nothing is known of the error.
     """
-    error = cluster.step_time_error
-    error = cluster.uncalibrated_error if error is None else error
+    best = outcome.best
+    measured = measured_error(best, cluster)
+    error = cluster.uncalibrated_error if measured is None else measured.error
     if error is None:
         return None
-    best = outcome.best
     most_s = (1 + error) * best.costs.step_time_s
     known = (best, *outcome.candidates, outcome.rule_of_thumb)
     near = [plan for plan in known if plan and plan.costs.step_time_s <= most_s]

@@ -58,6 +58,6 @@ def summary_html(record: PlanRecord) -> str:
         refused=refused_words(record.outcome),
         solver=solver_words(record.outcome.solver),
         warnings=record.warnings,
-        expected_error=error_words(record.cluster),
+        expected_error=error_words(record.outcome.best, record.cluster),
         not_modelled=NOT_MODELLED,
     )

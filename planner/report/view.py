@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, MeasuredError
 from planner.plan.record import ModuleRow, PlanRecord
 from planner.plan.types import Plan, SearchOutcome
 from planner.report.figures import (
     distinct_layouts,
+    measured_error,
     num_layouts,
     plan_figures,
     rejections_by_rule,
@@ -122,8 +123,8 @@ def headline(record: PlanRecord) -> tuple[str, ...]:
     """Give the recommended plan's rates, and the error to expect of the step time."""
     plan = record.outcome.best
     figures = plan_figures(plan, record.cluster)
-    error = record.cluster.step_time_error
-    expected = " (not calibrated)" if error is None else f" +-{error:.0%}"
+    measured = measured_error(plan, record.cluster)
+    expected = f" +-{measured.error:.0%}" if measured else " (error not measured)"
     facts = [
         f"step {format_s(figures.step_time_s)}{expected}",
         f"{format_count(figures.tokens_per_s_per_gpu)} {record.model.token_word}/s/GPU",
@@ -133,19 +134,31 @@ def headline(record: PlanRecord) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def error_words(cluster: ClusterSpec) -> str:
-    """Say how far step times were off where runs on such hardware were measured."""
-    if cluster.step_time_error is not None:
+def error_words(plan: Plan, cluster: ClusterSpec) -> str:
+    """Say how far step times of measured runs of a plan's kind were off, or that none were."""
+    known = measured_error(plan, cluster)
+    if known is not None:
         return (
-            f"Error of the step time: {cluster.step_time_error:.0%} on average over measured runs "
-            "on such devices"
+            f"Error of the step time: {known.error:.0%} on average over {known.num_runs} measured "
+            f"runs on such devices, {_kind_words(known)}"
         )
-    if cluster.uncalibrated_error is not None:
-        return (
-            "Error of the step time: not calibrated, no runs on such devices were measured; on "
-            f"clusters left out of the fit it is {cluster.uncalibrated_error:.0%} on average"
-        )
-    return "Error of the step time: not known with constants of your own"
+    if cluster.uncalibrated_error is None:
+        return "Error of the step time: not known with constants of your own"
+    kinds = "; ".join(_kind_words(error) for error in cluster.step_time_errors)
+    measured = (
+        f"runs on such devices were {kinds}" if kinds else "there are no runs on such devices"
+    )
+    return (
+        f"Error of the step time: not measured for plans of this kind ({measured}); on clusters "
+        f"left out of the fit it is {cluster.uncalibrated_error:.0%} on average over all kinds"
+    )
+
+
+def _kind_words(error: MeasuredError) -> str:
+    """Name a kind of runs: "data-parallel alone, 8 to 512 GPUs"."""
+    axes = f"with {' and '.join(error.axes)}" if error.axes else "data-parallel alone"
+    least, most = error.least_gpus, error.most_gpus
+    return f"{axes}, {most} GPUs" if least == most else f"{axes}, {least} to {most} GPUs"
 
 
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:

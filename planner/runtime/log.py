@@ -1,27 +1,57 @@
-"""What a step reports."""
+"""What a step reports, beside what the plan says of it."""
 
 import json
 import resource
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .options import DTYPES, Options
 from .processes import is_first_rank
+
+GIB = 2**30
+
+Row = dict[str, Any]
+"""One line of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the plan says of a step."""
+
+    plan: str
+    """Names the plan."""
+    dtype: str
+    """Compute dtype that it is for."""
+    step_time_s: float
+    """Predicted time."""
+    peak_memory_bytes: int
+    """Predicted memory of the fullest rank, reserve included."""
+    reserve_bytes: int
+    """What of it torch does not allocate: the context of a GPU, buffers of communication."""
+    items_per_step: int
+    """Tokens (samples where there are none) of a step."""
+    item: str
+    """"tokens" or "samples"."""
+    flop_per_step: int
+    """Model FLOPs of a step, recomputation not counted."""
+    peak_flop_per_s: float | None = None
+    """Peak of all devices in the compute dtype, None where it is not known."""
 
 
 @dataclass(slots=True)
 class Log:
     """Reports steps on the screen and as JSON lines, from rank 0."""
 
-    file: Path | None
-    """Gets one JSON object per step, None for the screen alone."""
-    tokens_per_step: int
-    """Tokens (samples where there are none) per step."""
+    options: Options
+    """Names the file that gets one JSON object per step."""
+    expected: Expected
+    """What the plan says; runs on one process and in another dtype are not held to it."""
     device: torch.device
     """Whose memory is reported."""
     _started_s: float = 0.0
@@ -53,30 +83,63 @@ class Log:
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         step_time_s, memory_bytes, any_stops = worst.tolist()
         if is_first_rank():
-            self._report(step, loss_value, norm_value, step_time_s, memory_bytes)
+            seen_values = {"step": step, "loss": loss_value, "grad_norm": norm_value}
+            self._report({**seen_values, **self._measured(step_time_s, int(memory_bytes))})
         return bool(any_stops)
 
-    def _report(
-        self, step: int, loss: float, grad_norm: float, step_time_s: float, memory_bytes: float
-    ) -> None:
-        row = {
-            "step": step,
-            "loss": loss,
-            "grad_norm": grad_norm,
+    def _measured(self, step_time_s: float, memory_bytes: int) -> Row:
+        expected = self.expected
+        measured: Row = {
             "step_time_s": step_time_s,
-            "tokens_per_s": self.tokens_per_step / step_time_s,
-            "peak_memory_bytes": int(memory_bytes),
+            f"{expected.item}_per_s": expected.items_per_step / step_time_s,
+            "peak_memory_bytes": memory_bytes,
         }
-        sys.stdout.write(
-            f"step {step}: loss {loss:.6f}, grad norm {grad_norm:.4f}, "
-            f"{step_time_s * 1e3:.0f} ms, {row['tokens_per_s']:.0f} tokens/s, "
-            f"peak {memory_bytes / 2**30:.2f} GiB\n"
-        )
+        is_planned = self.options.dtype == DTYPES[expected.dtype] and not self.options.reference
+        if not is_planned:
+            return measured
+        if expected.peak_flop_per_s is not None:
+            measured["mfu"] = expected.flop_per_step / step_time_s / expected.peak_flop_per_s
+        is_gpu = self.device.type == "cuda"
+        return {
+            **measured,
+            "predicted_step_time_s": expected.step_time_s,
+            "predicted_peak_memory_bytes": expected.peak_memory_bytes
+            - (expected.reserve_bytes if is_gpu else 0),
+            "peak_memory_of": "allocated" if is_gpu else "resident",
+            "plan": expected.plan,
+        }
+
+    def _report(self, row: Row) -> None:
+        sys.stdout.write(f"{_words(row, self.expected.item)}\n")
         sys.stdout.flush()
-        if self.file is not None:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("w" if step == 1 else "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        self._write(row, afresh=row["step"] == 1)
+
+    def _write(self, row: Row, *, afresh: bool) -> None:
+        file = self.options.log
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("w" if afresh else "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+
+def _words(row: Row, item: str) -> str:
+    """Say a row in one line: what was measured, and in brackets what was predicted."""
+    words = [
+        f"step {row['step']}: loss {row['loss']:.6f}",
+        f"grad norm {row['grad_norm']:.4f}",
+        f"{_beside(row, 'step_time_s', 1e-3, '.0f')} ms",
+        f"{row[f'{item}_per_s']:.0f} {item}/s",
+        f"MFU {row['mfu']:.1%}" if "mfu" in row else "",
+        f"peak {_beside(row, 'peak_memory_bytes', GIB, '.2f')} GiB",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _beside(row: Row, name: str, unit: float, form: str) -> str:
+    """Write a number, and the predicted one beside it: "350 (predicted 199)"."""
+    found = [row[each] for each in (name, f"predicted_{name}") if each in row]
+    shown = [f"{float(value) / unit:{form}}" for value in found]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} (predicted {shown[1]})"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 from .checkpoint import Checkpointer
 from .checkpoint_folders import newest_checkpoint
 from .data import Batches, mixed_seed, split_microbatches
-from .log import Log
+from .log import Expected, Log
 from .model import run_model
 from .options import Options
 from .part import trained_parameters
@@ -25,7 +25,7 @@ def train_reference(
     *,
     microbatch_size: int,
     max_grad_norm: float,
-    tokens_per_step: int,
+    expected: Expected,
 ) -> int:
     """Train the plain model on one process: same weights, same global batches, same optimiser.
 
@@ -39,7 +39,7 @@ def train_reference(
     checkpointer = Checkpointer(modules=[model], optimizers=[optimizer])
     first = checkpointer.start(None, checkpoint)
     stop = StopRequest()
-    log = Log(file=options.log, tokens_per_step=tokens_per_step, device=device)
+    log = Log(options=options, expected=expected, device=device)
     num_microbatches = batches.global_batch_size // microbatch_size
     for step in range(first, options.steps):
         log.start_step()

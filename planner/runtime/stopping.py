@@ -4,10 +4,14 @@ import signal
 from types import FrameType
 
 from .options import Options
-from .processes import print_once
+from .processes import is_first_rank, print_once
 
 REQUEUE_CODE = 75
 """Exit code where a request to stop was met and a checkpoint saved: start again with --resume."""
+
+STOPPED_NAME = "stopped"
+"""File in the folder of checkpoints that says the same to a launcher, which may see no exit code of
+a rank: torchrun turns every one into 1. The launcher removes it before it starts again."""
 
 STOPPED_CODE = 128 + signal.SIGTERM
 """Exit code where a request to stop was met and nothing was saved."""
@@ -26,8 +30,10 @@ class StopRequest:
 
     @staticmethod
     def exit_code(options: Options, step: int) -> int:
-        """Say on the screen how training ended, and return the exit code for it."""
+        """Say on the screen and to the launcher how training ended; return the exit code."""
         saved = options.checkpoint is not None
+        if options.checkpoint is not None and is_first_rank():
+            (options.checkpoint / STOPPED_NAME).touch()
         print_once(
             f"asked to stop: ended after step {step}, "
             + ("saved; go on with --resume" if saved else "nothing saved without --checkpoint DIR")

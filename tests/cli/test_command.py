@@ -62,6 +62,7 @@ def test_the_main_job_prints_the_answer_and_writes_the_folder(searched, workplac
     assert "torchrun --standalone --nproc-per-node 8 plans/model/train.py" in out
     assert err == ""
     assert written(workplace / "plans" / "model") == [
+        "launch",
         "memory.csv",
         "model",
         "ops.csv",

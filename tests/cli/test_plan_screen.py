@@ -7,6 +7,7 @@ from plan_factory import make_cluster, make_costs, make_memory, make_outcome, ma
 from rich.console import Console
 
 from planner.cli.plan_screen import print_result
+from planner.hardware.spec import MeasuredError
 from planner.plan.record import ModuleRow
 from planner.plan.types import Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
@@ -66,27 +67,47 @@ def test_verbose_shows_the_pattern_of_blocks():
     assert "blocks" not in screen(make_record(), verbose=True).split("Cluster")[0]
 
 
+def with_errors(*errors, uncalibrated_error=0.14):
+    record = make_record()
+    cluster = replace(
+        record.cluster, step_time_errors=errors, uncalibrated_error=uncalibrated_error
+    )
+    return squeezed(screen(replace(record, cluster=cluster)))
+
+
+def runs(*axes, error=0.05, least_gpus=8, most_gpus=64):
+    return MeasuredError(
+        axes=axes, error=error, num_runs=38, least_gpus=least_gpus, most_gpus=most_gpus
+    )
+
+
 def test_the_recommendation_and_its_rates():
-    text = squeezed(screen(make_record()))
+    text = with_errors(runs("tp"), runs(error=0.02))
     assert "Plan dp_shard 4, tp 2 step 412 ms +-5% 19.9 k tokens/s/GPU MFU 1.5%" in text
-    assert "Error of the step time: 5% on average over measured runs on such devices" in text
+    assert (
+        "Error of the step time: 5% on average over 38 measured runs on such devices, with tp, "
+        "8 to 64 GPUs" in text
+    )
     assert "each of 4 data-parallel ranks takes 8 microbatches of 2 per step" in text
 
 
 def test_an_unknown_error_is_said_to_be_unknown():
-    record = make_record()
-    record = replace(record, cluster=replace(record.cluster, step_time_error=None))
-    text = squeezed(screen(record))
-    assert "step 412 ms (not calibrated) 19.9 k" in text
+    text = with_errors(uncalibrated_error=None)
+    assert "step 412 ms (error not measured) 19.9 k" in text
     assert "Error of the step time: not known with constants of your own" in text
 
 
-def test_a_device_without_runs_is_not_calibrated():
-    record = make_record()
-    cluster = replace(record.cluster, step_time_error=None, uncalibrated_error=0.14)
-    text = squeezed(screen(replace(record, cluster=cluster)))
-    assert "not calibrated, no runs on such devices were measured" in text
-    assert "clusters left out of the fit it is 14% on average" in text
+def test_the_error_of_other_plans_is_not_measured():
+    text = with_errors()
+    assert "step 412 ms (error not measured) 19.9 k" in text
+    assert "not measured for plans of this kind (there are no runs on such devices)" in text
+    assert "clusters left out of the fit it is 14% on average over all kinds" in text
+    text = with_errors(runs(), runs("tp", least_gpus=64))
+    assert "step 412 ms (error not measured) 19.9 k" in text
+    assert (
+        "not measured for plans of this kind (runs on such devices were data-parallel alone, 8 to "
+        "64 GPUs; with tp, 64 GPUs)" in text
+    )
 
 
 def test_samples_are_not_called_tokens():
@@ -160,7 +181,7 @@ def test_the_margin_and_the_safer_choice_are_named():
         rule_of_thumb=None,
     )
     device = record.cluster.device.with_margin(0.05)
-    cluster = replace(record.cluster, device=device, step_time_error=0.1)
+    cluster = replace(record.cluster, device=device, step_time_errors=(), uncalibrated_error=0.1)
     text = squeezed(screen(make_record(outcome, cluster=cluster)))
     assert "Memory per device, GiB of 79.1, 5% kept free" in text
     assert "Safer choice: dp_shard 8, microbatch 2 x 4" in text

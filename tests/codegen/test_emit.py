@@ -13,6 +13,9 @@ from planner.codegen.emit import emit_script
 from planner.codegen.files import RUNTIME_FOLDER, script_files
 from planner.codegen.model_files import CONFIG_MODEL_FILE
 from planner.errors import CodegenError
+from planner.hardware.profiles import load_cluster
+from planner.plan.serialize import plan_digest
+from planner.runtime.log import Expected
 from planner.strategy.mesh import ParallelDegrees
 
 FOLDER = Path("/plans/run1")
@@ -26,6 +29,32 @@ def constants_of(script):
 
 def changed(plan, **changes):
     return dataclasses.replace(plan, **changes)
+
+
+def test_script_holds_what_the_plan_predicts():
+    plan = make_plan(GPT, pp=2, tp=2)
+    cluster = load_cluster("h100-sxm", gpus=4)
+    expected = constants_of(emit_script(plan, cluster=cluster, folder=FOLDER))["EXPECTED"]
+    found = Expected(**{each.arg: ast.literal_eval(each.value) for each in arguments_of(expected)})
+    fullest = max(plan.memory_by_rank, key=lambda memory: memory.total_bytes)
+    assert found == Expected(
+        plan=plan_digest(plan),
+        dtype=plan.dtype,
+        step_time_s=plan.costs.step_time_s,
+        peak_memory_bytes=fullest.total_bytes,
+        reserve_bytes=fullest.reserve_bytes,
+        items_per_step=plan.tokens_per_step,
+        item="tokens",
+        flop_per_step=plan.flop_per_step,
+        peak_flop_per_s=4 * cluster.device.peak_flop_per_s.get(plan.dtype),
+    )
+    alone = constants_of(emit_script(plan, folder=FOLDER))["EXPECTED"]
+    assert "peak_flop_per_s" not in alone
+    assert "item='samples'" in constants_of(emit_script(make_plan(MLP), folder=FOLDER))["EXPECTED"]
+
+
+def arguments_of(call):
+    return ast.parse(call, mode="eval").body.keywords
 
 
 def test_script_holds_the_plan():

@@ -36,6 +36,7 @@ def saved(plan, *, gpus_per_node=8):
         plan=plan,
         cluster=make_cluster(plan.degrees.world_size, gpus_per_node),
         model=record.model,
+        request=record.request,
     )
 
 

@@ -14,6 +14,8 @@ from planner.plan.serialize import (
     checkpointing_word,
     dump_json,
     load_plan,
+    load_saved_plan,
+    plan_digest,
     plan_document,
     plan_from_document,
 )
@@ -161,6 +163,19 @@ def test_an_edited_plan_is_refused_with_the_place(edit, words):
         plan_from_document(document)
     assert words in str(caught.value)
     assert caught.value.hint
+
+
+def test_a_saved_plan_has_its_request_its_model_and_a_name_of_its_own(tmp_path):
+    record = make_record(fixed=(("tp", "2"),), hints=(("model.py:5", True),), gpus_per_node=8)
+    (tmp_path / "plan.json").write_text(plan_json(record))
+    saved = load_saved_plan(tmp_path)
+    assert (saved.request, saved.model, saved.cluster) == (
+        record.request,
+        record.model,
+        record.cluster,
+    )
+    assert saved.digest == plan_digest(record.outcome.best)
+    assert saved.digest != plan_digest(record.outcome.candidates[1])
 
 
 def test_load_plan_reads_the_best_plan_of_a_file_or_its_folder(tmp_path):

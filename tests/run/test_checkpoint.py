@@ -121,6 +121,10 @@ def test_command_line_saves_and_resumes(tmp_path):
         "step_time_s",
         "tokens_per_s",
         "peak_memory_bytes",
+        "predicted_step_time_s",
+        "predicted_peak_memory_bytes",
+        "peak_memory_of",
+        "plan",
     }
     reference = tmp_path / "reference.jsonl"
     command = [sys.executable, script, "--reference", "--steps", "3", "--log", str(reference)]

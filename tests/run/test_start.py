@@ -152,8 +152,9 @@ def test_a_request_to_stop_saves_and_leaves_with_the_code_to_go_on(tmp_path):
     assert "holds no whole checkpoint: training starts at step 0" in out
     last = json.loads(log.read_text().splitlines()[-1])["step"]
     assert f"asked to stop: ended after step {last}, saved" in out
-    saved = sorted(path.name for path in checkpoints.iterdir())
+    saved = sorted(path.name for path in checkpoints.glob("step-*"))
     assert len(saved) == 2
+    assert (checkpoints / "stopped").exists()
     assert saved[-1] == f"step-{last:08d}"
     shutil.copytree(checkpoints / saved[-1], checkpoints / f".step-{last + 1:08d}.draft")
     cut = checkpoints / f"step-{last + 1:08d}"

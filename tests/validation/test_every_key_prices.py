@@ -40,6 +40,7 @@ EXEMPT = {
     "format": "the version of the file's form; any other is refused",
     "runs": "which published runs it is for",
     "links": "a table; its own keys are here",
+    "step_time_errors": "a table; its own keys are here",
 }
 """Keys that are no part of any price, and what they say."""
 
@@ -243,7 +244,7 @@ def estimated(request, cluster, **options):
     except (InfeasiblePlanError, RequestError) as error:
         return str(error)
     cluster = result._record.cluster
-    errors = (cluster.step_time_error, cluster.uncalibrated_error)
+    errors = (cluster.step_time_errors, cluster.uncalibrated_error)
     return result.best.costs, [stage.memory for stage in result.best.stages], errors
 
 

@@ -3,8 +3,9 @@
 ``python tests/bench/fitting/left_out.py`` leaves out one cluster after the other, and one framework
 after the other, fits all constants to the rest and prices what was left out. It prints two tables;
 ``--write`` puts them into docs/validate.md and the errors that stand beside a plan into the
-profiles: the ``step_time_error`` of devices, the mean error of FSDP runs on such devices whose
-cluster was left out, and ``step_time_error_not_calibrated`` of the emitted script.
+profiles: the ``step_time_errors`` of devices, the mean errors of FSDP runs on such devices whose
+cluster was left out, by the axes that they used, and ``step_time_error_not_calibrated`` of the
+emitted script.
 
 A framework that is left out takes the constants that it shares with others from them, and for its
 own the mean of what the others have, or what is assumed (``Parameter.start``). A cluster that is
@@ -26,11 +27,15 @@ from joint_fit import FitRow, JointFit, Pricer, constants_of, published_rows, th
 from refit import profile_file, shipped_start, written
 
 from planner.framework.script import SCRIPT
+from planner.vocabulary import MODEL_AXES
 
 sys.path.append(str(Path(__file__).parents[1]))
 from validation_table import ROOT, markdown, with_figures
 
 MIN_GROUP = 5
+Sized = tuple[int, float]
+"""Devices of a run, and the error of its step time without sign."""
+
 _MOST_ROWS = 30
 _STEPS = (0.1, 0.03)
 
@@ -121,13 +126,16 @@ def rank_correlation(rows: Sequence[FitRow], errors: Sequence[float]) -> float |
     return statistics.fmean(found) if found else None
 
 
-def step_time_errors(clusters: Sequence[LeftOut]) -> dict[str, list[float]]:
-    """Errors of FSDP runs whose cluster was left out, without sign, by device."""
-    found: dict[str, list[float]] = {}
+def step_time_errors(clusters: Sequence[LeftOut]) -> dict[str, dict[str, list[Sized]]]:
+    """FSDP runs whose cluster was left out, by device and the axes that divided their model."""
+    found: dict[str, dict[str, list[Sized]]] = {}
     for each in clusters:
         for row, error in zip(each.rows, each.errors, strict=True):
             if row.case.framework.name in FSDP:
-                found.setdefault(row.device, []).append(abs(error))
+                run = row.case.run
+                used = [axis for axis in MODEL_AXES if (getattr(run, axis, None) or 1) > 1]
+                kinds = found.setdefault(row.device, {})
+                kinds.setdefault(" x ".join(used) or "none", []).append((run.num_gpus, abs(error)))
     return found
 
 
@@ -168,19 +176,34 @@ def write(clusters: Sequence[LeftOut], tables: Sequence[str]) -> None:
     document = _DOCUMENT.read_text(encoding="utf-8")
     document = with_figures(document, "\n\n".join(tables), begin=_BEGIN)
     _DOCUMENT.write_text(document, encoding="utf-8")
-    for device, errors in step_time_errors(clusters).items():
-        source = f"{_SOURCE}: {len(errors)} FSDP runs on this device, their cluster left out"
-        _write_error("device", device, "step_time_error", statistics.fmean(errors), source)
+    for device, kinds in step_time_errors(clusters).items():
+        file = profile_file("device", device)
+        text = file.read_text(encoding="utf-8").partition("\n[[step_time_errors]]")[0]
+        text += "".join(_error_table(axes, runs) for axes, runs in kinds.items())
+        file.write_text(text, encoding="utf-8")
     source = f"{_SOURCE}: mean over {len(clusters)} clusters, each left out, of the mean error"
     error = mean_cluster_error(clusters)
-    _write_error("framework", SCRIPT, "step_time_error_not_calibrated", error, source)
-
-
-def _write_error(owner: str, name: str, key: str, error: float, source: str) -> None:
-    file = profile_file(owner, name)
-    text = file.read_text(encoding="utf-8")
+    file = profile_file("framework", SCRIPT)
+    key, text = "step_time_error_not_calibrated", file.read_text(encoding="utf-8")
     text = written(text, key, round(error, 3), source, provenance="measured")
     file.write_text(text, encoding="utf-8")
+
+
+def _error_table(axes: str, runs: Sequence[Sized]) -> str:
+    """The errors of one kind of run, as the last tables of a device's profile have them."""
+    sizes = [num_gpus for num_gpus, _ in runs]
+    source = f"{_SOURCE}: FSDP runs on this device, their cluster left out"
+    numbers = {
+        "mean_error": round(statistics.fmean(error for _, error in runs), 3),
+        "runs": len(runs),
+        "least_gpus": min(sizes),
+        "most_gpus": max(sizes),
+    }
+    lines = [
+        f'{key} = {{ value = {value:g}, provenance = "measured", source = "{source}" }}\n'
+        for key, value in numbers.items()
+    ]
+    return f'\n[[step_time_errors]]\naxes = "{axes}"\n' + "".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
