@@ -237,7 +237,10 @@ def _search_outcome(
         graphs = trace_family(loaded, dtype=dtype)
         graph = graphs.at(1)
     with timed_phase(progress, "search"):
-        asked = _search_request(request, loaded, framework, dtype=dtype, fixed=fixed)
+        size = graph.num_parameters
+        asked = _search_request(
+            request, loaded, framework, num_parameters=size, dtype=dtype, fixed=fixed
+        )
         try:
             outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
         except InfeasiblePlanError:
@@ -338,6 +341,7 @@ def _search_request(
     loaded: "LoadedModel",
     framework: "FrameworkSpec",
     *,
+    num_parameters: int,
     dtype: str,
     fixed: Mapping[str, str],
 ) -> "SearchRequest":
@@ -350,6 +354,7 @@ def _search_request(
             module=loaded.module,
             factory=loaded.factory,
             seq_len=loaded.seq_len,
+            num_parameters=num_parameters,
         ),
         global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
         dtype=dtype,

@@ -92,7 +92,9 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
     costs = overrides.pop("costs", costs)
     busy_s = costs.compute_s + costs.recompute_s + costs.tp_comm_s + costs.pp_comm_s
     plan = Plan(
-        model=ModelRef(file=str(GPT_FILE), module=None, factory="build_model", seq_len=None),
+        model=ModelRef(
+            file=str(GPT_FILE), module=None, factory="build_model", seq_len=None, num_parameters=0
+        ),
         degrees=degrees,
         mesh_order=("pp", "dp_replicate", "dp_shard", "tp"),
         schedule="Interleaved1F1B" if virtual_stages > 1 else schedule,

@@ -63,9 +63,11 @@ def test_the_verbs_are_these():
     }
     assert options_of(VERBS["validate"]) == OUTPUT | {
         *("--assume", "--calibration", "--capacity-gib", "--failed", "--failed-out"),
-        *("--keep-going", "--min-group", "--plot"),
+        *("--keep-going", "--min-group", "--plan", "--plot"),
     }
-    assert options_of(VERBS["calibrate"]) == (OUTPUT - {"--json"}) | {"--assume", "--keep-going"}
+    assert options_of(VERBS["calibrate"]) == (OUTPUT - {"--json"}) | {
+        *("--assume", "--keep-going", "--plan"),
+    }
 
 
 def test_what_can_be_fixed():

@@ -35,13 +35,13 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "processes", "trees"),
-        ("checkpoint_folders", "first_weights", "options"),
-        ("fused", "known_data", "log", "model", "op_rules", "split_tensor", "stopping", "weights"),
-        ("anatomy", "data", "part", "product_rules", "start"),
-        ("gradients", "recompute", "sharding", "split_ops", "stand_ins", "step"),
-        ("split_loss", "stages"),
-        ("checkpoint", "pipeline", "shared_parameters", "tensor_parallel"),
-        ("dry_run", "reference"),
+        ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
+        ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
+        ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),
+        ("data", "split_ops", "stand_ins"),
+        ("parallel_model", "split_loss", "stages"),
+        ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
+        ("dry_run",),
     ),
     "hardware": (
         ("spec",),
@@ -167,8 +167,9 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("fake_world", "trained", "watch"),
-        ("check", "rank_run"),
+        ("fake_world", "trained"),
+        ("check", "watch"),
+        ("rank_run",),
         ("document",),
     ),
     "validation": (
@@ -182,9 +183,11 @@ ORDERS = {
         ("cells",),
         ("contradictions",),
         ("table",),
+        ("logs",),
+        ("source",),
     ),
     "validation/pricing": (
-        ("models",),
+        ("models", "plan_case"),
         ("cases", "workbook"),
         ("case_price",),
         ("predict",),

@@ -74,6 +74,7 @@ TRACE_PARAMETERS = [
 VALIDATE_PARAMETERS = [
     "runs",
     "failed",
+    "plan",
     "calibration",
     "assume",
     "keep_going",

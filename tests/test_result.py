@@ -97,7 +97,7 @@ def test_save_writes_everything_that_is_promised(result, tmp_path):
 
 
 def test_a_model_object_has_no_script_but_has_its_tables(tmp_path):
-    unnamed = ModelRef(file=None, module=None, factory="", seq_len=None)
+    unnamed = ModelRef(file=None, module=None, factory="", seq_len=None, num_parameters=0)
     result = PlanResult(make_record(make_outcome(make_plan(model=unnamed))))
     with pytest.raises(CodegenError):
         result.save(tmp_path / "a")

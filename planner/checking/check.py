@@ -18,6 +18,7 @@ from planner.checking.trained import MOST_LOSS_DIFFERENCE, Trained, check_size, 
 from planner.codegen.files import script_files
 from planner.cost.breakdown import MemoryBreakdown
 from planner.errors import CheckError
+from planner.hardware.spec import ClusterSpec
 from planner.plan.record import TrafficRow
 from planner.plan.serialize import load_saved_plan
 from planner.plan.types import Plan
@@ -156,7 +157,7 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
     jobs = [(rank, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)]
     if run:
         check_size(saved)
-    with _script_folder(Path(path), plan) as folder:
+    with _script_folder(Path(path), plan, saved.cluster) as folder:
         found = _run(folder, [(rank * stride, number) for rank, number in jobs])
         trained = train_here(plan, folder) if run else None
     seen = {
@@ -174,13 +175,13 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
 
 
 @contextmanager
-def _script_folder(path: Path, plan: Plan) -> Iterator[Path]:
+def _script_folder(path: Path, plan: Plan, cluster: ClusterSpec) -> Iterator[Path]:
     folder = path if path.is_dir() else path.parent
     if (folder / "train.py").is_file():
         yield folder.resolve()
         return
     with TemporaryDirectory() as made:
-        write_folder(Path(made), script_files(plan, folder=Path(made)), force=True)
+        write_folder(Path(made), script_files(plan, cluster=cluster, folder=Path(made)), force=True)
         yield Path(made)
 
 

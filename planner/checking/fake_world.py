@@ -3,16 +3,17 @@
 Every private name of torch that this needs stands here; the tests of ``plan check`` call each.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._C._distributed_c10d import _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
@@ -22,9 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from planner.graph.recording.kernels import fused_kernels
-
-Op = Any
-"""An overload of an ATen op."""
 
 Tree = Any
 """A tensor, or nested tuples, lists and dicts of tensors."""
@@ -60,23 +58,6 @@ def _patched(place: object, name: str, new: object) -> Iterator[None]:
         setattr(place, name, own)
 
 
-class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors of which numbers can be read outside of the model: 0, for the log."""
-
-    has_numbers = True
-
-    def dispatch(
-        self,
-        func: Op,
-        types: Sequence[type],
-        args: Sequence[Tree] = (),
-        kwargs: Mapping[str, Tree] = MappingProxyType({}),
-    ) -> Tree:
-        if func is torch.ops.aten._local_scalar_dense.default and self.has_numbers:
-            return 0.0 if args[0].is_floating_point() else 0
-        return super().dispatch(func, types, args, kwargs)
-
-
 class FakeWorld:
     """Fake tensors on the CPU, whose ops take no time and no memory.
 
@@ -85,7 +66,7 @@ class FakeWorld:
 
     def __init__(self) -> None:
         """Make the mode; it is entered by ``entered``."""
-        self._mode = _FakeMode(allow_non_fake_inputs=True)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -97,15 +78,6 @@ class FakeWorld:
             stack.enter_context(fused_kernels("AutogradCPU"))
             stack.enter_context(self._mode)
             yield
-
-    @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """Refuse to answer what is read of data."""
-        self._mode.has_numbers = False
-        try:
-            yield
-        finally:
-            self._mode.has_numbers = True
 
     def fake(self, tree: Tree) -> Tree:
         """Return tensors without data that look like those of a tree."""
@@ -141,6 +113,16 @@ _KEPT_REAL = (
     (ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes),
 )
 """What looks at data of its own."""
+
+
+def fake_device(tensor: Tensor) -> torch.device | None:
+    """Return the device of a fake tensor, whose ``device`` is an op; None for others."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else None
+
+
+def named_group_size(name: str) -> int:
+    """Return the number of ranks of the group that functional collectives call by a name."""
+    return _resolve_process_group(GroupName(name)).size()
 
 
 def fsdp_held(module: nn.Module) -> dict[str, list[Tensor]]:

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+from planner.checking.fake_world import fake_device, named_group_size
 
 Op: TypeAlias = Any
 """An overload of an ATen op, or of an op of the same form."""
@@ -182,14 +183,13 @@ class LiveBytes:
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    # Asking a fake tensor for its device is an op.
-    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    device = fake_device(tensor) or tensor.device
     return device.type == "meta"
 
 
 def _parts(tensor: Tensor) -> Iterable[Tensor]:
     """What a tensor consists of, itself where it is a plain one."""
-    if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
+    if fake_device(tensor) is not None or not is_traceable_wrapper_subclass(tensor):
         return (tensor,)
     names, _ = tensor.__tensor_flatten__()
     inner = [getattr(tensor, name) for name in names]
@@ -203,8 +203,12 @@ _KINDS = {
     "alltoall_base_": "all_to_all",
     "send": "send",
     "recv_": "receive",
+    "all_reduce": "all_reduce",
 }
-"""By op of c10d; what it has for whole lists of tensors is not used in a step."""
+"""By op of c10d or its functional form; those for whole lists of tensors are not used in a step."""
+
+_LOCAL = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+"""What moves nothing."""
 
 
 class Traffic:
@@ -218,11 +222,13 @@ class Traffic:
 
     def see(self, func: Op, args: tuple[Result, ...], out: Result) -> None:
         """Count an op that is a collective."""
-        if func.namespace != "c10d":
-            return
         name = func.overloadpacket.__name__
+        if func.namespace not in ("c10d", "_c10d_functional") or name in _LOCAL:
+            return
         size = max(_bytes(args[:1]), _bytes(args[1:2]))
-        key = _KINDS.get(name, name), _group_size(args)
+        is_functional = func.namespace != "c10d"  # its last argument is the name of the group
+        ranks = named_group_size(args[-1]) if is_functional else _group_size(args)
+        key = _KINDS.get(name, name), ranks
         count, num_bytes = self.found[key]
         self.found[key] = count + 1, num_bytes + size
 

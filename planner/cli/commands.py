@@ -19,6 +19,7 @@ from planner.cli.options import (
     hint_options,
     keep_going_option,
     output_options,
+    plan_of_log_option,
     request_from_options,
     request_options,
     search_options,
@@ -44,8 +45,8 @@ Verbs (a first argument that is none of them is the MODEL):
   estimate MODEL   Price one layout, without a search.
   trace MODEL      Show what is in a model: FLOPs, bytes, blocks, where it can be cut.
   profiles         List the clusters, or show where the numbers of one come from.
-  validate CSV     Hold the cost model to measured runs.
-  calibrate CSV    Fit the constants of your cluster and framework to your own runs.
+  validate RUNS    Hold the cost model to measured runs, or to the log of a script.
+  calibrate RUNS   Fit the constants of your cluster and framework to your own runs.
   check DIR        Hold a plan to its script, without the cluster.
   export PLAN      Write a plan for torchtitan, Megatron-LM, DeepSpeed or Accelerate.
 
@@ -72,6 +73,7 @@ Examples:
 _VALIDATE_EXAMPLES = """
 Examples:
   plan validate runs.csv                                 how far off, as a table
+  plan validate plans/gpt/log.jsonl                      the same of a run of the script
   plan validate runs.csv --failed failed.csv             and the verdicts on what fits
   plan validate runs.csv --assume recompute=full         of cells that are empty
   plan validate runs.csv --plot runs.png --out own.csv   a picture, every prediction
@@ -176,10 +178,11 @@ def trace_command(**options: Unpack[TraceOptions]) -> None:
 
 
 @click.command(cls=ExampleCommand, examples=_VALIDATE_EXAMPLES, context_settings=_WIDE)
-@click.argument("runs", metavar="RUNS.csv", type=_FILE)
+@click.argument("runs", metavar="RUNS", type=_FILE)
 @click.option(
     "--failed", type=_FILE, metavar="CSV", help="Layouts that were tried and did not run."
 )
+@plan_of_log_option
 @click.option(
     "--calibration", type=_FILE, metavar="FILE", help="Constants that `plan calibrate` fitted."
 )
@@ -215,8 +218,9 @@ def trace_command(**options: Unpack[TraceOptions]) -> None:
 def validate_command(**options: Unpack[ValidateOptions]) -> None:
     """Price measured runs with the cost model of the search, and say how far it is off.
 
-    RUNS.csv has a row for each run: its model, layout, step time and memory (docs/validate.md).
-    Rows that cannot be priced are listed with the reason.
+    RUNS is a CSV file with a row for each run: its model, layout, step time and memory
+    (docs/validate.md); rows that cannot be priced are listed with the reason. Or it is the log of a
+    script, LOG.jsonl: the run is then the plan's own model and layout.
     """
     from planner.cli.validate_runner import run_validation
 
@@ -224,7 +228,7 @@ def validate_command(**options: Unpack[ValidateOptions]) -> None:
 
 
 @click.command(cls=ExampleCommand, examples=_CALIBRATE_EXAMPLES, context_settings=_WIDE)
-@click.argument("runs", metavar="RUNS.csv", type=_FILE)
+@click.argument("runs", metavar="RUNS", type=_FILE)
 @click.option(
     "--out",
     type=_FILE,
@@ -232,6 +236,7 @@ def validate_command(**options: Unpack[ValidateOptions]) -> None:
     metavar="FILE",
     help="Where to write the constants (TOML).",
 )
+@plan_of_log_option
 @assume_option
 @keep_going_option
 @click.option("--force", is_flag=True, help="Replace the file where it exists.")
@@ -239,7 +244,7 @@ def validate_command(**options: Unpack[ValidateOptions]) -> None:
 def calibrate_command(**options: Unpack[CalibrateOptions]) -> None:
     """Fit the few constants of your devices, cluster and framework to your own measured runs.
 
-    RUNS.csv is as for `plan validate`. Rows that cannot be priced are left out, and told.
+    RUNS is as for `plan validate`. Rows that cannot be priced are left out, and told.
     """
     from planner.cli.validate_runner import run_calibration
 

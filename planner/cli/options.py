@@ -34,10 +34,11 @@ class TraceOptions(TypedDict):
 
 
 class ValidateOptions(TypedDict):
-    """Parsed options of ``plan validate RUNS.csv``."""
+    """Parsed options of ``plan validate RUNS``."""
 
     runs: Path
     failed: Path | None
+    plan: Path | None
     calibration: Path | None
     assume: tuple[tuple[str, str], ...]
     keep_going: bool
@@ -54,10 +55,11 @@ class ValidateOptions(TypedDict):
 
 
 class CalibrateOptions(TypedDict):
-    """Parsed options of ``plan calibrate RUNS.csv``."""
+    """Parsed options of ``plan calibrate RUNS``."""
 
     runs: Path
     out: Path
+    plan: Path | None
     assume: tuple[tuple[str, str], ...]
     keep_going: bool
     force: bool
@@ -239,6 +241,14 @@ def output_options(command: Command) -> Command:
         click.option("--force", is_flag=True, help="Replace files in a folder that is not empty."),
         click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout."),
         verbosity_options("Seconds of each phase, reasons of all refusals"),
+    )
+
+
+def plan_of_log_option(command: Command) -> Command:
+    """Add the option that says whose log it is."""
+    words = "Plan of a log, plan.json or its folder.  [beside the log, or in the folder above]"
+    return click.option("--plan", type=click.Path(path_type=Path), metavar="DIR", help=words)(
+        command
     )
 
 

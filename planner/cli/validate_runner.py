@@ -10,7 +10,7 @@ from planner.errors import RequestError
 from planner.report.folder import check_file, check_files, write_file
 from planner.report.tables import csv_text
 from planner.validation.plot import check_plot
-from planner.validation.reading.table import read_table
+from planner.validation.reading.source import read_source
 from planner.validation.validate import ValidationResult, validate
 
 
@@ -27,6 +27,7 @@ def run_validation(options: ValidateOptions) -> None:
         result = validate(
             options["runs"],
             failed=options["failed"],
+            plan=options["plan"],
             calibration=options["calibration"],
             assume=dict(options["assume"]),
             keep_going=options["keep_going"],
@@ -56,8 +57,11 @@ def run_calibration(options: CalibrateOptions) -> None:
         PlannerError: As the layers below; also where no row can be priced.
     """
     check_file(options["out"], option="--out", force=options["force"])
-    table = read_table(
-        options["runs"], keep_going=options["keep_going"], assume=dict(options["assume"])
+    table = read_source(
+        options["runs"],
+        plan=options["plan"],
+        keep_going=options["keep_going"],
+        assume=dict(options["assume"]),
     )
     if not table.runs:
         raise _nothing_to_fit(table.name, options["runs"])

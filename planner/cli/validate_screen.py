@@ -17,6 +17,7 @@ from planner.validation.view import (
     MOST_REASONS,
     REASON_HEAD,
     REGRET_HEAD,
+    RUN_HEAD,
     error_notes,
     error_rows,
     group_rows,
@@ -24,6 +25,8 @@ from planner.validation.view import (
     ranking_notes,
     reason_rows,
     regret_rows,
+    run_notes,
+    run_rows,
     table_words,
 )
 
@@ -48,7 +51,7 @@ def print_validation(
         phases_s: Wall time by phase.
         verbose: Show every group and every reason.
     """
-    sections = [_header(result), _errors(result)]
+    sections = [_header(result), *_runs(result), _errors(result)]
     sections.append(_regret(result))
     if result.groups:
         sections.append(_groups(console, result, verbose=verbose))
@@ -98,6 +101,14 @@ def _header(result: ValidationResult) -> RenderableType:
             words = f"{priced.table.name}: {table_words(priced)}"
             table.add_row(Text(name, "bold"), Text(words))
     return table
+
+
+def _runs(result: ValidationResult) -> list[RenderableType]:
+    rows = run_rows(result)
+    if not rows:
+        return []
+    table = _table("Each run, predicted and measured", RUN_HEAD, rows)
+    return [stack(table, *(Text(words, "dim") for words in run_notes(result)))]
 
 
 def _errors(result: ValidationResult) -> RenderableType:

@@ -33,6 +33,9 @@ from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
 from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
 
+MOST_BUILT_PARAMETERS = 1_000_000_000
+"""Larger models are not built whole on every rank: each draws its own shards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockGroup:
@@ -79,13 +82,14 @@ def emit_script(
             has_pp=plan.degrees.pp > 1,
             data_reads=read_sources(plan),
             stages=[_stage_source(plan, stage) for stage in plan.stages],
-            recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "()",
+            recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "",
             carries=any(stage.carried or stage.stream_output for stage in plan.stages),
             has_tp=has_tp,
             block_groups=_block_groups(plan) if has_tp else [],
             outer_modules=_outer_modules(plan) if has_tp else [],
             sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-            sums_gradients=has_tp and _sums_gradients(plan),
+            gradient_sums=_gradient_sums(plan),
+            is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
         )
     )
 
@@ -93,31 +97,31 @@ def emit_script(
 def _imports(plan: Plan) -> list[tuple[str, str]]:
     """Modules of the runtime, each with the names that the script uses of it."""
     names = {
-        "checkpoint": {"Checkpointer", "write_init"},
-        "checkpoint_folders": {"newest_checkpoint"},
-        "data": {"Batches", "seed_step"},
-        "gradients": {"clip_gradients"},
+        "checkpoint": {"write_init"},
+        "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
+        "data": {"Data"},
         "log": {"Expected", "Log"},
-        "model": {"UserModel"},
-        "options": {"Options", "parse_options"},
-        "part": {"trained_parameters"},
+        "model": {"UserModel", "build_model", "cast_parameters"},
+        "options": {"DTYPES", "Options", "parse_options"},
+        "parallel_model": {"ParallelModel", "Recipe"},
         "processes": {"agreed", "process_group", "run_and_leave"},
-        "recompute": {"recompute_activations"},
-        "reference": {"train_reference"},
-        "sharding": {"materialise", "shard_parameters"},
-        "start": {"build_model"},
+        "reference": {"reference_model"},
+        "sharding": {"shard_parameters"},
         "stopping": {"StopRequest"},
+        "weights": {"ModelNames"},
     }
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.tp > 1 else {"examine"},
             "pipeline": {"pipeline_runner"},
+            "recompute": {"recompute_activations"},
             "shared_parameters": {"SharedParameters"},
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names["part"].add("Part")
-        names["step"] = {"Runner"}
+        names |= {"part": {"Part"}, "step": {"Runner"}}
+        if _whole_recompute(plan):
+            names["recompute"] = {"recompute_activations"}
     if plan.degrees.tp > 1:
         names["tensor_parallel"] = {"TensorParallel"}
         names["dry_run"] = {"DryRun"}
@@ -127,9 +131,23 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
             names["tensor_parallel"].add("sum_sequence_gradients")
         if plan.sequence_parallel:
             names["anatomy"] = {"check_sequence"}
+    if plan.degrees.tp > 1 or plan.degrees.pp > 1:
+        names["gradients"] = {"clip_gradients"}
     if read_sources(plan):
         names["known_data"] = {"DataRead"}
+    if plan.model.num_parameters > MOST_BUILT_PARAMETERS:
+        names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
+
+
+def _gradient_sums(plan: Plan) -> list[str]:
+    """What completes gradients after backward."""
+    sums = []
+    if plan.degrees.tp > 1 and _sums_gradients(plan):
+        sums.append("partial(sum_sequence_gradients, parts, mesh)")
+    if plan.degrees.pp > 1:
+        sums.append("shared.sum_gradients")
+    return sums
 
 
 @cache
@@ -274,11 +292,11 @@ def _output(output: ModuleOutput) -> str:
 
 
 def _whole_recompute(plan: Plan) -> str:
-    """Recomputation of all blocks of a plan without pipeline."""
+    """Recomputation of all blocks of a plan without pipeline, "" for none at all."""
     (stage,) = plan.stages
     positions = _block_positions(plan)
     modes = _recompute(plan, stage, [u for u in range(stage.end_unit) if u in positions])
-    return runs_of(modes) if any(mode != "none" for mode in modes) else "()"
+    return runs_of(modes) if any(mode != "none" for mode in modes) else ""
 
 
 def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:

@@ -13,6 +13,9 @@ from planner.plan.verify import verify_layout
 RUNTIME_FOLDER = Path(__file__).parents[1] / "runtime"
 """The runtime, of which each script gets the modules that it needs, copied as they are."""
 
+PACKAGE_TEXT = '"""What train.py runs: modules of planner.runtime, copied as they are."""\n'
+"""The package of the copies."""
+
 
 def script_files(
     plan: Plan, *, cluster: ClusterSpec | None = None, folder: Path | None = None
@@ -49,8 +52,8 @@ def script_files(
 
 def _runtime_files(script: str) -> dict[str, str]:
     """Give the modules of the runtime that a script imports, and those that these import."""
-    files: dict[str, str] = {}
-    wanted = ["__init__", *_imported(script, "runtime")]
+    files = {f"{RUNTIME_FOLDER.name}/__init__.py": PACKAGE_TEXT}
+    wanted = _imported(script, "runtime")
     while wanted:
         name = wanted.pop()
         path = f"{RUNTIME_FOLDER.name}/{name}.py"

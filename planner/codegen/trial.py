@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from planner.errors import CodegenError
 from planner.plan.types import Plan
 from planner.runtime.anatomy import examine
+from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.known_data import DataRead
-from planner.runtime.model import UserModel, parameters_on_meta, user_module
+from planner.runtime.model import UserModel, user_module
 from planner.runtime.options import DTYPES
 
 

@@ -21,6 +21,8 @@ class ModelRef:
     """Function that builds the model: "build_model"."""
     seq_len: int | None
     """``seq_len`` passed to ``example_batch``, None where the user gave none."""
+    num_parameters: int
+    """Elements of its parameters, tied ones counted once."""
 
     @property
     def is_config(self) -> bool:

@@ -2,8 +2,9 @@
 
 import math
 
+from planner.cost.model_units import ModelWork
 from planner.cost.stage_costs import StageCosts
-from planner.cost.step import StageChoice, price_step, rank_spec
+from planner.cost.step import StageChoice, StepPrice, price_step, rank_spec
 from planner.errors import VerificationError
 from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
@@ -51,8 +52,21 @@ def reprice_s(
         cluster: Its devices and links.
         framework: What runs it.
     """
-    configuration = plan_configuration(plan)
-    rank = rank_spec(cluster, framework, configuration, plan.dtype)
+    work = plan_work(plan, graphs, cluster, framework)
+    return price_plan(plan, work, cluster, framework).costs.step_time_s
+
+
+def plan_work(
+    plan: Plan, graphs: GraphFamily, cluster: ClusterSpec, framework: FrameworkSpec
+) -> ModelWork:
+    """Count the work of a plan's units, with the layouts that it was made with.
+
+    Args:
+        plan: The plan.
+        graphs: Its model.
+        cluster: Devices and links that the layouts were chosen for.
+        framework: What runs it.
+    """
     pricer = ModelPricer(
         graphs,
         cluster,
@@ -61,16 +75,31 @@ def reprice_s(
         collective_host_s=framework.collective_host_s,
         is_tried=framework.name == SCRIPT,
     )
-    priced = pricer.priced(plan_choice(plan), network_host_s=rank.network_host_s)
-    assert priced is not None
+    work = pricer.work(plan_choice(plan))
+    assert work is not None
+    return work
+
+
+def price_plan(
+    plan: Plan, work: ModelWork, cluster: ClusterSpec, framework: FrameworkSpec
+) -> StepPrice:
+    """Price a plan whose work is counted.
+
+    Args:
+        plan: What to price.
+        work: That of its units.
+        cluster: Devices and links.
+        framework: What runs it.
+    """
+    configuration = plan_configuration(plan)
+    rank = rank_spec(cluster, framework, configuration, plan.dtype)
     choices = [
         StageChoice(
             first=stage.first_unit, end=stage.end_unit, kinds=stage.activation_checkpointing
         )
         for stage in plan.stages
     ]
-    costs = StageCosts(priced.model, configuration, cluster, framework)
-    return price_step(costs, choices).costs.step_time_s
+    return price_step(StageCosts(work.priced(rank), configuration, cluster, framework), choices)
 
 
 def plan_configuration(plan: Plan) -> Configuration:

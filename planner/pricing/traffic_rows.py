@@ -19,9 +19,12 @@ from planner.pricing.op_rows import plan_choice
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Axis
 
-REPORTED_BYTES = (8, 8, 24)
-"""What all ranks add up at the end of a step: the loss, the norm of the gradient, and what the log
-shows of the slowest and fullest rank."""
+_LOSS_BYTES = 16
+"""What all ranks add up at the end of a step: the sum of losses and their number, in float64."""
+
+_NORM_BYTES = 8
+"""The norm of the gradient, in float64. Where one mesh holds all gradients, torch adds up the norm of
+each in their dtype, over the shards alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class _Counted:
             counts[key] += moved.count
             sizes[key] += round(moved.count * moved.each_bytes)
         for axis, kind in sorted(counts):
-            if counts[axis, kind]:
+            if counts[axis, kind] and self._size(axis) > 1:
                 yield TrafficRow(
                     pp_rank=rank,
                     axis=axis,
@@ -97,9 +100,12 @@ class _Counted:
                 yield from self._transfers(stage)
         if plan.degrees.pp > 1:
             yield from self._tied(rank)
-        if plan.degrees.world_size > 1:
-            for num_bytes in REPORTED_BYTES:
-                yield _Moved("all_reduce", "world", 1, num_bytes)
+        yield _Moved("all_reduce", "world", 1, _LOSS_BYTES)
+        if plan.degrees.tp > 1 or plan.degrees.pp > 1:
+            yield _Moved("all_reduce", "world", 1, _NORM_BYTES)
+        else:
+            trained = sum(parameter.requires_grad for parameter in self._graph.parameters)
+            yield _Moved("all_reduce", Axis.DP_SHARD, 1, trained * self._master_bytes)
 
     # -- over tp ----------------------------------------------------------------------------------
 

@@ -3,17 +3,19 @@
 A script gets those of them that its plan needs, as a folder beside it. In the order of use:
 
 ``options``, ``processes``   command line, process group, mesh
-``model``, ``data``          the user's model and its batches
-``start``, ``weights``       built or read weights, ``first_weights`` for models too large for it
+``model``, ``data``          the user's model, its functions, and the microbatches of a step
+``first_weights``            of models too large to be built whole; ``weights`` in files of others
 ``part``                     what a rank trains: the model, or a stage of it
 ``anatomy``, ``stages``      pipeline stages: what a model consists of, and how it is cut
 ``tensor_parallel``          modules that are split over ranks
 ``recompute``, ``sharding``  recomputation in backward, FSDP2
 ``step``, ``pipeline``       the microbatches of a step, and torch's schedules for them
 ``gradients``                sums over ranks, the global norm
+``parallel_model``           all of these as one object, for the script's loop or any other
 ``checkpoint``, ``log``      what a run leaves behind; ``checkpoint_folders`` are whole or absent
 ``stopping``                 a scheduler's request to stop
 ``reference``                the same training on one process
+``plan_folder``              ``parallelize``: a plan's script, for a loop of the user's
 
 Words: a *unit* is the prologue (all that runs before the first block, unit 0), a block (block i
 is unit i + 1) or the epilogue; a stage holds consecutive units. The *stream* is the first tensor
@@ -21,3 +23,7 @@ argument of a block, and what leaves the last block; other tensors that later un
 connections, an encoder's memory) are *carried* beside it. An *axis* belongs to the device mesh, a
 *dim* to a tensor.
 """
+
+from .plan_folder import parallelize
+
+__all__ = ["parallelize"]

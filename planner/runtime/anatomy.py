@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .known_data import DataRead, KnownData
-from .model import run_model
-from .trees import Args, Function, Kwargs, Tree, cast_floats, first_tensor, stream_of, tensors_of
+from .model import first_names, run_model
+from .streams import first_tensor, stream_of
+from .trees import Args, Function, Kwargs, Tree, cast_floats, tensors_of
 
 Output: TypeAlias = tuple[str, int]
 """A tensor that a module returns: the module's path, and the position among the tensors of its
@@ -204,18 +205,16 @@ def examine(
         run_model(twin, inputs)
     run.finish()
 
-    first_by_id: dict[int, str] = {}
-    first_names, users = {}, {}
-    for name, parameter in twin.named_parameters(remove_duplicate=False):
-        first = first_by_id.setdefault(id(parameter), name)
-        first_names[name] = first
-        users[first] = frozenset(run.users.get(id(parameter), {0}))
+    users = {
+        name: frozenset(run.users.get(id(parameter), {0}))
+        for name, parameter in twin.named_parameters()
+    }
     return Anatomy(
         blocks=tuple(blocks),
         users=users,
         runs={path: frozenset(units) for path, units in run.runs.items()},
         calls=run.calls,
-        first_names=first_names,
+        first_names=first_names(twin),
         streams=tuple(run.streams),
     )
 

@@ -2,175 +2,190 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
-from .checkpoint_folders import checkpoint_folder, keep_newest, published, step_of
-from .model import UserModel, build_on_cpu
-from .options import Options
-from .part import StoredOrder, named_parameters
-from .processes import agreed
-from .weights import Weights
+from .checkpoint_folders import checkpoint_folder, published, step_of
+from .part import Part, named_parameters
+from .processes import RunError, agreed
+from .weights import ModelNames, open_weights
+
+Values: TypeAlias = dict[tuple[str, str], Tensor]
+"""Tensors by kind ("weights", "exp_avg") and the user's name; a checkpoint joins these by a dot."""
+
+MODEL_KINDS = ("weights", "buffers", "extra")
+"""Kinds that are no state of an optimiser."""
 
 
 @dataclass(slots=True)
 class Checkpointer:
-    """Saves and loads weights, AdamW moments of the trained ones, and the step."""
+    """Saves and loads weights, buffers, what optimisers keep of them, and the step."""
 
-    modules: Sequence[nn.Module]
+    parts: Sequence[Part]
     """This rank's stages, or the plain model."""
     optimizers: Sequence[torch.optim.Optimizer]
-    """AdamW over their trained parameters."""
+    """Over their trained parameters; what they keep has a parameter's shape, or is a number."""
 
-    def save(self, folder: Path, step: int) -> None:
+    def save(self, folder: Path, step: int, extra: Mapping[str, bytes]) -> None:
         """Write the state after ``step`` steps into a folder of its own below ``folder``.
+
+        Args:
+            folder: Gets the checkpoint.
+            step: Steps taken.
+            extra: What else this rank keeps, by a name that all who keep the same give it.
 
         Raises:
             RunError: The folder cannot be written; earlier checkpoints stay as they are.
         """
-        state = self._in_user_order(self._values(step))
+        with agreed("the state cannot be saved"):
+            values: Values = {}
+            for part in self.parts:
+                values |= _in_user_order(part, {**_of_model(part), **self._of_optimizers(part)})
+            for name, content in extra.items():
+                values["extra", name] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         with published(checkpoint_folder(folder, step)) as draft:
-            _write(state, draft)
+            save_tensors({".".join(key): value for key, value in values.items()}, draft)
 
-    def end_step(self, options: Options, step: int, *, stops: bool) -> None:
-        """Save where ``--checkpoint`` is given and this is the last step or one in between."""
-        if options.checkpoint is None:
-            return
-        every = options.checkpoint_every
-        if stops or step == options.steps or (every and step % every == 0):
-            self.save(options.checkpoint, step)
-            keep_newest(options.checkpoint, options.keep_checkpoints)
-
-    def start(self, weights: Weights | None, checkpoint: Path | None) -> int:
-        """Fill in what the model still lacks: a checkpoint, or first weights.
-
-        Returns:
-            The number of steps that the checkpoint has seen, else 0.
+    def load(self, checkpoint: Path) -> int:
+        """Read a checkpoint, and return the steps that it has seen.
 
         Raises:
-            RunError: The checkpoint is of another model or optimiser.
+            RunError: It is of another model or optimiser.
         """
-        if checkpoint is not None:
-            step = step_of(checkpoint)
-            with agreed(f"{checkpoint} cannot be resumed from"):
-                self._load(self._values(step), checkpoint)
-            return step
-        if weights is not None:
-            with agreed("the first weights"):
-                for module in self.modules:
-                    fill_weights(module, weights)
-        return 0
+        with agreed(f"{checkpoint} cannot be resumed from"):
+            reader = FileSystemReader(checkpoint)
+            kinds = {name.partition(".")[0] for name in reader.read_metadata().state_dict_metadata}
+            has_states = bool(kinds.difference(MODEL_KINDS))
+            for optimizer in self.optimizers if has_states else ():
+                _make_state(optimizer)
+            for part in self.parts:
+                values = {**_of_model(part), **(self._of_optimizers(part) if has_states else {})}
+                _read(reader, part, values, {key: ".".join(key) for key in values})
+        return step_of(checkpoint)
 
-    @property
-    def _orders(self) -> dict[str, StoredOrder]:
-        return {
-            name: order
-            for module in self.modules
-            for name, order in getattr(module, "orders", {}).items()
-        }
+    def load_weights(self, path: Path, names: ModelNames) -> None:
+        """Read the model alone, from safetensors or a checkpoint of torch.
 
-    def _in_user_order(self, values: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-        """Return values as a checkpoint has them."""
-        orders = self._orders
-        return {
-            kind: {
-                name: orders[name].in_user_order(value.detach())
-                if name in orders
-                else value.detach()
-                for name, value in named.items()
-            }
-            for kind, named in values.items()
-        }
+        Raises:
+            RunError: It does not fit the model.
+        """
+        with agreed(f"{path} cannot be read"):
+            reader, stored = open_weights(path, names)
+            for part in self.parts:
+                values = {key: each for key, each in _of_model(part).items() if key[1] in stored}
+                _read(reader, part, values, {key: stored[key[1]] for key in values})
 
-    def _load(self, values: dict[str, dict[str, Tensor]], checkpoint: Path) -> None:
-        """Read values from a checkpoint, in place."""
-        state = self._in_user_order(values)
-        _read(state, checkpoint)
-        for name, order in self._orders.items():
-            for kind, named in values.items():
-                if name in named:
-                    order.restore(state[kind][name], named[name].detach())
+    def _of_optimizers(self, part: Part) -> Values:
+        """Return what optimisers keep: zeros for parameters that have not had a gradient yet.
 
-    def _values(self, step: int) -> dict[str, dict[str, Tensor]]:
-        """Return weights and moments by the user's names."""
-        kinds: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
-        optimizer_of = {
-            id(parameter): optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        for module in self.modules:
-            for name, parameter in named_parameters(module):
-                kinds["weights"][name] = parameter
-                if not parameter.requires_grad:
-                    continue  # frozen: it has no moments
-                moments = adamw_state(optimizer_of[id(parameter)], parameter, step)
-                kinds["exp_avg"][name] = moments["exp_avg"]
-                kinds["exp_avg_sq"][name] = moments["exp_avg_sq"]
-        return kinds
+        Raises:
+            RunError: It has neither the shape of its parameter nor is it a number.
+        """
+        values: Values = {}
+        for optimizer in self.optimizers:
+            like: dict[str, Any] = next((state for state in optimizer.state.values() if state), {})
+            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for name, parameter in named_parameters(part):
+                if id(parameter) not in trained:
+                    continue
+                state = optimizer.state[parameter] if like else {}
+                for kind, value in like.items():
+                    if kind not in state and isinstance(value, Tensor):
+                        shaped = parameter if value.ndim else value
+                        state[kind] = torch.zeros_like(shaped, dtype=value.dtype)
+                for kind, value in state.items():
+                    if value is not None:
+                        values[kind, name] = _checked(kind, name, value, parameter)
+        return values
 
 
-def _write(state: dict[str, Any], folder: Path) -> None:
-    with _quiet_on_one_process() as alone:
-        dcp.save(state, checkpoint_id=folder, no_dist=alone)  # type: ignore[attr-defined]
+def _of_model(part: Part) -> Values:
+    weights: Values = {("weights", name): p.detach() for name, p in named_parameters(part)}
+    return weights | {("buffers", name): buffer for name, buffer in part.saved_buffers()}
 
 
-def _read(state: dict[str, Any], folder: Path) -> None:
-    with _quiet_on_one_process() as alone:
-        dcp.load(state, checkpoint_id=folder, no_dist=alone)  # type: ignore[attr-defined]
+def _in_user_order(part: Part, values: Values) -> Values:
+    """Return values as a checkpoint has them."""
+    return {
+        (kind, name): part.orders[name].in_user_order(value)
+        if name in part.orders and isinstance(value, DTensor)
+        else value
+        for (kind, name), value in values.items()
+    }
+
+
+def _read(
+    reader: FileSystemReader, part: Part, values: Values, stored: Mapping[tuple[str, str], str]
+) -> None:
+    """Read values in place, each by the name that it is stored under."""
+    state = _in_user_order(part, values)
+    with _alone() as alone:
+        named = {stored[key]: value for key, value in state.items()}
+        dcp.load(named, storage_reader=reader, no_dist=alone)  # type: ignore[attr-defined]
+    for key, value in values.items():
+        if state[key] is not value:
+            part.orders[key[1]].restore(state[key], value)
+
+
+def _checked(kind: str, name: str, value: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):
+        what = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise RunError(
+            f"the optimiser keeps {kind} of {name}, {what}: a checkpoint takes tensors of the "
+            f"parameter's shape, {tuple(parameter.shape)}, and of none"
+        )
+    return value.detach()
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser make what it keeps, by a step of no gradient at no learning rate."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def read_extra(checkpoint: Path, name: str) -> bytes | None:
+    """Return what ``Checkpointer.save`` got as extra under a name; None where there is nothing."""
+    reader = FileSystemReader(checkpoint)
+    entry = reader.read_metadata().state_dict_metadata.get(f"extra.{name}")
+    if not isinstance(entry, TensorStorageMetadata):
+        return None
+    content = {f"extra.{name}": torch.empty(entry.size, dtype=torch.uint8)}
+    with _alone():
+        dcp.load(content, storage_reader=reader, no_dist=True)  # type: ignore[attr-defined]
+    return content[f"extra.{name}"].numpy().tobytes()
+
+
+def write_init(model: nn.Module, folder: Path) -> None:
+    """Write the weights of a model, for ``--init``."""
+    save_tensors({f"weights.{name}": p.detach() for name, p in model.named_parameters()}, folder)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write tensors as torch.distributed.checkpoint does; what ranks share is written once."""
+    with _alone() as alone:
+        dcp.save(dict(tensors), checkpoint_id=folder, no_dist=alone)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
-def _quiet_on_one_process() -> Iterator[bool]:
+def _alone() -> Iterator[bool]:
     """Yield whether this is a run on one process, of which DCP would warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield not dist.is_initialized()
-
-
-def adamw_state(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int
-) -> dict[str, Tensor]:
-    """Return AdamW's state of a parameter; where it has none, zeros after ``step`` steps."""
-    state: dict[str, Tensor] = optimizer.state[parameter]
-    if not state:
-        state["step"] = torch.tensor(float(step), device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter)
-        state["exp_avg_sq"] = torch.zeros_like(parameter)
-    return state
-
-
-def fill_weights(module: nn.Module, weights: Weights) -> None:
-    """Give each parameter this rank's share of its weight, tensor by tensor."""
-    parameters = dict(named_parameters(module))
-    orders: dict[str, StoredOrder] = getattr(module, "orders", {})
-    for name, full in weights.tensors(parameters):
-        ordered = orders[name].by_rank(full) if name in orders else full
-        _copy_share(ordered, parameters[name].detach())
-
-
-def _copy_share(full: Tensor, parameter: Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        mesh, placements = parameter.device_mesh, parameter.placements
-        on_device = full.to(parameter.device, parameter.dtype)
-        share = distribute_tensor(on_device, mesh, placements, src_data_rank=None)
-        parameter._local_tensor.copy_(share._local_tensor)
-    else:
-        parameter.copy_(full)
-
-
-def write_init(model: UserModel, seed: int, options: Options) -> None:
-    """Build the model on this process and write its weights to ``--write-init DIR``."""
-    assert options.write_init is not None
-    built = build_on_cpu(model, seed, options)
-    weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
-    _write({"weights": weights}, options.write_init)

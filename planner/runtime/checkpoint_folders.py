@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from .processes import RunError, agreed, is_first_rank, print_once
+from .processes import agreed, is_first_rank, print_once
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
@@ -62,7 +62,7 @@ def newest_checkpoint(folder: Path | None) -> Path | None:
     found: list[Path | None] = [None]
     if is_first_rank() and folder is not None:
         for checkpoint in reversed(_checkpoints(folder)):
-            if missing := _missing(checkpoint):
+            if missing := missing_in(checkpoint):
                 print_once(f"{checkpoint} is not whole ({missing}): passed over")
             else:
                 found = [checkpoint]
@@ -78,7 +78,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdigit())
 
 
-def _missing(checkpoint: Path) -> str:
+def missing_in(checkpoint: Path) -> str:
     """Say what a checkpoint lacks; nothing where it is whole."""
     if not (checkpoint / ".metadata").is_file():
         return "no .metadata"
@@ -92,13 +92,3 @@ def _missing(checkpoint: Path) -> str:
         if size < entry.offset + entry.length:
             return f"{file.name} is cut short"
     return ""
-
-
-def check_checkpoint(checkpoint: Path) -> None:
-    """Check that a checkpoint is whole.
-
-    Raises:
-        RunError: It is not.
-    """
-    if missing := _missing(checkpoint):
-        raise RunError(f"{checkpoint} is no whole checkpoint: {missing}")

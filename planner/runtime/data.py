@@ -1,79 +1,173 @@
-"""Global batches, the seeds of a step, microbatches."""
+"""The microbatches of a step: of the model file's ``data_loader``, else synthetic ones."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
+from .checkpoint import read_extra
 from .model import UserModel
-from .processes import axis_names, data_parallel_rank
-from .trees import Tree, cast_floats, tensors_of
+from .processes import RunError
+from .trees import Function, Microbatch, Tree, tensors_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """Global batches: a pure function of seed and step, whatever the layout."""
+@dataclass(slots=True, kw_only=True)
+class Data:
+    """What data-parallel ranks read, the same for every layout of one global batch size.
 
-    model: UserModel
-    """Offers ``example_batch``."""
-    global_batch_size: int
-    """Samples per step."""
+    Without a ``data_loader`` each sample is a pure function of seed, step and position: one of
+    ``example_batch(1)`` under a seed of its own, so that a rank draws no others.
+    """
+
+    user: UserModel
+    """Offers ``data_loader(rank, world_size, microbatch_size, seed)`` or ``example_batch``."""
     seed: int
     """Seed of the whole training run."""
+    ranks: Sequence[int]
+    """The data-parallel ranks whose samples this process reads: one, or all (the reference)."""
+    world_size: int
+    """All data-parallel ranks."""
+    microbatch_size: int
+    """Samples per microbatch."""
+    num_microbatches: int
+    """Microbatches per step and rank."""
+    loaders: "list[_Loader]" = field(default_factory=list)
 
-    def global_batch(self, step: int) -> tuple[Tree, Tree]:
-        """Return inputs and targets of all samples of a step, on the CPU."""
-        return self.samples(step, range(self.global_batch_size))
+    def start(self, step: int, checkpoint: Path | None) -> None:
+        """Open the loaders where training goes on.
 
-    def samples(self, step: int, positions: Iterable[int]) -> tuple[Tree, Tree]:
-        """Return inputs and targets of some samples of a step, on the CPU.
-
-        Each is drawn under a seed of its own, so that a rank draws no others.
-
-        Raises:
-            ValueError: A tensor's first dim is not the number of samples, or samples differ in
-                shape.
+        Args:
+            step: Steps taken so far: what was read in them is passed over.
+            checkpoint: Holds states of loaders that have one, None where training starts.
         """
+        data_loader = self.user.function("data_loader")
+        for rank in self.ranks if data_loader is not None else ():
+            made = data_loader(rank, self.world_size, self.microbatch_size, self.seed)
+            loader = _Loader(made, mixed_seed(self.seed, rank), self.microbatch_size)
+            state = None if checkpoint is None else read_extra(checkpoint, self._name(rank))
+            if state is None:
+                loader.skip(step * self.num_microbatches)
+            else:
+                loader.restore(pickle.loads(state))
+            self.loaders.append(loader)
 
-        def joined(*leaves: Tree) -> Tree:
-            return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+    def state(self) -> dict[str, bytes]:
+        """Return where loaders are that have a state, by a name that differs between ranks."""
+        ranked = zip(self.ranks, self.loaders, strict=False)
+        states = {self._name(rank): loader.state() for rank, loader in ranked}
+        return {name: pickle.dumps(state) for name, state in states.items() if state is not None}
 
-        drawn = [self._sample(step, position) for position in positions]
+    def _name(self, rank: int) -> str:
+        return f"loader-{rank}-of-{self.world_size}-by-{self.microbatch_size}"
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Return this process's microbatches of a step, on the CPU."""
+        count = range(self.num_microbatches)
+        if self.loaders:
+            return [loader.take() for loader in self.loaders for _ in count]
+        firsts = [rank * self.num_microbatches + i for rank in self.ranks for i in count]
+        return [self._drawn(step, first * self.microbatch_size) for first in firsts]
+
+    def _drawn(self, step: int, first: int) -> Microbatch:
+        drawn = [self._sample(step, first + i) for i in range(self.microbatch_size)]
         shapes = {tuple(tensor.shape for tensor in tensors_of(sample)) for sample in drawn}
         if len(shapes) > 1:
-            raise ValueError(f"example_batch(1) returns tensors of changing shapes: {shapes}")
-        inputs, targets = tree_map(joined, *drawn)
-        return inputs, targets
+            raise RunError(f"example_batch(1) returns tensors of changing shapes: {shapes}")
+        return joined_batch(drawn)
 
-    def _sample(self, step: int, position: int) -> tuple[Tree, Tree]:
+    def _sample(self, step: int, position: int) -> Microbatch:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mixed_seed(self.seed, step, position))
-            sample = self.model.example_batch(1)
-        for tensor in tensors_of(sample):
-            if tensor.shape[:1] != (1,):
-                raise ValueError(
-                    f"example_batch(1) returned a tensor of shape {tuple(tensor.shape)}: its "
-                    "first dim must be the number of samples"
-                )
-        return sample
+            return checked(self.user.example_batch(1), 1, "example_batch(1)")
 
-    def of_rank(
-        self, step: int, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
-    ) -> tuple[Tree, Tree]:
-        """Return this rank's share of a step's batch; tp and pp ranks of a replica share it."""
-        rank, size = data_parallel_rank(mesh)
-        count = self.global_batch_size // size
-        share = self.samples(step, range(rank * count, (rank + 1) * count))
-        inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(device), share)
-        return cast_floats(inputs, dtype), targets
 
-    @staticmethod
-    def slice(batch: Tree, start: int, count: int) -> Tree:
-        """Return ``count`` samples of every tensor of a batch."""
-        return tree_map_only(Tensor, lambda tensor: tensor[start : start + count], batch)
+class _Loader:
+    """What one data-parallel rank reads, pass after pass."""
+
+    def __init__(self, loader: Function, seed: int, microbatch_size: int) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._microbatch_size = microbatch_size
+        self._passes = 0
+        self._iterator: Iterator[Tree] | None = None
+
+    def take(self) -> Microbatch:
+        taken = next(self._running(), None)
+        if taken is None:
+            self._iterator = None
+            self._passes += 1
+            taken = next(self._running(), None)
+        if taken is None:
+            raise RunError("what data_loader returned yields no microbatch in a pass")
+        return checked(taken, self._microbatch_size, "data_loader")
+
+    def skip(self, count: int) -> None:
+        if hasattr(self._loader, "__len__") and len(self._loader) > 0:
+            self._passes, count = divmod(count, len(self._loader))
+        for _ in range(count):
+            self.take()
+
+    def state(self) -> Tree:
+        if not hasattr(self._loader, "state_dict"):
+            return None
+        return self._passes, self._loader.state_dict()
+
+    def restore(self, state: Tree) -> None:
+        self._passes, inner = state
+        self._loader.load_state_dict(inner)
+
+    def _running(self) -> Iterator[Tree]:
+        if self._iterator is None:
+            torch.manual_seed(mixed_seed(self._seed, self._passes))  # of shuffle=True
+            holders = [self._loader]
+            holders += [getattr(self._loader, name, None) for name in ("sampler", "dataset")]
+            for each in holders:
+                if hasattr(each, "set_epoch"):
+                    each.set_epoch(self._passes)
+            self._iterator = iter(self._loader)
+        return self._iterator
+
+
+def checked(batch: Tree, size: int, source: str) -> Microbatch:
+    """Return inputs and targets of a batch; a dict is the arguments of a model with its own loss.
+
+    Raises:
+        RunError: Its tensors are not of ``size`` samples.
+    """
+    inputs, targets = (batch, None) if isinstance(batch, Mapping) else batch
+    for tensor in tensors_of((inputs, targets)):
+        if tensor.shape[:1] != (size,):
+            raise RunError(
+                f"{source} gave a tensor of shape {tuple(tensor.shape)}: its first dim must be "
+                f"the samples, {size} here (a DataLoader needs drop_last=True)"
+            )
+    return inputs, targets
+
+
+def split_batch(batch: Tree, size: int) -> list[Microbatch]:
+    """Split inputs and targets of a batch into microbatches of ``size`` samples."""
+    leaf = tensors_of(batch)[0]
+    batch = checked(batch, leaf.shape[0], "the training loop")
+
+    def piece(first: int) -> Microbatch:
+        cut: Microbatch = tree_map_only(Tensor, lambda tensor: tensor[first : first + size], batch)
+        return cut
+
+    return [piece(first) for first in range(0, leaf.shape[0], size)]
+
+
+def joined_batch(microbatches: Iterable[Microbatch]) -> Microbatch:
+    """Return one batch of all microbatches."""
+
+    def joined(*leaves: Tree) -> Tree:
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    inputs, targets = tree_map(joined, *microbatches)
+    return inputs, targets
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -82,18 +176,3 @@ def mixed_seed(*numbers: int) -> int:
     for number in numbers:
         mixed = (mixed * 1_000_003 + number + 1) % 2**63
     return mixed
-
-
-def seed_step(seed: int, step: int, mesh: DeviceMesh) -> None:
-    """Seed dropout for a step: alike on the tp ranks of one stage, different elsewhere."""
-    rank, _ = data_parallel_rank(mesh)
-    pp_rank = mesh["pp"].get_local_rank() if "pp" in axis_names(mesh) else 0
-    torch.manual_seed(mixed_seed(seed, step, rank, pp_rank))
-
-
-def split_microbatches(batch: Tree, count: int) -> Iterator[Tree]:
-    """Yield ``count`` equal pieces of every tensor of a batch."""
-    leaf = next(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-    size = leaf.shape[0] // count
-    for index in range(count):
-        yield Batches.slice(batch, index * size, size)

@@ -19,8 +19,9 @@ from .model import run_model
 from .part import OffersLoss, Part
 from .split_tensor import Ranks
 from .stand_ins import EarlierModule, replace_module
+from .streams import stream_of
 from .tensor_parallel import ModuleSharding, TensorParallel
-from .trees import Args, Kwargs, Tree, cast_floats, stream_of, tensors_of
+from .trees import Args, Kwargs, Tree, cast_floats, tensors_of
 
 
 class DryRunError(RuntimeError):

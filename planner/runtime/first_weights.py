@@ -1,13 +1,18 @@
 """First weights of models that are too large to be built whole, as one process would draw them."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from .model import UserModel
+from .part import Part, named_parameters
 from .trees import Args, Function, Kwargs, Tree, tensors_of
 
 SMALLEST_DEFERRED = 2**16
@@ -287,3 +292,83 @@ def _repeat(op: _Op, made: _Storages) -> None:
             if result.stride() != place.stride:
                 result = place.scratch().copy_(result)
             made[place.storage] = result.untyped_storage()
+
+
+class DrawnWeights:
+    """The weights that the model's own code draws, made again tensor by tensor."""
+
+    def __init__(self, deferred: DeferredInit, model: nn.Module) -> None:
+        """Take the parameters of a model that was just built."""
+        self._deferred = deferred
+        self._parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def fill(self, parts: Sequence[Part]) -> None:
+        """Give each parameter this rank's share of its weight as one process would draw it."""
+        for part in parts:
+            for name, parameter in named_parameters(part):
+                whole = self._parameters[name]
+                whole = self._deferred.value(whole) if whole.is_meta else whole
+                order = part.orders.get(name)
+                _copy_share(order.by_rank(whole) if order else whole, parameter.detach())
+
+
+def _copy_share(full: Tensor, parameter: Tensor) -> None:
+    assert isinstance(parameter, DTensor)  # FSDP2 makes them
+    mesh, placements = parameter.device_mesh, parameter.placements
+    on_device = full.to(parameter.device, parameter.dtype)
+    share = distribute_tensor(on_device, mesh, placements, src_data_rank=None)
+    parameter._local_tensor.copy_(share._local_tensor)
+
+
+def build_deferred(model: UserModel, seed: int) -> tuple[nn.Module, DrawnWeights]:
+    """Build a model whose parameters lie on the meta device, and its weights for later.
+
+    Buffers are real.
+    """
+    deferred = DeferredInit()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with deferred:
+            built: nn.Module = model.function(model.factory)()
+    weights = DrawnWeights(deferred, built)
+    _make_real(built, deferred)
+    return built, weights
+
+
+def _make_real(model: nn.Module, deferred: DeferredInit) -> None:
+    """Make all but the parameters real, and put these on the meta device without exception."""
+    on_meta: dict[int, nn.Parameter] = {}
+
+    def real(value: Tensor) -> Tensor:
+        is_deferred = value.is_meta and not isinstance(value, nn.Parameter)
+        return deferred.value(value) if is_deferred else value
+
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in on_meta:
+                data = parameter.detach().to("meta")
+                on_meta[id(parameter)] = nn.Parameter(data, parameter.requires_grad)
+            if parameter is not None:
+                module._parameters[name] = on_meta[id(parameter)]
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else real(buffer)
+        for name, value in list(vars(module).items()):
+            if not name.startswith("_") and any(t.is_meta for t in tensors_of(value)):
+                module.__dict__[name] = tree_map_only(Tensor, real, value)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put parameters on the meta device as modules register them; buffers stay real."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

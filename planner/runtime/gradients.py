@@ -13,7 +13,7 @@ from .processes import axis_names, local_tensor
 
 
 def clip_gradients(
-    parts: Sequence[Part], mesh: DeviceMesh, max_norm: float, copies: Container[int] = ()
+    parts: Sequence[Part], max_norm: float, mesh: DeviceMesh, copies: Container[int] = ()
 ) -> Tensor:
     """Scale all gradients so that their norm over the whole model is at most ``max_norm``.
 
@@ -22,8 +22,8 @@ def clip_gradients(
 
     Args:
         parts: What this rank trains.
-        mesh: The whole mesh.
         max_norm: Most that the norm may be.
+        mesh: The whole mesh.
         copies: Ids of parameters that are counted on an earlier stage.
 
     Returns:

@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .options import DTYPES, Options
-from .processes import is_first_rank
+from .processes import is_first_rank, print_once
 
 GIB = 2**30
 
@@ -113,6 +114,13 @@ class Log:
         sys.stdout.write(f"{_words(row, self.expected.item)}\n")
         sys.stdout.flush()
         self._write(row, afresh=row["step"] == 1)
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Report what was evaluated after a step, in a row of its own."""
+        words = ", ".join(f"{name} {value:.6f}" for name, value in values.items())
+        print_once(f"step {step}: {words}")
+        if is_first_rank():
+            self._write({"step": step, **values}, afresh=False)
 
     def _write(self, row: Row, *, afresh: bool) -> None:
         file = self.options.log

@@ -1,11 +1,10 @@
-"""The user's model: where it comes from, how it is built and called."""
+"""The user's model file: how its model is built and called, and the functions it may have."""
 
-import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from .options import Options
 from .processes import RunError
-from .trees import Tree
+from .trees import Function, Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +33,13 @@ class UserModel:
     """Function that builds the model."""
     seq_len: int | None = None
     """``seq_len`` for ``example_batch``, None for its default."""
+    functions: Mapping[str, Function] = field(default_factory=dict, compare=False)
+    """Functions that take the place of those of the file, by name."""
+
+    def function(self, name: str, default: Function = None) -> Function:
+        """Return a function of the model file, or the default where it has none."""
+        own = self.functions.get(name)
+        return getattr(user_module(self), name, default) if own is None else own
 
     def example_batch(self, num_samples: int) -> tuple[Tree, Tree]:
         """Return inputs and targets of this many samples, drawn under torch's current seed.
@@ -42,7 +47,7 @@ class UserModel:
         They are contiguous, as those of a data loader: ``targets.view(-1)`` works on shifted ones.
         """
         extra = {} if self.seq_len is None else {"seq_len": self.seq_len}
-        batch = tuple(user_module(self).example_batch(num_samples, **extra))
+        batch = tuple(self.function("example_batch")(num_samples, **extra))
         inputs, targets = tree_map_only(Tensor, Tensor.contiguous, batch)
         return inputs, targets
 
@@ -52,7 +57,7 @@ class UserModel:
         Raises:
             TypeError: The model file has no ``loss_fn`` and the model does not return its loss.
         """
-        loss_fn = getattr(user_module(self), "loss_fn", None)
+        loss_fn = self.function("loss_fn")
         if loss_fn is not None:
             loss = loss_fn(tree_map_only(Tensor, _at_least_float32, output), targets)
         else:
@@ -104,41 +109,38 @@ def user_module(model: UserModel) -> ModuleType:
     return module
 
 
-def build_on_cpu(model: UserModel, seed: int, options: Options) -> nn.Module:
-    """Build the model with real weights on the CPU."""
+def build_model(model: UserModel, seed: int) -> nn.Module:
+    """Build the whole model on the CPU under a seed: the same weights for every layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        built: nn.Module = getattr(user_module(model), model.factory)()
-    return cast_parameters(built, options)
+        built: nn.Module = model.function(model.factory)()
+    return built
 
 
-def cast_parameters(model: nn.Module, options: Options) -> nn.Module:
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of parameters, gradients and optimiser states for a compute dtype."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Give a model the dtypes it is trained in: frozen parameters that of compute.
 
     No update is lost on these in a narrow dtype, and FSDP2 takes them in one group with others.
     """
-    model.to(options.master_dtype)
+    model.to(master_dtype(dtype))
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(options.dtype)
+            parameter.data = parameter.data.to(dtype)
     return model
 
 
-@contextlib.contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Put parameters on the meta device as modules register them; buffers stay real."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-        register(module, name, param)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+def first_names(model: nn.Module) -> Mapping[str, str]:
+    """Return the first name of a parameter by each of its names (tied ones have several)."""
+    first_by_id: dict[int, str] = {}
+    return {
+        name: first_by_id.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
 
 
 def run_model(model: nn.Module, inputs: Tree) -> Tree:

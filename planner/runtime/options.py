@@ -25,6 +25,8 @@ class Options:
     """Folder of checkpoints, one folder per saved step."""
     checkpoint_every: int
     """Steps between checkpoints, 0 for one at the end."""
+    evaluate_every: int
+    """Steps between calls of the model file's ``evaluate``, 0 for one at the end."""
     keep_checkpoints: int
     """How many of the newest checkpoints are kept, 0 for all."""
     resume: bool
@@ -40,10 +42,9 @@ class Options:
     timeout_s: float
     """Seconds after which a collective that waits for another rank gives up."""
 
-    @property
-    def master_dtype(self) -> torch.dtype:
-        """Dtype of parameters, gradients and optimiser states."""
-        return torch.float64 if self.dtype is torch.float64 else torch.float32
+    def is_due(self, every: int, step: int) -> bool:
+        """Say whether what is done every so many steps, and at the end, is due after a step."""
+        return step == self.steps or bool(every and step % every == 0)
 
 
 _LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
@@ -80,6 +81,7 @@ def parse_options(
     add("--log", "--log-file", type=Path, metavar="FILE", help=_LOG_HELP)
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
+    add("--evaluate-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--keep-checkpoints", type=int, default=0, metavar="K", help="the newest K (default: all)")
     add("--resume", action="store_true", help=_RESUME_HELP)
     add("--init", type=Path, metavar="PATH", help=_INIT_HELP)

@@ -1,12 +1,14 @@
 """What a rank trains: the user's model, or one pipeline stage of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-from .model import run_model
+from .model import first_names, run_model
 from .trees import Tree
 
 
@@ -93,13 +95,23 @@ class Part(nn.Module):
     def move_to(self, device: torch.device) -> None:
         """Move parameters and buffers to the device; what is on meta stays there for now."""
         self.device = device
-        for module in self.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None and not parameter.is_meta:
-                    parameter.data = parameter.data.to(device)
+        self._apply(functools.partial(_moved, device=device))  # type: ignore[no-untyped-call]
+
+    def materialise(self) -> None:
+        """Allocate parameters that are still on the meta device."""
+        self._apply(  # type: ignore[no-untyped-call]
+            lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
+        )
+
+    def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the persistent buffers of the modules that run here, by the user's names."""
+        modules = list(self.model.named_modules())
+        elsewhere = tuple(f"{path}." for path, module in modules if not self.holds(module))
+        for path, module in modules:
             for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = moved_buffer(buffer, device)
+                saved = buffer is not None and name not in module._non_persistent_buffers_set
+                if saved and not f"{path}.".startswith(elsewhere):
+                    yield f"{path}.{name}" if path else name, buffer
 
     def register_late_hooks(self) -> None:
         """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
@@ -114,47 +126,27 @@ class Part(nn.Module):
         parameters gathered again in each. Else both stay whole until the last microbatch.
         Replicas add up their gradients in the last in any case.
         """
-        # FSDP2 adds these methods to the class at run time, unseen by type checkers.
-        sharded = is_last or self.stays_sharded
-        self.set_requires_gradient_sync(sharded)  # type: ignore[operator]
-        self.set_reshard_after_backward(sharded)  # type: ignore[operator]
-        self.set_requires_all_reduce(is_last)  # type: ignore[operator]
+        if isinstance(self, FSDPModule):  # which fully_shard makes of it
+            sharded = is_last or self.stays_sharded
+            self.set_requires_gradient_sync(sharded)
+            self.set_reshard_after_backward(sharded)
+            self.set_requires_all_reduce(is_last)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return what there is to optimise: a stage may hold frozen parameters or none at all."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor; one element that is expanded to many stays one."""
+    if tensor.is_meta:
+        return tensor
+    if any(tensor.stride()) or tensor.numel() <= 1:
+        return tensor.to(device)
+    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
 
 
-def first_names(model: nn.Module) -> Mapping[str, str]:
-    """Return the first name of a parameter by each of its names (tied ones have several)."""
-    first_by_id: dict[int, str] = {}
-    return {
-        name: first_by_id.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
-
-
-def moved_buffer(buffer: Tensor, device: torch.device) -> Tensor:
-    """Move a buffer; one element that is expanded to many stays one."""
-    expanded = not any(buffer.stride()) and buffer.numel() > 1
-    if not expanded:
-        return buffer.to(device)
-    return torch.zeros((), dtype=buffer.dtype, device=device).expand(buffer.shape)
-
-
-def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield parameters under the first name that the user's model has for them.
-
-    Args:
-        part: A part, or the plain model.
-    """
-    prefix = "model." if isinstance(part, Part) else ""
-    names = part.first_names if isinstance(part, Part) else {}
-    for name, parameter in part.named_parameters():
-        own = name.removeprefix(prefix)
-        yield names.get(own, own), parameter
+def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield parameters under the first name that the user's model has for them."""
+    for name, parameter in part.model.named_parameters():
+        yield part.first_names.get(name, name), parameter

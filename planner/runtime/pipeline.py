@@ -14,9 +14,10 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from .data import joined_batch
 from .stages import Stage
 from .step import Runner
-from .trees import Tree, tensors_of
+from .trees import Function, Microbatch, tensors_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,14 +27,22 @@ class PipelineRunner(Runner):
     schedule: PipelineScheduleSingle | PipelineScheduleMulti
     """The schedule with this rank's stages."""
 
-    def losses(self, inputs: Tree, targets: Tree) -> list[Tensor]:
-        """Run the microbatches and return their losses, nothing on ranks without the last stage."""
-        losses: list[Tensor] = []
-        first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
-        self.schedule.step(
-            inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False
-        )
-        return losses
+    @property
+    def evaluated_together(self) -> int:
+        """How many microbatches ``evaluate`` takes: torch's schedules are made for one number."""
+        return self.num_microbatches
+
+    def train(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of their mean loss.
+
+        Returns:
+            The loss of each, nothing on ranks without the last stage.
+        """
+        return _run(self.schedule.step, microbatches)
+
+    def evaluate(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
+        return _run(self.schedule.eval, microbatches)
 
 
 def pipeline_runner(
@@ -71,7 +80,6 @@ def pipeline_runner(
     return PipelineRunner(
         parts=stages,
         num_microbatches=num_microbatches,
-        mesh=mesh,
         schedule=_schedule(schedule, made, num_microbatches),
     )
 
@@ -114,3 +122,11 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
         stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
     carried = stage.sends if after else stage.spec.receives
     return (stream, *(anatomy.sketch(output).example() for output in carried))
+
+
+def _run(run: Function, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    inputs, targets = joined_batch(microbatches)
+    losses: list[Tensor] = []
+    first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
+    run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
+    return losses

@@ -6,14 +6,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._pytree import tree_map_only
 
-from .options import Options
+from .model import master_dtype
 from .part import Part
 from .processes import axis_names
 from .trees import Args, Tree, tensors_of, without_view
 
 
 def shard_parameters(
-    part: Part, mesh: DeviceMesh, options: Options, *, reshard_after_forward: bool
+    part: Part, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
 ) -> None:
     """Apply FSDP2 to each block and then to the rest of the part, also where dp is 1.
 
@@ -22,10 +22,10 @@ def shard_parameters(
     """
     replicated = "dp_replicate" in axis_names(mesh)
     dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
-    mixed = options.dtype is not options.master_dtype
+    mixed = dtype is not master_dtype(dtype)
     policy = MixedPrecisionPolicy(
-        param_dtype=options.dtype if mixed else None,
-        reduce_dtype=options.master_dtype if mixed else None,
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=master_dtype(dtype) if mixed else None,
         cast_forward_inputs=False,  # rotary tables and the like keep their precision
     )
     for _, _, block in part.block_items():
@@ -46,17 +46,3 @@ def _return_no_views(_: nn.Module, __: Args, output: Tree) -> Tree:
     if any(tensor._is_view() for tensor in tensors_of(output)):
         output = tree_map_only(Tensor, without_view, output)
     return output
-
-
-def materialise(part: Part, device: torch.device) -> None:
-    """Allocate parameters that are still on the meta device; buffers keep their values."""
-    if not any(parameter.is_meta for parameter in part.parameters()):
-        return
-    buffers = [
-        (module, name, buffer)
-        for module in part.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    part.to_empty(device=device)
-    for module, name, buffer in buffers:
-        module._buffers[name] = None if buffer is None else buffer.to(device)

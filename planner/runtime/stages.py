@@ -23,17 +23,8 @@ from .stand_ins import (
     replace_module,
     unbacked_zeros,
 )
-from .trees import (
-    Args,
-    Kwargs,
-    Tree,
-    alias_of,
-    first_tensor,
-    tensors_of,
-    with_stream,
-    with_tensors,
-    without_view,
-)
+from .streams import first_tensor, with_stream, with_tensors
+from .trees import Args, Kwargs, Tree, alias_of, tensors_of, without_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +195,6 @@ class Stage(Part):
         if not self.is_last and self.spec.end_block == len(blocks):
             self.model.get_submodule(blocks[-1]).register_forward_hook(self._stop_with_output)
         super().register_late_hooks()
-
-    def prepare_backward(self, *, is_last: bool) -> None:
-        """Tell FSDP2 what a microbatch does with gradients and parameters; no pipeline.
-
-        Under ZeRO-3 both lie sharded between microbatches: gradients are reduce-scattered and
-        parameters gathered again in each. Else both stay whole until the last microbatch.
-        Replicas add up their gradients in the last in any case.
-        """
-        # FSDP2 adds these methods to the class at run time, unseen by type checkers.
-        sharded = is_last or self.stays_sharded
-        self.set_requires_gradient_sync(sharded)  # type: ignore[operator]
-        self.set_reshard_after_backward(sharded)  # type: ignore[operator]
-        self.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def _stop_with_output(self, _: nn.Module, __: Args, output: Tree) -> NoReturn:
         raise StreamEnd(first_tensor(output))

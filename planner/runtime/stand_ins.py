@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .anatomy import Call, Sketch, sketches_of
-from .trees import Tree, stream_of, tensors_of
+from .streams import stream_of
+from .trees import Tree, tensors_of
 
 
 class StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a stage

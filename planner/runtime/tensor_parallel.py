@@ -23,16 +23,8 @@ from .processes import local_tensor
 from .split_loss import allow_split_vocabulary
 from .split_ops import SplitError
 from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
-from .trees import (
-    Args,
-    Kwargs,
-    Tree,
-    first_tensor,
-    stream_of,
-    tensors_of,
-    with_stream,
-    with_tensors,
-)
+from .streams import first_tensor, stream_of, with_stream, with_tensors
+from .trees import Args, Kwargs, Tree, tensors_of
 
 
 @dataclass(frozen=True, slots=True)

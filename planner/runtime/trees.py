@@ -1,11 +1,10 @@
 """Trees of tensors: what modules get and return."""
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Tree: TypeAlias = Any
 """A tensor, or nested tuples, lists and dicts of tensors."""
@@ -15,6 +14,8 @@ Kwargs: TypeAlias = dict[str, Any]
 """Keyword arguments of a call."""
 Function: TypeAlias = Any
 """A function or ATen op, as torch hands it to a hook."""
+Microbatch: TypeAlias = tuple[Tree, Tree]
+"""Inputs and targets."""
 
 
 def cast_floats(tree: Tree, dtype: torch.dtype) -> Tree:
@@ -22,38 +23,9 @@ def cast_floats(tree: Tree, dtype: torch.dtype) -> Tree:
     return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
 
 
-def stream_of(args: Args, kwargs: Kwargs) -> Tensor:
-    """Return the stream among a block's arguments: its first tensor."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value
-    raise TypeError("a block was called without a tensor: it cannot be cut into stages here")
-
-
-def with_stream(args: Args, kwargs: Kwargs, stream: Tensor) -> tuple[Args, Kwargs]:
-    """Put the stream in the place of a block's first tensor argument."""
-    old = stream_of(args, kwargs)
-    new_args = tuple(stream if value is old else value for value in args)
-    return new_args, {k: stream if v is old else v for k, v in kwargs.items()}
-
-
 def tensors_of(tree: Tree) -> list[Tensor]:
     """Return the tensors of a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def first_tensor(output: Tree) -> Tensor:
-    """Return the stream in what the last block returns."""
-    return output if isinstance(output, Tensor) else tensors_of(output)[0]
-
-
-def with_tensors(tree: Tree, new: Mapping[int, Tensor]) -> Tree:
-    """Put tensors in the place of some of a tree's tensors, by their position among these."""
-    leaves, structure = tree_flatten(tree)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    for index, tensor in new.items():
-        leaves[places[index]] = tensor
-    return tree_unflatten(leaves, structure)
 
 
 class _Alias(torch.autograd.Function):

@@ -1,22 +1,18 @@
-"""First weights, one tensor at a time: no process holds the whole model."""
+"""Weights in files that others have written: each rank reads what it holds of them."""
 
-import contextlib
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-import torch
-import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from .checkpoint_folders import check_checkpoint
-from .first_weights import DeferredInit
+from .checkpoint_folders import missing_in
+from .model import first_names
 from .processes import RunError
-from .trees import Function
 
 INDEX_NAME = "model.safetensors.index.json"
 """Says in which file of several a tensor lies, as Hugging Face writes it."""
@@ -28,205 +24,115 @@ MOST_NAMES = 5
 """Names that a message lists."""
 
 
-class Weights(Protocol):
-    """Where first weights come from."""
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What a whole model consists of, as files have it."""
 
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors on the CPU, one at a time; names are the user's first ones."""
+    first: Mapping[str, str]
+    """First name of a parameter by each of its names (tied ones have several)."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of parameters and buffers by each of their names."""
 
-
-class DrawnWeights:
-    """The weights that the model's own code draws, made again tensor by tensor."""
-
-    def __init__(self, deferred: DeferredInit, model: nn.Module) -> None:
-        """Take the parameters of a model that was just built."""
-        self._deferred = deferred
-        self._parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield parameters as one process would draw them."""
-        for name in names:
-            parameter = self._parameters[name]
-            yield name, self._deferred.value(parameter) if parameter.is_meta else parameter
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelNames":
+        """Note the names of a model."""
+        parameters = model.named_parameters(remove_duplicate=False)
+        shapes = {n: tuple(t.shape) for n, t in (*parameters, *model.named_buffers())}
+        return cls(first_names(model), shapes)
 
 
-class SafetensorsWeights:
-    """Weights in one file of safetensors, or in several with an index."""
+class _Safetensors(HuggingFaceStorageReader):
+    """Reads chosen files: others in their folder may hold the same tensors again."""
 
-    def __init__(self, path: Path, model: nn.Module) -> None:
-        """Look what there is, and compare it with the model.
-
-        Args:
-            path: A ``.safetensors`` file, an index, or the folder of one of them.
-            model: The whole model; its persistent buffers are read at once.
-
-        Raises:
-            RunError: safetensors is not installed, or names or shapes differ.
-        """
-        self._open = _safe_open()
-        files = _safetensors_files(path)
-        self._file_of: dict[str, Path] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            with self._reading(file) as opened:
-                for name in opened.keys():  # noqa: SIM118 - no mapping
-                    self._file_of[name] = file
-                    shapes[name] = tuple(opened.get_slice(name).get_shape())
-        self._stored = stored_names(path, model, shapes)
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in shapes}
-        for name, buffer in buffers.items():
-            buffer.copy_(self._read(name))
-
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors as they are in the files."""
-        for name in names:
-            yield name, self._read(self._stored[name])
-
-    def _read(self, stored: str) -> Tensor:
-        with self._reading(self._file_of[stored]) as opened:
-            tensor: Tensor = opened.get_tensor(stored)
-            return tensor
-
-    @contextlib.contextmanager
-    def _reading(self, file: Path) -> Iterator[Any]:
-        try:
-            opened = self._open(str(file), framework="pt", device="cpu")
-        except Exception as error:  # safetensors raises its own, without a common class
-            raise RunError(f"--init: {file} cannot be read: {error}") from error
-        with opened as handle:
-            yield handle
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(str(files[0].parent))
+        self.fs.ls = lambda path: [str(f) for f in files]  # type: ignore[method-assign]
 
 
-class CheckpointWeights:
-    """Weights in a folder that torch.distributed.checkpoint has written."""
-
-    def __init__(self, path: Path, model: nn.Module) -> None:
-        """Look what there is, and compare it with the model.
-
-        Raises:
-            RunError: The checkpoint is not whole, or names or shapes differ.
-        """
-        check_checkpoint(path)
-        entries = FileSystemReader(path).read_metadata().state_dict_metadata
-        tensors = {n: e for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
-        own = {name for name, _ in model.named_parameters()}
-        prefix = max(PREFIXES, key=lambda each: sum(f"{each}{name}" in tensors for name in own))
-        shapes = {
-            name.removeprefix(prefix): tuple(entry.size)
-            for name, entry in tensors.items()
-            if name.startswith(prefix)
-        }
-        self._path = path
-        self._entries = tensors
-        self._stored = {
-            name: f"{prefix}{stored}"
-            for name, stored in stored_names(path, model, shapes, foreign=not prefix).items()
-        }
-
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors as they are in the folder."""
-        for name in names:
-            stored = self._stored[name]
-            entry = self._entries[stored]
-            state = {stored: torch.empty(entry.size, dtype=entry.properties.dtype)}
-            reader = FileSystemReader(self._path)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.load(state, storage_reader=reader, no_dist=True)  # type: ignore[attr-defined]
-            yield name, state[stored]
-
-
-def open_weights(path: Path, model: nn.Module) -> Weights:
-    """Find out what ``--init`` names.
+def open_weights(path: Path, names: ModelNames) -> tuple[FileSystemReader, dict[str, str]]:
+    """Look what there is, and compare it with the model.
 
     Args:
-        path: A file or folder of safetensors, or a folder of torch.distributed.checkpoint.
-        model: The whole model, whose parameters may be on the meta device.
-
-    Raises:
-        RunError: It is neither, or does not fit the model.
-    """
-    if not path.exists():
-        raise RunError(f"--init: {path} is not there")
-    if (path / ".metadata").is_file():
-        return CheckpointWeights(path, model)
-    return SafetensorsWeights(path, model)
-
-
-def stored_names(
-    path: Path,
-    model: nn.Module,
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    foreign: bool = False,
-) -> dict[str, str]:
-    """Match the parameters of a model with stored tensors.
-
-    Args:
-        path: What was read, for the message.
-        model: The whole model.
-        shapes: Shape of each stored tensor by its name.
-        foreign: Other things than weights may be stored too.
+        path: A file of safetensors, an index, the folder of one of them, or a folder that
+            torch.distributed.checkpoint has written.
+        names: What the model consists of.
 
     Returns:
-        The stored name of each parameter by its first name; any name of a tied one will do.
+        A reader, and the stored name of each parameter and buffer by its (first) name.
+
+    Raises:
+        RunError: It cannot be read, or names or shapes differ.
+    """
+    if not path.exists():
+        raise RunError(f"{path} is not there")
+    is_checkpoint = (path / ".metadata").is_file()
+    if is_checkpoint and (missing := missing_in(path)):
+        raise RunError(f"{path} is no whole checkpoint: {missing}")
+    try:
+        reader = FileSystemReader(path) if is_checkpoint else _Safetensors(_files(path))
+        metadata = reader.read_metadata()
+    except ImportError as error:
+        raise RunError(f"{path} needs safetensors: pip install safetensors") from error
+    except Exception as error:  # safetensors raises its own, without a common class
+        raise error if isinstance(error, RunError) else RunError(f"{path}: {error}") from error
+    prefix, stored = _matched(metadata, names, PREFIXES if is_checkpoint else ("",))
+    _check(path, names, stored, foreign=is_checkpoint and not prefix)
+    found: dict[str, str] = {}
+    for name in names.shapes.keys() & stored.keys():
+        found.setdefault(names.first.get(name, name), f"{prefix}{name}")
+    return reader, found
+
+
+def _matched(
+    metadata: Metadata, names: ModelNames, prefixes: Sequence[str]
+) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return the prefix under which most names are stored, and the shapes there."""
+    entries = metadata.state_dict_metadata
+    shapes = {n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
+    prefix = max(prefixes, key=lambda each: sum(f"{each}{name}" in shapes for name in names.first))
+    of_prefix = {name for name in shapes if name.startswith(prefix)}
+    return prefix, {name.removeprefix(prefix): shapes[name] for name in of_prefix}
+
+
+def _check(
+    path: Path, names: ModelNames, stored: Mapping[str, tuple[int, ...]], *, foreign: bool
+) -> None:
+    """Compare names and shapes; ``foreign``: other things than weights may be stored too.
 
     Raises:
         RunError: Parameters are missing, or there are others, or of other shapes.
     """
-    first_by_id: dict[int, str] = {}
-    found: dict[str, str] = {}
-    wrong = []
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in parameters.items():
-        first = first_by_id.setdefault(id(parameter), name)
-        if name in shapes and first not in found:
-            found[first] = name
-            if shapes[name] != tuple(parameter.shape):
-                wrong.append(f"{name} {shapes[name]} instead of {tuple(parameter.shape)}")
-    missing = [name for name in first_by_id.values() if name not in found]
-    known = parameters.keys() | dict(model.named_buffers()).keys()
-    unexpected = [] if foreign else [name for name in shapes if name not in known]
-    lines = [
-        f"{words}: {_listed(names)}"
-        for words, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", wrong),
-        )
-        if names
-    ]
-    if lines:
-        raise RunError(f"--init: {path} does not fit the model\n  " + "\n  ".join(lines))
-    return found
+    found = {names.first.get(name, name) for name in stored}
+    unexpected = [] if foreign else sorted(stored.keys() - names.shapes.keys())
+    lines = {
+        "missing": [name for name in dict.fromkeys(names.first.values()) if name not in found],
+        "unexpected": unexpected,
+        "of another shape": [
+            f"{name} {stored[name]} instead of {shape}"
+            for name, shape in names.shapes.items()
+            if stored.get(name, shape) != shape
+        ],
+    }
+    wrong = [f"\n  {words}: {_listed(each)}" for words, each in lines.items() if each]
+    if wrong:
+        raise RunError(f"{path} does not fit the model{''.join(wrong)}")
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
 
-def _safetensors_files(path: Path) -> list[Path]:
+def _files(path: Path) -> list[Path]:
+    """Return the files of safetensors that a path stands for."""
     index = path / INDEX_NAME if path.is_dir() else path
     if index.name.endswith(".json") and index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
         files = [index.parent / name for name in sorted(set(content["weight_map"].values()))]
-    elif path.is_dir():
-        files = sorted(path.glob("*.safetensors"))
     else:
-        files = [path]
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     gone = [str(file) for file in files if not file.is_file()]
     if gone or not files:
         lacking = ", ".join(gone) or f"{INDEX_NAME}, *.safetensors or .metadata"
-        raise RunError(f"--init: {path} lacks {lacking}")
+        raise RunError(f"{path} lacks {lacking}")
     return files
-
-
-def _safe_open() -> Function:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise RunError(
-            "--init: safetensors is not installed, which reads such files: pip install safetensors"
-        ) from error
-    return safe_open

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.plan.serialize import SavedPlan
 
 Arch = Literal["gpt", "llama", "mpt"]
 """GELU MLP with biases; gated MLP without; GPT with ALiBi."""
@@ -85,6 +86,29 @@ class Run:
     """Whether the row says what data parallelism shards; ``data_parallel`` means nothing else."""
     assumed: tuple[str, ...] = ()
     """What was filled into its open cells: "micro_batch 1 (not stated)"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """A run of an emitted script, as its log has it: any model, the layout of its plan."""
+
+    row: int
+    """0-based position in the table."""
+    saved: SavedPlan
+    """What was run."""
+    step_time_s: float
+    """Measured time of an optimiser step."""
+    peak_mem_bytes: float
+    """Measured peak memory of the fullest rank."""
+    is_allocated: bool
+    """Whether that is what torch allocated, without what the plan holds in reserve."""
+    notes: tuple[str, ...]
+    """What was taken of the log: "median of 97 steps, the first 3 are warm-up"."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Ranks in all."""
+        return self.saved.plan.degrees.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

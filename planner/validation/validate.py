@@ -12,6 +12,7 @@ from planner.plan.serialize import JsonValue, dump_json, encode, encode_fields
 from planner.progress import ProgressCallback
 from planner.units import GIB
 from planner.validation.plot import plot_bytes
+from planner.validation.reading.source import read_source
 from planner.validation.reading.table import RunTable, read_table, refuse_wrong_rows
 from planner.validation.scoring.ranking import GroupScores
 from planner.validation.scoring.scores import MIN_GROUP, Scores, score_runs
@@ -177,6 +178,7 @@ def validate(
     runs: pd.DataFrame | str | Path,
     *,
     failed: pd.DataFrame | str | Path | None = None,
+    plan: str | Path | None = None,
     calibration: str | Path | None = None,
     assume: Mapping[str, str] = {},
     keep_going: bool = False,
@@ -187,8 +189,11 @@ def validate(
     """Price measured runs with the cost model of the search, and say how far it is off.
 
     Args:
-        runs: Table of measured runs, one row each, or the path of its CSV file.
+        runs: Table of measured runs, one row each, or the path of its CSV file; or the log of an
+            emitted script.
         failed: Layouts that were tried and did not run, a table of the same form.
+        plan: The plan.json of a log or its folder, None for the one beside the log or in the folder
+            above it.
         calibration: File of constants that ``plan calibrate`` fitted, None for those that ship.
         assume: What to take for cells that the tables leave open, by column: {"recompute":
             "full"}; for ``framework`` also where no profile knows the name.
@@ -207,29 +212,38 @@ def validate(
         ProfileError: The calibration is wrong.
     """
     _check_options(capacity_gib, min_group)
+    plan_file = None if plan is None else Path(plan)
+    tables = _tables(runs, failed, plan=plan_file, keep_going=keep_going, assume=assume)
     calibration_file = None if calibration is None else Path(calibration)
-    tables = _tables(runs, failed, keep_going=keep_going, assume=assume)
     priced = _price(tables, calibration_file, keep_going=keep_going, progress=progress)
-    failed_priced = priced[1] if failed is not None else None
+    return _scored(priced, capacity_gib=capacity_gib, min_group=min_group)
+
+
+def _scored(
+    priced: Sequence[PricedTable], *, capacity_gib: float | None, min_group: int
+) -> ValidationResult:
+    """Score the measured runs, and those that failed where they were given."""
+    failed = priced[1] if len(priced) > 1 else None
     metrics, groups = score_runs(
         priced[0].measured,
         priced[0].predictions,
-        failed=None if failed_priced is None else failed_priced.measured,
-        failed_predictions=None if failed_priced is None else failed_priced.predictions,
+        failed=None if failed is None else failed.measured,
+        failed_predictions=None if failed is None else failed.predictions,
         capacity_gib=capacity_gib,
         min_group=min_group,
     )
-    return ValidationResult(runs=priced[0], failed=failed_priced, metrics=metrics, groups=groups)
+    return ValidationResult(runs=priced[0], failed=failed, metrics=metrics, groups=groups)
 
 
 def _tables(
     runs: pd.DataFrame | str | Path,
     failed: pd.DataFrame | str | Path | None,
     *,
+    plan: Path | None,
     keep_going: bool,
     assume: Mapping[str, str],
 ) -> list[RunTable]:
-    tables = [read_table(runs, keep_going=keep_going, assume=assume)]
+    tables = [read_source(runs, plan=plan, keep_going=keep_going, assume=assume)]
     if failed is not None:
         name = "the table of failed runs"
         tables.append(read_table(failed, keep_going=keep_going, assume=assume, name=name))

@@ -1,7 +1,10 @@
 """A validation in rows of words and numbers, as a screen shows it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import pandas as pd
+
+from planner.units import GIB, format_s
 from planner.validation.reading.table import row_words
 from planner.validation.scoring.metrics import MemoryErrors, OomScores, TimeErrors
 from planner.validation.scoring.ranking import GroupScores, RankingScores, Summary
@@ -15,6 +18,11 @@ ERROR_HEAD = ("", "rows", "MAPE", "median", "bias", "p90")
 REGRET_HEAD = ("", "mean", "median", "max")
 GROUP_HEAD = ("model", "GPUs", "batch", "seq", "rows", "MAPE", "bias", "rho", "top-1", "top-3")
 REASON_HEAD = ("rows", "reason", "first of them")
+
+RUN_HEAD = ("model", "GPUs", "step time", "measured", "error", "memory", "measured", "error")
+
+MOST_RUNS = 8
+"""Runs that are listed one by one; larger tables are shown by their errors alone."""
 
 MOST_GROUPS = 5
 """Groups that are listed without -v."""
@@ -71,6 +79,38 @@ def error_notes(result: ValidationResult) -> list[str]:
             f"step_time_s {measured_s:g}, predicted {predicted_s:.3g} s"
         )
     return notes
+
+
+def run_rows(result: ValidationResult) -> list[tuple[str, ...]]:
+    """Predicted beside measured, run by run; nothing where there are too many to read."""
+    frame, priced = result.runs.measured, result.runs.priced
+    if len(frame) > MOST_RUNS:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for each in priced:
+        measured = frame.loc[each.row]
+        names = (str(measured["model"]), f"{measured['num_gpus']:g}")
+        time = _beside(each.step_time_s, measured["step_time_s"], format_s)
+        memory = _beside(
+            each.peak_mem_bytes / GIB, measured.get("peak_mem_gib"), lambda gib: f"{gib:.2f} GiB"
+        )
+        rows.append((*names, *time, *memory))
+    return rows
+
+
+def run_notes(result: ValidationResult) -> list[str]:
+    """What the runs of ``run_rows`` leave open, or what was taken of a log."""
+    if len(result.runs.measured) > MOST_RUNS:
+        return []
+    return list(dict.fromkeys(note for each in result.runs.priced for note in each.assumptions))
+
+
+def _beside(predicted: float, cell: object, words: Callable[[float], str]) -> tuple[str, str, str]:
+    """A prediction, what was measured, and the relative error."""
+    measured = float(pd.to_numeric(pd.Series([cell]), errors="coerce").iloc[0])
+    if not measured > 0:
+        return (words(predicted), UNKNOWN, UNKNOWN)
+    return (words(predicted), words(measured), percent(predicted / measured - 1, signed=True))
 
 
 def regret_rows(ranking: RankingScores) -> list[tuple[str, ...]]:

@@ -206,7 +206,7 @@ def test_ctrl_c_is_clean(failing, workplace, capsys):
 
 
 def test_a_plan_without_a_script_leaves_nothing(monkeypatch, workplace, capsys):
-    unnamed = ModelRef(file=None, module=None, factory="", seq_len=None)
+    unnamed = ModelRef(file=None, module=None, factory="", seq_len=None, num_parameters=0)
     record = make_record(make_outcome(make_plan(model=unnamed)))
     monkeypatch.setattr(api, "_search_outcome", lambda *args, **kwargs: record)
     assert run(["model.py", "--gpus", "8"]) == CodegenError.exit_code

@@ -30,7 +30,7 @@ def sources(tmp_path):
 
 def ref(*, file=None, module=None):
     path = None if file is None else str(file)
-    return ModelRef(file=path, module=module, factory="build_model", seq_len=None)
+    return ModelRef(file=path, module=module, factory="build_model", seq_len=None, num_parameters=0)
 
 
 def test_a_file_comes_with_what_it_imports_from_its_folder(sources):

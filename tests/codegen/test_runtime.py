@@ -11,13 +11,14 @@ from torch.distributed.run import get_args_parser
 from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
-from planner.runtime.data import Batches, split_microbatches
+from planner.runtime.checkpoint import save_tensors
+from planner.runtime.data import Data, joined_batch
+from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
 from planner.runtime.layout import REPLICATE, shard
 from planner.runtime.model import (
     UserModel,
-    build_on_cpu,
-    parameters_on_meta,
+    build_model,
     user_module,
 )
 from planner.runtime.options import parse_options
@@ -39,7 +40,7 @@ def options(*arguments):
 
 @pytest.fixture(scope="module")
 def whole():
-    return build_on_cpu(GPT, 0, options())
+    return build_model(GPT, 0)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ TUPLE_MODEL = UserModel(file=TUPLES.file, factory="build_model")
 
 def tuple_stages(*received, first_blocks=(0, 1, 3, 5)):
     """Stages of the model whose blocks return tuples, and a batch of it."""
-    model = build_on_cpu(TUPLE_MODEL, 0, options())
+    model = build_model(TUPLE_MODEL, 0)
     inputs, targets = TUPLE_MODEL.example_batch(2)
     anatomy = examine(model, TUPLES.blocks, inputs, torch.float32)
     edges = (*first_blocks, 5)
@@ -180,7 +181,7 @@ def test_outputs_that_cannot_be_sent_are_refused(received, message):
 
 
 def test_blocks_out_of_order_are_refused():
-    model = build_on_cpu(TUPLE_MODEL, 0, options())
+    model = build_model(TUPLE_MODEL, 0)
     inputs, _ = TUPLE_MODEL.example_batch(2)
     with pytest.raises(ValueError, match=r"blocks\.0 runs earlier"):
         examine(model, ("blocks.1", "blocks.0"), inputs, torch.float32)
@@ -265,21 +266,23 @@ class SumOfOutput:
 
 
 def test_global_batches_depend_on_seed_and_step_alone():
-    batches = Batches(model=GPT, global_batch_size=4, seed=1)
-    first, again = batches.global_batch(5), batches.global_batch(5)
+    whole = {"ranks": (0,), "world_size": 1, "microbatch_size": 4, "num_microbatches": 1}
+    second = {"ranks": (1,), "world_size": 2, "microbatch_size": 1, "num_microbatches": 2}
+    first, again, later = (synthetic(5, **each) for each in (whole, whole, second))
     assert torch.equal(first[0], again[0])
-    assert not torch.equal(first[0], batches.global_batch(6)[0])
-    later = batches.samples(5, range(2, 4))
+    assert not torch.equal(first[0], synthetic(6, **whole)[0])
     assert torch.equal(later[0], first[0][2:])
     assert torch.equal(later[1], first[1][2:])
-    halves = split_microbatches(first, 2)
-    assert torch.equal(torch.cat([half[0] for half in halves]), first[0])
+
+
+def synthetic(step, **who):
+    return joined_batch(Data(user=GPT, seed=1, **who).microbatches(step))
 
 
 def test_same_weights_whatever_was_drawn_before():
     torch.manual_seed(3)
-    first = build_on_cpu(GPT, 0, options())
-    second = build_on_cpu(GPT, 0, options())
+    first = build_model(GPT, 0)
+    second = build_model(GPT, 0)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -312,7 +315,7 @@ def test_torchrun_leaves_the_options_to_the_script():
     """It would take an option for its own where that begins one of its own ambiguously."""
     given = [
         *("--steps", "3", "--log-file", "x", "--checkpoint", "x", "--checkpoint-every", "2"),
-        *("--keep-checkpoints", "2"),
+        *("--keep-checkpoints", "2", "--evaluate-every", "2"),
         *("--resume", "--init", "x", "--dtype", "float64", "--timeout-s", "60"),
     ]
     parsed = get_args_parser().parse_args(["--nproc-per-node", "2", "train.py", *given])
@@ -386,3 +389,72 @@ def test_a_dry_run_of_experts_in_any_dtype(dtype):
     anatomy = examine(model, ("0", "1"), (torch.randn(4, 8),), dtype)
     assert [(stream.shape, stream.dtype) for stream in anatomy.streams] == [((4, 8), dtype)] * 3
     assert anatomy.users["1.weight"] == {2}
+
+
+class Numbers:
+    """Yields its numbers as microbatches of two."""
+
+    def __init__(self, count):
+        self.count, self.at, self.epochs = count, 0, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        first, self.at = self.at, 0
+        for number in range(first, self.count):
+            self.at = (number + 1) % self.count
+            yield torch.full((2, 1), number), {"targets": torch.ones(2)}
+
+
+class StatefulNumbers(Numbers):
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class CountedNumbers(Numbers):
+    def __len__(self):
+        return self.count
+
+
+def loaded(loader, step=0, checkpoint=None):
+    user = UserModel(module="types", factory="x", functions={"data_loader": lambda *_: loader})
+    data = Data(user=user, seed=0, ranks=(1,), world_size=2, microbatch_size=2, num_microbatches=2)
+    data.start(step, checkpoint)
+    return data
+
+
+def numbers(data, *steps):
+    return [int(inputs[0]) for step in steps for inputs, _ in data.microbatches(step)]
+
+
+def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
+    loader = StatefulNumbers(3)
+    data = loaded(loader)
+    assert numbers(data, 0, 1) == [0, 1, 2, 0]
+    assert loader.epochs == [0, 1]
+    (name,) = data.state()
+    content = torch.frombuffer(bytearray(data.state()[name]), dtype=torch.uint8)
+    save_tensors({f"extra.{name}": content}, tmp_path)
+    again = StatefulNumbers(3)
+    assert numbers(loaded(again, 2, tmp_path), 2) == [1, 2] == numbers(data, 2)
+    assert again.epochs == [1]
+    plain = CountedNumbers(3)
+    assert numbers(loaded(plain, 2), 2) == [1, 2]
+    assert plain.epochs == [1]
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (iter([(torch.ones(2, 1), torch.ones(2))] * 3), "yields no microbatch in a pass"),
+        ([(torch.ones(2, 1), torch.ones(2)), (torch.ones(1, 1), torch.ones(1))], "drop_last=True"),
+    ],
+)
+def test_loaders_that_do_not_do_say_why(loader, message):
+    data = loaded(loader)
+    with pytest.raises(RunError, match=message):
+        numbers(data, 0, 1)

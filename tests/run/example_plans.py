@@ -180,6 +180,7 @@ def make_plan(
     reshard_after_forward=True,
     sequence_parallel=False,
     dtype="float64",
+    num_parameters=0,
 ):
     """Make a plan of an example model.
 
@@ -213,7 +214,11 @@ def make_plan(
     )
     return Plan(
         model=ModelRef(
-            file=str(case.file), module=None, factory="build_model", seq_len=case.seq_len
+            file=str(case.file),
+            module=None,
+            factory="build_model",
+            seq_len=case.seq_len,
+            num_parameters=num_parameters,
         ),
         degrees=degrees,
         mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),

@@ -23,8 +23,7 @@ from launch import (
 )
 from safetensors.torch import save_file
 
-from planner.runtime.model import UserModel, build_on_cpu
-from planner.runtime.options import parse_options
+from planner.runtime.model import UserModel, build_model
 
 pytestmark = pytest.mark.run
 
@@ -37,23 +36,19 @@ LAYOUTS = {
 
 
 def write_large(folder, plan):
-    """Write a script that takes every model for too large to be built whole."""
+    """Write a script that takes every tensor for too large to be kept."""
     write_script(folder, plan)
-    for file, old, new in (
-        ("start.py", "MAX_BUILT_PARAMETERS = 1_000_000_000", "MAX_BUILT_PARAMETERS = 0"),
-        ("first_weights.py", "SMALLEST_DEFERRED = 2**16", "SMALLEST_DEFERRED = 100"),
-    ):
-        path = folder / "runtime" / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+    path = folder / "runtime" / "first_weights.py"
+    old, text = "SMALLEST_DEFERRED = 2**16", path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, "SMALLEST_DEFERRED = 100"))
     return folder
 
 
 def write_safetensors(case, folder, *, num_files=2, **changes):
     """Write the first weights of a seed that is not the script's, as Hugging Face does."""
     user = UserModel(file=case.file, factory=factory_of(case))
-    model = build_on_cpu(user, 5, parse_options("", "float64", []))
+    model = build_model(user, 5).double()
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
     weights |= changes
     weights = {name: value for name, value in weights.items() if value is not None}
@@ -76,7 +71,9 @@ def scripts(tmp_path_factory):
     root = tmp_path_factory.mktemp("start")
     made, together, alone = {}, [], []
     for name, (case, layout) in LAYOUTS.items():
-        folder = made[name] = write_large(root / name, make_plan(case, **layout))
+        folder = made[name] = write_large(
+            root / name, make_plan(case, num_parameters=2 * 10**9, **layout)
+        )
         init = ["--init", str(write_safetensors(case, folder / "hf"))]
         alone += [
             (folder, arguments_of(folder, name="reference", extra=["--reference"])),

@@ -89,24 +89,27 @@ def track_peak(folder, arguments=()):
     from runtime.step import Runner
 
     tracker = LiveBytes()
-    run = Runner.run
     starts, peaks = [], []
 
-    def measured(self, *args):
-        gc.collect()
-        tracker.peak = tracker.now
-        starts.append(tracker.now)
-        loss = run(self, *args)
-        peaks.append(tracker.peak)
-        if len(peaks) == NUM_STEPS:
-            numbers = [peaks[MEASURED_STEP - 1], *starts[MEASURED_STEP - 1 :]]
-            report = Path(folder) / f"peak-{dist.get_rank()}"
-            report.write_text(" ".join(map(str, numbers)))
-        return loss
+    def measured(train):
+        def run(*args):
+            gc.collect()
+            tracker.peak = tracker.now
+            starts.append(tracker.now)
+            losses = train(*args)
+            peaks.append(tracker.peak)
+            if len(peaks) == NUM_STEPS:
+                numbers = [peaks[MEASURED_STEP - 1], *starts[MEASURED_STEP - 1 :]]
+                report = Path(folder) / f"peak-{dist.get_rank()}"
+                report.write_text(" ".join(map(str, numbers)))
+            return losses
 
-    Runner.run = measured
+        return run
+
     spec = importlib.util.spec_from_file_location("train", Path(folder) / "train.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    for kind in (Runner, *Runner.__subclasses__()):
+        kind.train = measured(kind.train)
     with tracker:
         script.main(["--steps", str(NUM_STEPS), *arguments])

@@ -40,7 +40,9 @@ def request_for(
     cluster: ClusterSpec, *, batch: int | None = None, **fixed: object
 ) -> SearchRequest:
     return SearchRequest(
-        model=ModelRef(file="model.py", module=None, factory="build_model", seq_len=None),
+        model=ModelRef(
+            file="model.py", module=None, factory="build_model", seq_len=None, num_parameters=0
+        ),
         global_batch_size=batch or 8 * cluster.num_gpus,
         dtype="bfloat16",
         fixed=FixedValues(**fixed),

@@ -88,7 +88,7 @@ def estimate_of(case, layout):
     graphs = traced(shape, case.dtype)
     framework, cluster = framework_on_cluster(case.framework.name, case.cluster, gpus=run.num_gpus)
     request = SearchRequest(
-        model=ModelRef(file=None, module=None, factory="build", seq_len=None),
+        model=ModelRef(file=None, module=None, factory="build", seq_len=None, num_parameters=0),
         global_batch_size=layout.microbatches * run.dp * run.microbatch_size,
         dtype=case.dtype,
         fixed=layout.fixed,

@@ -33,6 +33,11 @@ class Calibration:
     left_out: tuple[Unpriced, ...]
     """Runs that cannot be priced."""
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that the constants are fitted to."""
+        return sum(each.num_rows for each in self.errors.values())
+
     def lines(self) -> list[str]:
         """What was fitted, for people."""
         found = [
@@ -40,6 +45,13 @@ class Calibration:
             f"{each.before:.1%} before, {each.after:.1%} after"
             for (framework, cluster), each in self.errors.items()
         ]
+        rows = self.num_rows
+        fitted = sum(len(of) for owner in KEYS for of in self.constants.of(owner).values())
+        if rows < fitted:
+            found.append(
+                f"{rows} rows for {fitted} constants: together they meet these runs, each by "
+                "itself is not known"
+            )
         for owner in KEYS:
             for name, values in self.constants.of(owner).items():
                 found.append(f"{owner} {name}")
@@ -51,14 +63,13 @@ class Calibration:
 
     def to_toml(self) -> str:
         """The file's content, which ``planner.framework.calibration`` reads."""
-        rows = sum(each.num_rows for each in self.errors.values())
         lines = ["format = 1"]
         for owner in KEYS:
             for name, values in self.constants.of(owner).items():
                 lines += ["", f"[[{owner}]]", f'name = "{name}"']
                 lines += [
                     f'{key} = {{ value = {value:.6g}, provenance = "fitted", '
-                    f'source = "plan calibrate: {rows} rows" }}'
+                    f'source = "plan calibrate: {self.num_rows} rows" }}'
                     for key, value in values.items()
                 ]
         return "\n".join(lines) + "\n"

@@ -20,9 +20,9 @@ from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
 from planner.validation.fitting.calibration import Calibration, PairErrors
 from planner.validation.pricing.case_price import CasePricer
-from planner.validation.pricing.cases import Case, case_of, unpriced_because
+from planner.validation.pricing.cases import AnyCase, case_of, unpriced_because
 from planner.validation.reading.table import RunTable, refuse_wrong_rows
-from planner.validation.types import Run, Unpriced
+from planner.validation.types import LoggedRun, Run, Unpriced
 
 START: Mapping[Owner, Mapping[str, float]] = {
     "device": {"training_fraction_of_sustained": 0.8},
@@ -70,7 +70,7 @@ def calibrate_runs(
     left_out = tuple(each for each in answers if isinstance(each, Unpriced))
     if not keep_going:
         refuse_wrong_rows(left_out, name=table.name)
-    cases = [each for each in answers if isinstance(each, Case) and each.run.step_time_s]
+    cases = [each for each in answers if not isinstance(each, Unpriced) and each.run.step_time_s]
     values: dict[Constant, float] = {}
     if cases:
         with timed_phase(progress, "fit"):
@@ -87,7 +87,7 @@ def calibrate_runs(
     )
 
 
-def _priceable(run: Run, pricer: CasePricer) -> Case | Unpriced:
+def _priceable(run: Run | LoggedRun, pricer: CasePricer) -> AnyCase | Unpriced:
     try:
         case = case_of(run)
         pricer.price(case)
@@ -96,13 +96,17 @@ def _priceable(run: Run, pricer: CasePricer) -> Case | Unpriced:
     return case
 
 
-def owners_of(case: Case) -> Mapping[Owner, str]:
+def owners_of(case: AnyCase) -> Mapping[Owner, str]:
     """Names of what a run's constants belong to."""
-    device = load_cluster(case.cluster, gpus=case.run.num_gpus).device
-    return {"device": device.name, "cluster": case.cluster, "framework": case.framework.name}
+    cluster = load_cluster(case.cluster, gpus=case.run.num_gpus, gpus_per_node=case.gpus_per_node)
+    return {
+        "device": cluster.device.name,
+        "cluster": cluster.name,
+        "framework": case.framework.name,
+    }
 
 
-def _start(cases: Sequence[Case], pricer: CasePricer) -> dict[Constant, float]:
+def _start(cases: Sequence[AnyCase], pricer: CasePricer) -> dict[Constant, float]:
     """What the runs can tell: constants that change some price of theirs."""
     found: dict[Constant, float] = {}
     for case in cases:
@@ -115,7 +119,7 @@ def _start(cases: Sequence[Case], pricer: CasePricer) -> dict[Constant, float]:
     return found
 
 
-def _matters(case: Case, constant: Constant, value: float, pricer: CasePricer) -> bool:
+def _matters(case: AnyCase, constant: Constant, value: float, pricer: CasePricer) -> bool:
     prices = [
         pricer.price(case, constants_of({constant: each})).costs.step_time_s
         for each in (value, value / 2)
@@ -124,7 +128,7 @@ def _matters(case: Case, constant: Constant, value: float, pricer: CasePricer) -
 
 
 def fit_constants(
-    cases: Sequence[Case],
+    cases: Sequence[AnyCase],
     start: Mapping[Constant, float],
     *,
     held: Mapping[Constant, float] = {},
@@ -168,7 +172,7 @@ def constants_of(values: Mapping[Constant, float]) -> Constants:
 
 
 def mean_error(
-    cases: Iterable[Case], constants: Constants = PROFILES_OWN, *, pricer: CasePricer
+    cases: Iterable[AnyCase], constants: Constants = PROFILES_OWN, *, pricer: CasePricer
 ) -> float:
     """Mean absolute error of the step times of some cases."""
     return statistics.fmean(
@@ -176,19 +180,19 @@ def mean_error(
     )
 
 
-def _ratio(pricer: CasePricer, case: Case, constants: Constants) -> float:
+def _ratio(pricer: CasePricer, case: AnyCase, constants: Constants) -> float:
     """Predicted over measured step time."""
     assert case.run.step_time_s
     return pricer.price(case, constants).costs.step_time_s / case.run.step_time_s
 
 
 def centred_reserves(
-    cases: Sequence[Case], values: Mapping[Constant, float], *, pricer: CasePricer
+    cases: Sequence[AnyCase], values: Mapping[Constant, float], *, pricer: CasePricer
 ) -> dict[Constant, float]:
     """By framework, the constant that centres the memory; none where no row states memory."""
     missing: dict[Constant, list[float]] = {}
     for case in cases:
-        if case.run.peak_mem_bytes:
+        if case.run.peak_mem_bytes and case.tells_reserve:
             constant = Constant("framework", case.framework.name, RESERVE)
             counted = pricer.price(case, constants_of({**values, constant: 0.0})).memory
             missing.setdefault(constant, []).append(case.run.peak_mem_bytes - counted.total_bytes)
@@ -196,9 +200,9 @@ def centred_reserves(
 
 
 def _errors(
-    cases: Sequence[Case], constants: Constants, pricer: CasePricer
+    cases: Sequence[AnyCase], constants: Constants, pricer: CasePricer
 ) -> dict[tuple[str, str], PairErrors]:
-    by_pair: dict[tuple[str, str], list[Case]] = {}
+    by_pair: dict[tuple[str, str], list[AnyCase]] = {}
     for case in cases:
         by_pair.setdefault((case.framework.name, case.cluster), []).append(case)
     return {

@@ -4,16 +4,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
-from planner.cost.model_units import ModelUnits
+from planner.cost.model_units import ModelUnits, ModelWork
 from planner.cost.step import price_layout, rank_spec
 from planner.framework.constants import PROFILES_OWN, Constants, in_place
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
+from planner.pricing.reprice import plan_work, price_plan
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.validation.pricing.cases import Case
+from planner.validation.pricing.cases import AnyCase, Case
+from planner.validation.pricing.plan_case import PlanCase
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
 
@@ -31,8 +33,12 @@ class CasePrice:
 
 
 @lru_cache(maxsize=1024)
-def _cluster(name: str, gpus: int) -> ClusterSpec:
-    return load_cluster(name, gpus=gpus)
+def _cluster(name: str, gpus: int, gpus_per_node: int | None) -> ClusterSpec:
+    return load_cluster(name, gpus=gpus, gpus_per_node=gpus_per_node)
+
+
+_Place = tuple[str, str, int, int | None]
+"""Framework, cluster, ranks, ranks per node."""
 
 
 class CasePricer:
@@ -42,10 +48,11 @@ class CasePricer:
         """Count nothing yet, or share what others have counted."""
         self._book = WorkBook() if book is None else book
         self._constants = PROFILES_OWN
-        self._placed: dict[tuple[str, str, int], tuple[FrameworkSpec, ClusterSpec]] = {}
+        self._placed: dict[_Place, tuple[FrameworkSpec, ClusterSpec]] = {}
+        self._works: dict[str, ModelWork] = {}
         self._units: dict[tuple[str, str, WorkKey, CommGroup, float], ModelUnits] = {}
 
-    def price(self, case: Case, constants: Constants = PROFILES_OWN) -> CasePrice:
+    def price(self, case: AnyCase, constants: Constants = PROFILES_OWN) -> CasePrice:
         """Price one case.
 
         Args:
@@ -58,6 +65,8 @@ class CasePricer:
         """
         if constants != self._constants:
             self._constants, self._placed, self._units = constants, {}, {}
+        if isinstance(case, PlanCase):
+            return self._plan_price(case, constants)
         framework, cluster = self._in_place(case)
         configuration = case_configuration(case)
         price = price_layout(
@@ -74,12 +83,27 @@ class CasePricer:
             fits=price.fits,
         )
 
+    def _plan_price(self, case: PlanCase, constants: Constants) -> CasePrice:
+        """Price a plan: its layouts stay what they were made with, whatever the constants."""
+        saved = case.run.saved
+        placed = _placed(case, case.constants if constants == PROFILES_OWN else constants)
+        if saved.digest not in self._works:
+            framework, cluster = _placed(case, case.constants)
+            work = plan_work(saved.plan, case.graphs, cluster, framework)
+            self._works[saved.digest] = work
+        price = price_plan(saved.plan, self._works[saved.digest], placed[1], placed[0])
+        memory = price.peak_memory
+        return CasePrice(
+            costs=price.costs,
+            memory=replace(memory, reserve_bytes=0) if case.run.is_allocated else memory,
+            fits=price.fits,
+        )
+
     def _in_place(self, case: Case) -> tuple[FrameworkSpec, ClusterSpec]:
         """The case's framework and cluster with the constants put in their place."""
-        key = (case.framework.name, case.cluster, case.run.num_gpus)
+        key = (case.framework.name, case.cluster, case.run.num_gpus, case.gpus_per_node)
         if key not in self._placed:
-            cluster = _cluster(case.cluster, case.run.num_gpus)
-            self._placed[key] = in_place(case.framework, cluster, self._constants)
+            self._placed[key] = _placed(case, self._constants)
         return self._placed[key]
 
     def _model(
@@ -104,6 +128,12 @@ class CasePricer:
         if place not in self._units:
             self._units[place] = self._book.work(key).priced(rank)
         return self._units[place].with_blocks(case.run.layers)
+
+
+def _placed(case: AnyCase, constants: Constants) -> tuple[FrameworkSpec, ClusterSpec]:
+    """A case's framework and cluster with constants put in their place."""
+    cluster = _cluster(case.cluster, case.run.num_gpus, case.gpus_per_node)
+    return in_place(case.framework, cluster, constants)
 
 
 def case_configuration(case: Case) -> Configuration:

@@ -11,7 +11,8 @@ from planner.hardware.fields import near_names
 from planner.hardware.profiles import list_clusters
 from planner.hardware.runs import cluster_matches
 from planner.validation.pricing.models import ModelShape
-from planner.validation.types import DataParallel, Run, Unpriced
+from planner.validation.pricing.plan_case import PlanCase
+from planner.validation.types import DataParallel, LoggedRun, Run, Unpriced
 from planner.vocabulary import Dtype, Recomputation
 
 _TIED_TOLERANCE = 0.5
@@ -58,9 +59,23 @@ class Case:
     """What was filled in."""
 
     @property
+    def gpus_per_node(self) -> int | None:
+        """Devices per node, None for the profile's."""
+        return None
+
+    @property
+    def tells_reserve(self) -> bool:
+        """Whether its memory holds what plans count in reserve."""
+        return True
+
+    @property
     def num_microbatches(self) -> int:
         """Microbatches per step and data-parallel rank, rounded where the last is smaller."""
         return round(self.run.global_batch_size / (self.run.dp * self.run.microbatch_size))
+
+
+AnyCase = Case | PlanCase
+"""What is priced."""
 
 
 @cache
@@ -68,7 +83,16 @@ def _profiles() -> tuple[FrameworkSpec, ...]:
     return tuple(load_framework(name) for name in list_frameworks())
 
 
-def case_of(run: Run) -> Case:
+def case_of(run: Run | LoggedRun) -> AnyCase:
+    """Give what a run is priced as.
+
+    Raises:
+        RunError: No profile knows its accelerator, or it uses what is not modelled.
+    """
+    return PlanCase(run=run) if isinstance(run, LoggedRun) else _filled_in(run)
+
+
+def _filled_in(run: Run) -> Case:
     """Fill in a run.
 
     Raises:
@@ -131,7 +155,7 @@ def _check_batch(run: Run, assumptions: list[str]) -> None:
         assumptions.append(f"microbatches {round(per_rank)} (dp x micro_batch leaves a rest)")
 
 
-def unpriced_because(run: Run, error: PlannerError) -> Unpriced:
+def unpriced_because(run: Run | LoggedRun, error: PlannerError) -> Unpriced:
     """The answer for a run that cannot be priced, with the column where its cell is wrong."""
     column = error.column if isinstance(error, RunError) else None
     return Unpriced(row=run.row, reason=str(error).replace("\n", "; "), column=column)

@@ -9,11 +9,11 @@ from planner.framework.constants import PROFILES_OWN, Constants
 from planner.progress import ProgressCallback, timed_phase
 from planner.validation.pricing.case_price import CasePricer
 from planner.validation.pricing.cases import case_of, unpriced_because
-from planner.validation.types import Prediction, Run, Unpriced
+from planner.validation.types import LoggedRun, Prediction, Run, Unpriced
 
 
 def predict_runs(
-    runs: Sequence[Run], *, calibration: Path | None, progress: ProgressCallback | None
+    runs: Sequence[Run | LoggedRun], *, calibration: Path | None, progress: ProgressCallback | None
 ) -> list[Prediction | Unpriced]:
     """Price some runs.
 
@@ -35,7 +35,7 @@ def predict_runs(
 
 
 def predict_run(
-    run: Run, pricer: CasePricer, constants: Constants = PROFILES_OWN
+    run: Run | LoggedRun, pricer: CasePricer, constants: Constants = PROFILES_OWN
 ) -> Prediction | Unpriced:
     """Price one run, or say why it cannot be priced."""
     try:

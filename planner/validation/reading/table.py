@@ -19,7 +19,7 @@ from planner.validation.reading.cell_words import (
 )
 from planner.validation.reading.cells import BadCellError, Cells
 from planner.validation.reading.contradictions import Work, approximate_flop_per_token, check_units
-from planner.validation.types import Arch, DataParallel, Run, Unpriced
+from planner.validation.types import Arch, DataParallel, LoggedRun, Run, Unpriced
 from planner.vocabulary import Schedule
 
 REQUIRED_COLUMNS = (
@@ -53,7 +53,7 @@ class RunTable:
     """What messages call it: the file's name."""
     frame: pd.DataFrame
     """The table as it stands, rows numbered from 0."""
-    runs: tuple[Run, ...]
+    runs: tuple[Run | LoggedRun, ...]
     """Rows that can be priced, in order."""
     problems: tuple[Unpriced, ...]
     """The other rows, in order."""

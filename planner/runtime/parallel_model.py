@@ -1,0 +1,269 @@
+"""A model that is trained as a plan says, for any training loop."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from .checkpoint import Checkpointer
+from .checkpoint_folders import newest_checkpoint
+from .data import checked, mixed_seed, split_batch
+from .model import UserModel
+from .part import Part, named_parameters
+from .processes import RunError, axis_names, data_parallel_rank
+from .step import Runner
+from .trees import Function, Microbatch, Tree, cast_floats
+from .weights import ModelNames
+
+
+def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
+    """Scale all gradients so that their norm is at most ``max_norm``; one mesh holds them all.
+
+    Returns:
+        The norm before scaling, the same on every rank.
+    """
+    norm = nn.utils.clip_grad_norm_([p for part in parts for p in part.parameters()], max_norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a step is made, in any layout."""
+
+    microbatch_size: int
+    """Samples per microbatch."""
+    seed: int
+    """Seed of dropout."""
+    max_grad_norm: float
+    """Most that the norm of the whole gradient may be."""
+    configure_optimizer: Function
+    """Makes the optimiser of named parameters where the model file has no such function."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ParallelModel:
+    """This rank's share of a model, with its optimisers.
+
+    All ranks call ``step``, ``evaluate``, ``save`` and ``load`` together. Ranks that share a
+    data-parallel rank give the same batches.
+    """
+
+    user: UserModel
+    """Offers ``loss_fn``, ``configure_optimizer`` and ``lr_schedule``."""
+    names: ModelNames
+    """Of the whole model."""
+    runner: Runner
+    """Runs the microbatches of what this rank trains."""
+    recipe: Recipe
+    """How a step is made."""
+    dtype: torch.dtype
+    """Compute dtype, of floating-point inputs too."""
+    mesh: DeviceMesh | None = None
+    """The whole mesh, None on one process."""
+    after_backward: Sequence[Callable[[], None]] = ()
+    """What completes gradients."""
+    clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
+    """Clips gradients and returns their norm."""
+    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Leaves the process group, where ``parallelize`` joined it."""
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+    """One for each part with trained parameters."""
+    grad_norm: Tensor = field(init=False)
+    """Of the last step, before clipping."""
+    steps: int = 0
+    """Optimiser steps taken, those before a loaded checkpoint included."""
+
+    def __post_init__(self) -> None:
+        """Make the optimisers."""
+        configure = self.user.function("configure_optimizer", self.recipe.configure_optimizer)
+        trained = [
+            [(name, p) for name, p in named_parameters(part) if p.requires_grad]
+            for part in self.parts
+        ]
+        self.optimizers = [configure(named) for named in trained if named]
+        self.grad_norm = torch.zeros(())
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The model, or this rank's stages in model order."""
+        return self.runner.parts
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.parts[0].device
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Position among the ranks that read different samples."""
+        return 0 if self.mesh is None else data_parallel_rank(self.mesh)[0]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of ranks that read different samples."""
+        return 1 if self.mesh is None else data_parallel_rank(self.mesh)[1]
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples per microbatch."""
+        return self.recipe.microbatch_size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that this rank gives to a step."""
+        return self.recipe.microbatch_size * self.runner.num_microbatches
+
+    def step(self, batch: Tree) -> Tensor:
+        """Take an optimiser step: forward, backward, clipping, learning rates, update.
+
+        Args:
+            batch: Inputs and targets of ``batch_size`` samples, this data-parallel rank's own. A
+                dict has the keyword arguments of a model that returns its loss.
+
+        Returns:
+            Mean loss over the global batch, before the step, the same on every rank.
+
+        Raises:
+            RunError: The batch has another size.
+        """
+        return self.step_over(self._split(batch))
+
+    def step_over(self, microbatches: Sequence[Microbatch]) -> Tensor:
+        """Take a step as ``step`` does, over a batch that comes in microbatches."""
+        if len(microbatches) != self.runner.num_microbatches:
+            raise RunError(
+                f"a step takes {self.runner.num_microbatches} microbatches of "
+                f"{self.recipe.microbatch_size} samples on each data-parallel rank, not "
+                f"{len(microbatches)}"
+            )
+        with self._step_seed():
+            losses = self.runner.train([self._on_device(each) for each in microbatches])
+        for complete in self.after_backward:
+            complete()
+        self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
+        schedule = self.user.function("lr_schedule")
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups if schedule is not None else ():
+                base = group.setdefault("initial_lr", group["lr"])
+                group["lr"] = base * schedule(self.steps)
+            optimizer.step()
+        for part in self.parts:
+            part.zero_grad()
+        self.steps += 1
+        total = self._sum(losses)
+        return total[0] / total[1]
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Tree]) -> float:
+        """Return the mean loss over batches of all data-parallel ranks, in eval mode.
+
+        Args:
+            batches: Batches of one or several microbatches: a validation loader, say. Ranks may
+                have different numbers of them.
+
+        Raises:
+            RunError: A rank has none, or one that does not divide into microbatches.
+        """
+        rest = (microbatch for batch in batches for microbatch in self._split(batch))
+        size = self.runner.evaluated_together
+        modules = [module for part in self.parts for module in part.modules()]
+        modes = [module.training for module in modules]
+        for part in self.parts:
+            part.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        taken: list[Microbatch] = []
+        while _total(torch.tensor(len(new := list(islice(rest, size))), device=self.device)):
+            if not new and not taken:
+                raise RunError("a data-parallel rank has nothing to evaluate")
+            taken = ([self._on_device(each) for each in new] + taken * size)[:size]
+            losses = self.runner.evaluate((taken * size)[:size])
+            total += self._sum(losses[: len(new)])
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+            if isinstance(module, FSDPModule):
+                module.reshard()  # else they would outlive a load
+        return float(total[0] / total[1])
+
+    def save(self, folder: Path | str, extra: Mapping[str, bytes] | None = None) -> None:
+        """Write a checkpoint into a folder of its own below ``folder``.
+
+        Args:
+            folder: Gets it, and may hold others; shared by all machines.
+            extra: What else this rank keeps, by a name that ranks that keep the same give it.
+
+        Raises:
+            RunError: It cannot be written; earlier checkpoints stay as they are.
+        """
+        Checkpointer(self.parts, self.optimizers).save(Path(folder), self.steps, extra or {})
+
+    def load(self, checkpoint: Path | str) -> int:
+        """Go on from a checkpoint, saved under any layout.
+
+        Args:
+            checkpoint: Its folder, or the one that holds several: the newest whole one is read.
+
+        Returns:
+            The steps that it has seen; 0 where there is none.
+
+        Raises:
+            RunError: It is of another model or optimiser.
+        """
+        path: Path | None = Path(checkpoint)
+        if not Path(checkpoint, ".metadata").is_file():
+            path = newest_checkpoint(Path(checkpoint))
+        if path is not None:
+            self.steps = Checkpointer(self.parts, self.optimizers).load(path)
+        return self.steps
+
+    def load_weights(self, path: Path | str) -> None:
+        """Read weights alone, from safetensors or a folder of torch.distributed.checkpoint.
+
+        Raises:
+            RunError: They do not fit the model.
+        """
+        Checkpointer(self.parts, self.optimizers).load_weights(Path(path), self.names)
+
+    def close(self) -> None:
+        """Wait for all ranks and leave the process group, where ``parallelize`` joined it."""
+        self.group.close()
+
+    def _split(self, batch: Tree) -> list[Microbatch]:
+        return split_batch(batch, self.recipe.microbatch_size)
+
+    def _on_device(self, batch: Tree) -> Microbatch:
+        batch = checked(batch, self.recipe.microbatch_size, "a data loader")
+        inputs, targets = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
+        return cast_floats(inputs, self.dtype), targets
+
+    @contextlib.contextmanager
+    def _step_seed(self) -> Iterator[None]:
+        """Seed dropout for a step: alike on the tp ranks of one stage, different elsewhere."""
+        has_pp = self.mesh is not None and "pp" in axis_names(self.mesh)
+        pp_rank = self.mesh["pp"].get_local_rank() if self.mesh is not None and has_pp else 0
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(
+                mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, pp_rank)
+            )
+            yield
+
+    def _sum(self, losses: Sequence[Tensor]) -> Tensor:
+        """Return sum and number of losses on all ranks."""
+        none = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.stack([none, *(loss.detach().double() for loss in losses)]).sum()
+        return _total(torch.stack([total, none + len(losses)]))
+
+
+def _total(tensor: Tensor) -> Tensor:
+    """Return the sum over all ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
