@@ -57,7 +57,7 @@ def test_the_verbs_are_these():
     }
     assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
-    assert set(VERBS["profiles"].commands) == {"list", "show"}
+    assert set(VERBS["profiles"].commands) == {"list", "new", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
         *("--dot", "--dtype", "--hint", "--hints", "--microbatch-size", "--ops", "--seq-len"),
     }

@@ -47,7 +47,7 @@ ORDERS = {
         ("spec",),
         ("fields", "topology"),
         ("profiles",),
-        ("runs",),
+        ("runs", "template"),
     ),
     "framework": (
         ("spec",),

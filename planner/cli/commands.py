@@ -83,6 +83,7 @@ Examples:
 _CALIBRATE_EXAMPLES = """
 Examples:
   plan calibrate runs.csv --out own.toml                 fit, write, say what changed
+  plan calibrate plans/*/log.jsonl --out own.toml        to runs of scripts
   plan validate more.csv --calibration own.toml          hold it to other runs
 """
 
@@ -178,7 +179,7 @@ def trace_command(**options: Unpack[TraceOptions]) -> None:
 
 
 @click.command(cls=ExampleCommand, examples=_VALIDATE_EXAMPLES, context_settings=_WIDE)
-@click.argument("runs", metavar="RUNS", type=_FILE)
+@click.argument("runs", metavar="RUNS...", type=_FILE, nargs=-1, required=True)
 @click.option(
     "--failed", type=_FILE, metavar="CSV", help="Layouts that were tried and did not run."
 )
@@ -219,8 +220,8 @@ def validate_command(**options: Unpack[ValidateOptions]) -> None:
     """Price measured runs with the cost model of the search, and say how far it is off.
 
     RUNS is a CSV file with a row for each run: its model, layout, step time and memory
-    (docs/validate.md); rows that cannot be priced are listed with the reason. Or it is the log of a
-    script, LOG.jsonl: the run is then the plan's own model and layout.
+    (docs/validate.md); rows that cannot be priced are listed with the reason. Or it is one or
+    several logs of scripts, LOG.jsonl: the runs are of their plans' own models and layouts.
     """
     from planner.cli.validate_runner import run_validation
 
@@ -228,7 +229,7 @@ def validate_command(**options: Unpack[ValidateOptions]) -> None:
 
 
 @click.command(cls=ExampleCommand, examples=_CALIBRATE_EXAMPLES, context_settings=_WIDE)
-@click.argument("runs", metavar="RUNS", type=_FILE)
+@click.argument("runs", metavar="RUNS...", type=_FILE, nargs=-1, required=True)
 @click.option(
     "--out",
     type=_FILE,

@@ -36,7 +36,7 @@ class TraceOptions(TypedDict):
 class ValidateOptions(TypedDict):
     """Parsed options of ``plan validate RUNS``."""
 
-    runs: Path
+    runs: tuple[Path, ...]
     failed: Path | None
     plan: Path | None
     calibration: Path | None
@@ -57,7 +57,7 @@ class ValidateOptions(TypedDict):
 class CalibrateOptions(TypedDict):
     """Parsed options of ``plan calibrate RUNS``."""
 
-    runs: Path
+    runs: tuple[Path, ...]
     out: Path
     plan: Path | None
     assume: tuple[tuple[str, str], ...]

@@ -93,15 +93,18 @@ def print_result(
         sections.append(_written(files))
     write_answer(console, sections)
     if files:
-        console.file.write(_launch(record, files[0].parent))
+        console.file.write(_launch(record, files))
 
 
-def _launch(record: PlanRecord, folder: Path) -> str:
+def _launch(record: PlanRecord, files: Sequence[Path]) -> str:
     """Give the launch command on one line, however long: it is there to be copied."""
+    folder = files[0].parent
     command = _launch_command(record.cluster, folder / "train.py")
     lines = [f"Run    {command}"]
     if record.cluster.num_nodes > 1:
         lines.append("       on every node; HOST is the first of them")
+    if folder / "launch" in files:
+        lines.append(f"       {folder / 'launch'}/: to start it with Slurm, Kubernetes, SkyPilot")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.cli.terminal import answer_console, write_answer
+from planner.hardware.spec import Provenance
 from planner.units import GIB, TERA
 
 
@@ -45,9 +46,34 @@ def list_command(console: Console) -> None:
         )
     note = (
         "GiB: memory of one device; TFLOP/s: its highest dense matmul peak. "
-        "For your own cluster write a TOML file and give --cluster PATH."
+        "For your own cluster: plan profiles new NAME --like CLUSTER."
     )
     write_answer(console, [table, Text(note, "dim")])
+
+
+@profiles_command.command("new")
+@click.argument("name", metavar="NAME")
+@click.option("--like", metavar="CLUSTER", required=True, help="Shipped cluster to begin with.")
+@click.option("--force", is_flag=True, help="Replace the files.")
+@click.pass_obj
+def new_command(console: Console, name: str, *, like: str, force: bool) -> None:
+    """Write NAME.toml and NAME-device.toml for a cluster of your own, to put its numbers in."""
+    from planner.hardware.profiles import load_cluster
+    from planner.hardware.template import template_files
+    from planner.report.folder import check_file, write_file
+
+    files = {Path(each): text for each, text in template_files(name, like=like).items()}
+    for file in files:
+        check_file(file, option="NAME", force=force)
+    for file, text in files.items():
+        write_file(file, text, option="NAME", force=force)
+    cluster_file = next(iter(files))
+    load_cluster(str(cluster_file), gpus=1)
+    note = (
+        f"Put your numbers into them, then: plan MODEL --gpus N --cluster {cluster_file}. A plain "
+        "number counts as stated by you; its comment says what it was and where that came from."
+    )
+    write_answer(console, [Text(f"Wrote  {'  '.join(map(str, files))}"), Text(note, "dim")])
 
 
 @profiles_command.command("show")
@@ -99,6 +125,8 @@ def _numbers(content: Mapping[str, object]) -> Iterator[tuple[str, str, str, str
         if isinstance(entry, dict) and "value" in entry:
             value = str(entry["value"])
             yield key, value, str(entry.get("provenance", "")), str(entry.get("source", ""))
+        elif key != "format" and isinstance(entry, int | float):
+            yield key, str(entry), Provenance.STATED, "a plain number"
 
 
 def _cluster_file(name: str) -> Path:

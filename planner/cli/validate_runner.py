@@ -84,10 +84,10 @@ def run_calibration(options: CalibrateOptions) -> None:
     )
 
 
-def _nothing_to_fit(name: str, runs: Path) -> RequestError:
+def _nothing_to_fit(name: str, runs: tuple[Path, ...]) -> RequestError:
     return RequestError(
         f"{name}: there is nothing to fit to, no row with a step time can be priced",
-        hint=f"See why: plan validate {runs}",
+        hint=f"See why: plan validate {' '.join(map(str, runs))}",
     )
 
 

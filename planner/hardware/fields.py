@@ -46,8 +46,9 @@ def read_toml(path: Path) -> dict[str, object]:
 class FieldReader:
     """Takes the fields of one TOML table one by one; ``finish`` refuses what is left over.
 
-    A number is an inline table of value, provenance and source. What was taken is kept in
-    ``numbers`` by the key, and in ``asked`` every key that the table may hold.
+    A number is an inline table of value, provenance and source, or plain: then it is stated by the
+    user. What was taken is kept in ``numbers`` by the key, and in ``asked`` every key that the
+    table may hold.
     """
 
     path: Path
@@ -70,7 +71,10 @@ class FieldReader:
         return value
 
     def number(self, key: str, *, least: float = 0.0, most: float = float("inf")) -> float:
-        """Take a number with its source; ``least`` itself is legal only where it is 0 or more."""
+        """Take a number and what is said of its source.
+
+        ``least`` itself is legal only where it is 0 or more.
+        """
         entry = self._entry(key)
         value = entry["value"]
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -94,7 +98,7 @@ class FieldReader:
         return int(value)
 
     def tiles(self, key: str) -> tuple[tuple[int, int], ...]:
-        """Take a list of (m, n) pairs with its source."""
+        """Take a list of (m, n) pairs."""
         value = self._entry(key)["value"]
         pairs = value if isinstance(value, list) else []
         sound = all(
@@ -136,11 +140,15 @@ class FieldReader:
 
     def _entry(self, key: str) -> dict[str, object]:
         entry = self._take(key)
+        if isinstance(entry, int | float | list) and not isinstance(entry, bool):
+            source = NumberSource(provenance=Provenance.STATED, source=self.path.name)
+            self.numbers[key] = source
+            return {"value": entry}
         if not isinstance(entry, dict) or set(entry) != {"value", "provenance", "source"}:
             raise self.error(
                 key,
                 "needs value, provenance and source",
-                hint=f"write {key} = {_NUMBER_FORM}",
+                hint=f"write {key} = {_NUMBER_FORM}, or a plain number",
             )
         source, provenance = entry["source"], entry["provenance"]
         if not isinstance(source, str) or not source.strip():

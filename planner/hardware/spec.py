@@ -21,6 +21,7 @@ class Provenance(StrEnum):
     FITTED = "fitted"
     DATASHEET = "datasheet"
     ASSUMED = "assumed"
+    STATED = "stated by user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class NumberSource:
     """Where one number of a profile comes from."""
 
     provenance: Provenance
-    """Measured, fitted, datasheet or assumed."""
+    """How it came to be."""
     source: str
     """The table, document or page that it was taken from."""
 

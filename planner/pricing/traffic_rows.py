@@ -23,8 +23,8 @@ _LOSS_BYTES = 16
 """What all ranks add up at the end of a step: the sum of losses and their number, in float64."""
 
 _NORM_BYTES = 8
-"""The norm of the gradient, in float64. Where one mesh holds all gradients, torch adds up the norm of
-each in their dtype, over the shards alone."""
+"""The norm of the gradient, in float64. Where one mesh holds all gradients, torch adds up the norm
+of each in their dtype, over the shards alone."""
 
 
 @dataclass(frozen=True, slots=True)

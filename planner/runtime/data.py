@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from .checkpoint import read_extra
 from .model import UserModel
-from .processes import RunError
+from .processes import RankError, RunError
 from .trees import Function, Microbatch, Tree, tensors_of
 
 
@@ -102,7 +102,7 @@ class _Loader:
             self._passes += 1
             taken = next(self._running(), None)
         if taken is None:
-            raise RunError("what data_loader returned yields no microbatch in a pass")
+            raise RankError("what data_loader returned yields no microbatch in a pass")
         return checked(taken, self._microbatch_size, "data_loader")
 
     def skip(self, count: int) -> None:
@@ -136,12 +136,12 @@ def checked(batch: Tree, size: int, source: str) -> Microbatch:
     """Return inputs and targets of a batch; a dict is the arguments of a model with its own loss.
 
     Raises:
-        RunError: Its tensors are not of ``size`` samples.
+        RankError: Its tensors are not of ``size`` samples.
     """
     inputs, targets = (batch, None) if isinstance(batch, Mapping) else batch
     for tensor in tensors_of((inputs, targets)):
         if tensor.shape[:1] != (size,):
-            raise RunError(
+            raise RankError(
                 f"{source} gave a tensor of shape {tuple(tensor.shape)}: its first dim must be "
                 f"the samples, {size} here (a DataLoader needs drop_last=True)"
             )

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,14 @@ from torch.utils._pytree import tree_map_only
 
 from .processes import RunError
 from .trees import Function, Tree
+
+ARGUMENTS = {
+    "data_loader": ("rank", "world_size", "microbatch_size", "seed"),
+    "configure_optimizer": ("named_parameters",),
+    "lr_schedule": ("step",),
+    "evaluate": ("model", "step"),
+}
+"""What functions of a model file get that it may have for training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +45,23 @@ class UserModel:
     functions: Mapping[str, Function] = field(default_factory=dict, compare=False)
     """Functions that take the place of those of the file, by name."""
 
-    def function(self, name: str, default: Function = None) -> Function:
-        """Return a function of the model file, or the default where it has none."""
-        own = self.functions.get(name)
-        return getattr(user_module(self), name, default) if own is None else own
+    def function(self, name: str, default: Function = None, *, needed_by: str = "") -> Function:
+        """Return a function of the model file, or the default where it has none.
+
+        Raises:
+            RunError: It takes other arguments than it will get, or an option needs it and it is
+                not there.
+        """
+        found = self.functions.get(name) or getattr(user_module(self), name, default)
+        wanted = f"{name}({', '.join(ARGUMENTS.get(name, ()))})"
+        if found is None and needed_by:
+            raise RunError(f"{needed_by} needs {wanted} in the model file")
+        try:
+            if found is not None and name in ARGUMENTS:
+                inspect.signature(found).bind(*ARGUMENTS[name])
+        except TypeError as error:
+            raise RunError(f"{name} of the model file must be {wanted}: {error}") from error
+        return found
 
     def example_batch(self, num_samples: int) -> tuple[Tree, Tree]:
         """Return inputs and targets of this many samples, drawn under torch's current seed.

@@ -15,32 +15,20 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Command line of a training script."""
+    """Command line of a training script, as its help describes it."""
 
     steps: int
-    """Optimiser steps in all, those before a resumed checkpoint included."""
     log: Path | None
-    """File that gets one JSON object per step."""
     checkpoint: Path | None
-    """Folder of checkpoints, one folder per saved step."""
     checkpoint_every: int
-    """Steps between checkpoints, 0 for one at the end."""
     evaluate_every: int
-    """Steps between calls of the model file's ``evaluate``, 0 for one at the end."""
     keep_checkpoints: int
-    """How many of the newest checkpoints are kept, 0 for all."""
     resume: bool
-    """Go on from the newest checkpoint, or start where there is none."""
     init: Path | None
-    """What the first weights are read from: safetensors, or a checkpoint."""
     write_init: Path | None
-    """Folder that gets the first weights; nothing is trained."""
     reference: bool
-    """Train the plain model on one process."""
     dtype: torch.dtype
-    """Compute dtype."""
     timeout_s: float
-    """Seconds after which a collective that waits for another rank gives up."""
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether what is done every so many steps, and at the end, is due after a step."""
@@ -50,6 +38,7 @@ class Options:
 _LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
 since torchrun of Python before 3.12 takes --log for an option of its own"""
 
+_EVALUATE_HELP = "call evaluate of the model file every N steps and at the end (default: never)"
 _RESUME_HELP = "go on from the newest checkpoint; where there is none, start at step 0"
 _INIT_HELP = """read the first weights from safetensors (a file, an index, their folder) or from a
 checkpoint"""
@@ -77,11 +66,11 @@ def parse_options(
     """
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--steps", type=int, default=10, help="optimiser steps in all (default: 10)")
+    add("--steps", type=int, default=10, help="steps in all, resumed ones included (default: 10)")
     add("--log", "--log-file", type=Path, metavar="FILE", help=_LOG_HELP)
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
-    add("--evaluate-every", type=int, default=0, metavar="N", help="default: at the end")
+    add("--evaluate-every", type=int, default=0, metavar="N", help=_EVALUATE_HELP)
     add("--keep-checkpoints", type=int, default=0, metavar="K", help="the newest K (default: all)")
     add("--resume", action="store_true", help=_RESUME_HELP)
     add("--init", type=Path, metavar="PATH", help=_INIT_HELP)

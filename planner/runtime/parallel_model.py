@@ -19,7 +19,7 @@ from .checkpoint_folders import newest_checkpoint
 from .data import checked, mixed_seed, split_batch
 from .model import UserModel
 from .part import Part, named_parameters
-from .processes import RunError, axis_names, data_parallel_rank
+from .processes import RankError, RunError, axis_names, data_parallel_rank
 from .step import Runner
 from .trees import Function, Microbatch, Tree, cast_floats
 from .weights import ModelNames
@@ -146,7 +146,7 @@ class ParallelModel:
                 f"{len(microbatches)}"
             )
         with self._step_seed():
-            losses = self.runner.train([self._on_device(each) for each in microbatches])
+            losses = self.runner.train(map(self._on_device, microbatches))
         for complete in self.after_backward:
             complete()
         self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
@@ -171,7 +171,7 @@ class ParallelModel:
                 have different numbers of them.
 
         Raises:
-            RunError: A rank has none, or one that does not divide into microbatches.
+            RankError: A rank has none, or one that does not divide into microbatches.
         """
         rest = (microbatch for batch in batches for microbatch in self._split(batch))
         size = self.runner.evaluated_together
@@ -183,9 +183,9 @@ class ParallelModel:
         taken: list[Microbatch] = []
         while _total(torch.tensor(len(new := list(islice(rest, size))), device=self.device)):
             if not new and not taken:
-                raise RunError("a data-parallel rank has nothing to evaluate")
-            taken = ([self._on_device(each) for each in new] + taken * size)[:size]
-            losses = self.runner.evaluate((taken * size)[:size])
+                raise RankError("this data-parallel rank has nothing to evaluate")
+            taken = ((new + taken) * size)[:size]
+            losses = self.runner.evaluate(map(self._on_device, taken))
             total += self._sum(losses[: len(new)])
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
@@ -241,7 +241,9 @@ class ParallelModel:
 
     def _on_device(self, batch: Tree) -> Microbatch:
         batch = checked(batch, self.recipe.microbatch_size, "a data loader")
-        inputs, targets = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
+        inputs, targets = tree_map_only(
+            Tensor, lambda t: t.to(self.device, non_blocking=True), batch
+        )
         return cast_floats(inputs, self.dtype), targets
 
     @contextlib.contextmanager

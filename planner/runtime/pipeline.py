@@ -1,6 +1,6 @@
 """Microbatches under torch's pipeline schedules."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class PipelineRunner(Runner):
         """How many microbatches ``evaluate`` takes: torch's schedules are made for one number."""
         return self.num_microbatches
 
-    def train(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Accumulate the gradients of their mean loss.
 
         Returns:
@@ -40,7 +40,7 @@ class PipelineRunner(Runner):
         """
         return _run(self.schedule.step, microbatches)
 
-    def evaluate(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
         return _run(self.schedule.eval, microbatches)
 
@@ -124,7 +124,7 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
     return (stream, *(anatomy.sketch(output).example() for output in carried))
 
 
-def _run(run: Function, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+def _run(run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
     inputs, targets = joined_batch(microbatches)
     losses: list[Tensor] = []
     first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch

@@ -29,6 +29,10 @@ class RunError(Exception):
     """Something that the user can mend; one rank shows the message, and all end."""
 
 
+class RankError(RunError):
+    """The same where this rank alone may know of it, and shows the message."""
+
+
 @contextlib.contextmanager
 def agreed(what: str = "") -> Iterator[None]:
     """Let all ranks fail where one fails, with the message of the first of them.
@@ -118,7 +122,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except RunError as error:
-        if is_first_rank():
+        if is_first_rank() or isinstance(error, RankError):
             sys.stderr.write(f"{sys.argv[0]}: error: {error}\n")
         else:
             time.sleep(SILENT_RANKS_WAIT_S)

@@ -1,6 +1,6 @@
 """The microbatches of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ class Runner:
         """How many microbatches ``evaluate`` takes."""
         return 1
 
-    def train(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Accumulate the gradients of their mean loss.
 
         Returns:
@@ -39,7 +39,7 @@ class Runner:
             losses.append(loss.detach())
         return losses
 
-    def evaluate(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
         (part,) = self.parts
         return [part(inputs=inputs, targets=targets) for inputs, targets in microbatches]

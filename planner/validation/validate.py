@@ -12,7 +12,7 @@ from planner.plan.serialize import JsonValue, dump_json, encode, encode_fields
 from planner.progress import ProgressCallback
 from planner.units import GIB
 from planner.validation.plot import plot_bytes
-from planner.validation.reading.source import read_source
+from planner.validation.reading.source import Source, read_source
 from planner.validation.reading.table import RunTable, read_table, refuse_wrong_rows
 from planner.validation.scoring.ranking import GroupScores
 from planner.validation.scoring.scores import MIN_GROUP, Scores, score_runs
@@ -175,7 +175,7 @@ class ValidationResult:
 
 
 def validate(
-    runs: pd.DataFrame | str | Path,
+    runs: Source,
     *,
     failed: pd.DataFrame | str | Path | None = None,
     plan: str | Path | None = None,
@@ -189,8 +189,8 @@ def validate(
     """Price measured runs with the cost model of the search, and say how far it is off.
 
     Args:
-        runs: Table of measured runs, one row each, or the path of its CSV file; or the log of an
-            emitted script.
+        runs: Table of measured runs, one row each, or the path of its CSV file; or logs of emitted
+            scripts, one path or several.
         failed: Layouts that were tried and did not run, a table of the same form.
         plan: The plan.json of a log or its folder, None for the one beside the log or in the folder
             above it.
@@ -236,7 +236,7 @@ def _scored(
 
 
 def _tables(
-    runs: pd.DataFrame | str | Path,
+    runs: Source,
     failed: pd.DataFrame | str | Path | None,
     *,
     plan: Path | None,

@@ -215,7 +215,7 @@ def test_wrong_rows_end_with_2_or_are_listed(priced, capsys, workplace):
         (["runs.csv", "--plot", "runs.doc"], "there is no format .doc"),
         (["runs.csv", "--out", "a.png", "--plot", "a.png"], "both are the same file"),
         (["runs.csv", "--min-group", "0"], "--min-group 0: it must be at least 1"),
-        ([], "Missing argument 'RUNS'"),
+        ([], "Missing argument 'RUNS...'"),
     ],
 )
 def test_bad_usage_ends_with_2_before_any_work(priced, capsys, workplace, arguments, words):

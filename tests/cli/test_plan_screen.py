@@ -267,6 +267,13 @@ def test_several_nodes_are_launched_on_each(pipelined):
         "--rdzv-endpoint HOST:29500 plans/gpt/train.py\n"
     ) in text
     assert "on every node" in text
+    assert "plans/gpt/launch/" not in text
+
+
+def test_launch_files_are_named_where_they_were_written(pipelined):
+    folder = Path("plans/gpt")
+    text = screen(pipelined, files=(folder / "plan.json", folder / "launch"))
+    assert text.endswith("plans/gpt/launch/: to start it with Slurm, Kubernetes, SkyPilot\n")
 
 
 def test_brackets_in_names_are_no_markup():

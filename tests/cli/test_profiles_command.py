@@ -38,3 +38,15 @@ def test_an_unknown_cluster_ends_with_6(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "h100-sxm" in err
+
+
+def test_a_new_cluster_is_written_and_plans(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["profiles", "new", "mine", "--like", "a100-80gb-sxm"]) == 0
+    assert "--cluster mine.toml" in " ".join(capsys.readouterr().out.split())
+    device = tmp_path / "mine-device.toml"
+    device.write_text(device.read_text().replace("\nmemory_gib = ", "\nmemory_gib = 1", 1))
+    assert run(["profiles", "show", "mine.toml"]) == 0
+    assert "stated by user" in capsys.readouterr().out
+    assert run(["profiles", "new", "mine", "--like", "a100-80gb-sxm"]) == 2
+    assert "mine.toml" in capsys.readouterr().err

@@ -322,6 +322,14 @@ def test_torchrun_leaves_the_options_to_the_script():
     assert parsed.training_script_args == given
 
 
+def test_functions_of_the_model_file_are_checked_before_training():
+    user = UserModel(module="types", factory="x", functions={"evaluate": lambda model: None})
+    with pytest.raises(RunError, match=r"must be evaluate\(model, step\)"):
+        user.function("evaluate")
+    with pytest.raises(RunError, match=r"--evaluate-every needs evaluate\(model, step\)"):
+        UserModel(module="types", factory="x").function("evaluate", needed_by="--evaluate-every")
+
+
 def test_missing_loss_is_named():
     nothing = UserModel(module="types", factory="x")
     with pytest.raises(TypeError, match="no loss_fn"):

@@ -325,6 +325,9 @@ def test_deepspeeds_own_parser_reads_the_file():
         read = config.DeepSpeedConfig(document)
         assert read.gradient_accumulation_steps == plan.num_microbatches
         assert read.zero_optimization_stage == document["zero_optimization"]["stage"]
+        assert read.grad_accum_dtype == "fp32"
+        tensor_parallel = document.get("tensor_parallel", {"autotp_size": 0})
+        assert read.tensor_parallel_config.autotp_size == tensor_parallel["autotp_size"]
 
 
 def test_accelerates_own_parser_reads_the_file(tmp_path):

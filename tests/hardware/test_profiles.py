@@ -14,6 +14,7 @@ from planner.hardware.profiles import (
     load_device,
 )
 from planner.hardware.spec import Provenance
+from planner.hardware.template import template_files
 
 REQUIRED_DEVICES = {
     "v100-16gb-sxm", "v100-32gb-sxm", "a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h100-pcie",
@@ -155,6 +156,7 @@ def test_a_cluster_file_may_name_a_device_file_beside_it(tmp_path: Path) -> None
         ("{ value = 79.1,", "{ value = 2.0,", "leaves nothing"),
         ("{ value = 132,", "{ value = 13.5,", "not a whole number"),
         ("{ value = 79.1, provenance", "{ provenance", "needs value, provenance and source"),
+        ("memory_gib = {", 'memory_gib = "80"\nx = {', "needs value, provenance and source"),
         ('"measured"', '"guessed"', "provenance 'guessed'"),
         ("[[256, 128], ", "[[256], ", "not a list of"),
     ],
@@ -215,3 +217,39 @@ def test_profiles_load_without_torch_and_pandas() -> None:
         "assert not {'torch', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_plain_number_is_stated_by_the_user(tmp_path: Path) -> None:
+    text = (PROFILES_FOLDER / "devices" / "h100-sxm.toml").read_text()
+    line = next(each for each in text.splitlines() if each.startswith("memory_gib"))
+    path = copy_profile(tmp_path, "devices", "h100-sxm", (line, "memory_gib = 96"))
+    device = load_device(str(path))
+    assert device.memory_bytes == 96 * 2**30
+    assert device.numbers["memory_gib"].provenance is Provenance.STATED
+
+
+def test_no_shipped_number_is_plain() -> None:
+    for name in list_clusters():
+        cluster = load_cluster(name, gpus=1)
+        for each in (cluster, cluster.device, *cluster.links):
+            assert Provenance.STATED not in {found.provenance for found in each.numbers.values()}
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_a_template_is_the_cluster_that_it_is_like(name: str, tmp_path: Path) -> None:
+    for file, text in template_files("mine", like=name).items():
+        (tmp_path / file).write_text(text)
+    found, shipped = load_cluster(str(tmp_path / "mine.toml"), gpus=1), load_cluster(name, gpus=1)
+    assert found.profile_hash == shipped.profile_hash
+    assert found.name == "mine"
+    assert found.step_time_errors == ()
+
+
+def test_a_template_needs_a_plain_name_and_a_shipped_cluster() -> None:
+    with pytest.raises(RequestError, match="no folder and no suffix"):
+        template_files("mine.toml", like="h100-sxm")
+    with pytest.raises(RequestError, match="ships already"):
+        template_files("h100-sxm", like="h100-sxm")
+    with pytest.raises(ProfileError, match="h100-smx") as caught:
+        template_files("mine", like="h100-smx")
+    assert "h100-sxm" in caught.value.hint

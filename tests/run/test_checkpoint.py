@@ -1,7 +1,9 @@
 """Checkpoints of one layout go on in any other, and large models start from --init."""
 
 import json
+import shlex
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -131,3 +133,26 @@ def test_command_line_saves_and_resumes(tmp_path):
     run(command, timeout_s=120, cwd=tmp_path)
     expected = [json.loads(line)["loss"] for line in reference.read_text().splitlines()]
     assert largest_difference([row["loss"] for row in rows], expected) < 1e-5
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    """Files cannot grow beyond a limit, which ends the save with a message."""
+    folder = write_script(tmp_path / "plan", make_plan(GPT, dtype="float32"))
+    log, checkpoints = tmp_path / "log.jsonl", tmp_path / "checkpoints"
+    command = [sys.executable, str(folder / "train.py"), "--resume"]
+    command += ["--checkpoint", str(checkpoints), "--log-file", str(log)]
+    run([*command, "--steps", "2"], timeout_s=120)
+    limited = shlex.join([*command, "--steps", "3"])
+    full = subprocess.run(
+        ["bash", "-c", f"ulimit -f 64; {limited}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert full.returncode != 0
+    assert full.stderr.count("cannot be written") == 1
+    assert [each.name for each in checkpoints.glob("step-*")] == ["step-00000002"]
+    run([*command, "--steps", "3"], timeout_s=120)
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 3]
+    assert (checkpoints / "step-00000003").is_dir()

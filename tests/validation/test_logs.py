@@ -161,6 +161,20 @@ def test_options_of_tables_and_logs_are_kept_apart(write, tmp_path):
         planner.validate(tmp_path / "runs.csv", plan=tmp_path)
 
 
+def test_several_logs_are_several_runs(write, folder, tmp_path, saved):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    logs = [write(TIMES_S), write((*TIMES_S[:3], 0.5), file=copy / "log.jsonl")]
+    result = planner.validate(logs)
+    assert result.runs.measured["step_time_s"].tolist() == [0.3, 0.5]
+    assert [each.row for each in result.runs.priced] == [0, 1]
+    expected = pytest.approx(saved.plan.costs.step_time_s, rel=1e-12)
+    assert [each.step_time_s for each in result.runs.priced] == [expected, expected]
+    (tmp_path / "runs.csv").write_text("framework\n")
+    with pytest.raises(RequestError, match="of tables one is read at a time"):
+        planner.validate([logs[0], tmp_path / "runs.csv"])
+
+
 def test_a_changed_model_is_not_priced(write, folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -1,0 +1,58 @@
+"""What a checkpoint holds beside weights: buffers, and whatever optimisers keep."""
+
+import pytest
+import torch
+from torch import nn
+
+from planner.runtime.checkpoint import Checkpointer
+from planner.runtime.part import Part
+from planner.runtime.processes import RunError
+
+
+def trained(make_optimizer, seed, *, steps=2):
+    """A model with running statistics, and its optimiser after some steps."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.unused = nn.Parameter(torch.ones(2))  # has no gradient, and so no state
+    part = Part(model, user=None, blocks=())
+    optimizer = make_optimizer(part.parameters())
+    take_steps(model, optimizer, range(steps))
+    return part, optimizer
+
+
+def take_steps(model, optimizer, seeds):
+    for seed in seeds:
+        torch.manual_seed(seed)
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_training_goes_on_as_if_unbroken(tmp_path, name, steps):
+    part, optimizer = trained(OPTIMIZERS[name], 0, steps=steps)
+    Checkpointer([part], [optimizer]).save(tmp_path, steps, {})
+    other, its_optimizer = trained(OPTIMIZERS[name], 1, steps=1 if steps else 0)
+    loaded = Checkpointer([other], [its_optimizer]).load(tmp_path / f"step-{steps:08d}")
+    assert loaded == steps
+    for model, its in ((part.model, optimizer), (other.model, its_optimizer)):
+        take_steps(model, its, range(5, 8))
+    for key, value in part.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[key], value), key
+
+
+def test_states_of_another_shape_are_refused_by_name(tmp_path):
+    part, optimizer = trained(lambda parameters: torch.optim.Adafactor(parameters, lr=0.1), 0)
+    with pytest.raises(RunError, match=r"keeps row_var of 0\.weight, of shape \(4, 1\)"):
+        Checkpointer([part], [optimizer]).save(tmp_path, 2, {})
+    assert not list(tmp_path.iterdir())
