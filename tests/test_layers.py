@@ -74,7 +74,8 @@ ORDERS = {
         ("units",),
     ),
     "graph/loading": (
-        ("batch", "fixed_seed", "hf_model", "hints", "packed_sequences", "source", "user_module"),
+        ("batch", "fixed_seed", "hf_model", "hints", "own_place", "packed_sequences"),
+        ("source", "user_module"),
         ("devices", "user_code"),
         ("build",),
         ("loaded_model",),

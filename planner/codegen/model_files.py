@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from planner.codegen.source import quote
 from planner.errors import CodegenError
+from planner.graph.loading.own_place import asks_for_its_place
 from planner.plan.types import ModelRef
 
 CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.py"
@@ -155,9 +156,7 @@ class _Sources:
             return
         self._texts[path] = _text(path)
         tree = ast.parse(self._texts[path])
-        self.looks_around |= any(
-            isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)
-        )
+        self.looks_around |= asks_for_its_place(tree)
         package = path.relative_to(self._root).parent.parts
         for name in _imported(tree, package):
             self.add_module(name)

@@ -1,15 +1,13 @@
 """The microbatches of a step: of the model file's ``data_loader``, else synthetic ones."""
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .checkpoint import read_extra
 from .model import UserModel
 from .processes import RankError, RunError
 from .trees import Function, Microbatch, Tree, tensors_of
@@ -37,19 +35,18 @@ class Data:
     """Microbatches per step and rank."""
     loaders: "list[_Loader]" = field(default_factory=list)
 
-    def start(self, step: int, checkpoint: Path | None) -> None:
+    def start(self, step: int, saved: Callable[[str], bytes | None]) -> None:
         """Open the loaders where training goes on.
 
         Args:
             step: Steps taken so far: what was read in them is passed over.
-            checkpoint: Holds states of loaders that have one, None where training starts.
+            saved: Gives back what ``state`` returned then, by name.
         """
         data_loader = self.user.function("data_loader")
         for rank in self.ranks if data_loader is not None else ():
             made = data_loader(rank, self.world_size, self.microbatch_size, self.seed)
             loader = _Loader(made, mixed_seed(self.seed, rank), self.microbatch_size)
-            state = None if checkpoint is None else read_extra(checkpoint, self._name(rank))
-            if state is None:
+            if (state := saved(self._name(rank))) is None:
                 loader.skip(step * self.num_microbatches)
             else:
                 loader.restore(pickle.loads(state))
@@ -138,7 +135,7 @@ def checked(batch: Tree, size: int, source: str) -> Microbatch:
     Raises:
         RankError: Its tensors are not of ``size`` samples.
     """
-    inputs, targets = (batch, None) if isinstance(batch, Mapping) else batch
+    inputs, targets = _inputs_and_targets(batch)
     for tensor in tensors_of((inputs, targets)):
         if tensor.shape[:1] != (size,):
             raise RankError(
@@ -148,9 +145,14 @@ def checked(batch: Tree, size: int, source: str) -> Microbatch:
     return inputs, targets
 
 
+def _inputs_and_targets(batch: Tree) -> Microbatch:
+    inputs, targets = (batch, None) if isinstance(batch, Mapping) else batch
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs, targets  # of collators, too
+
+
 def split_batch(batch: Tree, size: int) -> list[Microbatch]:
     """Split inputs and targets of a batch into microbatches of ``size`` samples."""
-    leaf = tensors_of(batch)[0]
+    leaf = tensors_of(_inputs_and_targets(batch))[0]
     batch = checked(batch, leaf.shape[0], "the training loop")
 
     def piece(first: int) -> Microbatch:

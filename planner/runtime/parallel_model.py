@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from .checkpoint import Checkpointer
+from .checkpoint import Checkpointer, read_extra
 from .checkpoint_folders import newest_checkpoint
 from .data import checked, mixed_seed, split_batch
 from .model import UserModel
@@ -81,6 +81,8 @@ class ParallelModel:
     """Of the last step, before clipping."""
     steps: int = 0
     """Optimiser steps taken, those before a loaded checkpoint included."""
+    loaded: Path | None = None
+    """Checkpoint that was loaded."""
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
@@ -222,7 +224,12 @@ class ParallelModel:
             path = newest_checkpoint(Path(checkpoint))
         if path is not None:
             self.steps = Checkpointer(self.parts, self.optimizers).load(path)
+            self.loaded = path
         return self.steps
+
+    def extra(self, name: str) -> bytes | None:
+        """Return what ``save`` got under a name, of the checkpoint that was loaded."""
+        return None if self.loaded is None else read_extra(self.loaded, name)
 
     def load_weights(self, path: Path | str) -> None:
         """Read weights alone, from safetensors or a folder of torch.distributed.checkpoint.

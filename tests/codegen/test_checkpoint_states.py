@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.runtime.checkpoint import Checkpointer
+from planner.runtime.checkpoint import Checkpointer, read_extra
 from planner.runtime.part import Part
 from planner.runtime.processes import RunError
 
@@ -41,10 +41,12 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("steps", [0, 2])
 def test_training_goes_on_as_if_unbroken(tmp_path, name, steps):
     part, optimizer = trained(OPTIMIZERS[name], 0, steps=steps)
-    Checkpointer([part], [optimizer]).save(tmp_path, steps, {})
+    Checkpointer([part], [optimizer]).save(tmp_path, steps, {"loader": b"at 3"})
     other, its_optimizer = trained(OPTIMIZERS[name], 1, steps=1 if steps else 0)
     loaded = Checkpointer([other], [its_optimizer]).load(tmp_path / f"step-{steps:08d}")
     assert loaded == steps
+    assert read_extra(tmp_path / f"step-{steps:08d}", "loader") == b"at 3"
+    assert read_extra(tmp_path / f"step-{steps:08d}", "other") is None
     for model, its in ((part.model, optimizer), (other.model, its_optimizer)):
         take_steps(model, its, range(5, 8))
     for key, value in part.model.state_dict().items():

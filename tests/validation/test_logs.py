@@ -185,6 +185,22 @@ def test_a_changed_model_is_not_priced(write, folder, tmp_path):
     assert "Has" in reason
 
 
+def test_a_model_that_reads_what_lies_beside_it_is_found_there(write, tmp_path):
+    code = MODEL.replace(
+        "WIDTH = 256",
+        "from pathlib import Path\nWIDTH = int(Path(__file__).with_suffix('.width').read_text())",
+    )
+    (tmp_path / "net.py").write_text(code)
+    (tmp_path / "net.width").write_text("64")
+    result = planner.estimate(
+        str(tmp_path / "net.py"), gpus=2, cluster="cpu", dtype="float32", fix={"microbatch_size": 4}
+    )
+    result.save(tmp_path / "plan")
+    saved = load_saved_plan(tmp_path / "plan")
+    log = write(TIMES_S, file=tmp_path / "plan" / "log.jsonl", plan=saved.digest)
+    assert len(planner.validate(log).runs.priced) == 1
+
+
 def test_a_calibration_meets_the_log_and_plans_take_it(write, folder, tmp_path, capsys):
     log, own = write(TIMES_S), tmp_path / "own.toml"
     assert run(["calibrate", str(log), "--out", str(own)]) == 0

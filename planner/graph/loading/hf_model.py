@@ -4,7 +4,7 @@ The file offers what every model file offers, ``build_model`` and ``example_batc
 ``config.json`` that lies beside it. It needs torch and transformers only. The planner traces
 models through it and copies it, as ``model.py``, beside the training script: what is traced is
 what the script trains. Weights and data are random, of the right shapes and ranges, so that
-nothing is downloaded; replace ``example_batch`` to train on your own data. The model computes
+nothing is downloaded; add a ``data_loader`` to train on your own data. The model computes
 its own loss from the labels that it is given.
 """
 
