@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.api import estimate as estimate
     from planner.api import plan as plan
+    from planner.errors import CheckError as CheckError
     from planner.errors import CodegenError as CodegenError
     from planner.errors import InfeasiblePlanError as InfeasiblePlanError
     from planner.errors import ModelError as ModelError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from planner.validation.validate import validate as validate
 
 _MODULES = {
+    "CheckError": "planner.errors",
     "CodegenError": "planner.errors",
     "InfeasiblePlanError": "planner.errors",
     "ModelError": "planner.errors",
@@ -60,6 +62,7 @@ _MODULES = {
 """Where each public name lives."""
 
 __all__ = [
+    "CheckError",
     "CodegenError",
     "InfeasiblePlanError",
     "ModelError",

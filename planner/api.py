@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.graph.sizes.family import GraphFamily
     from planner.hardware.spec import ClusterSpec
-    from planner.plan.record import ModuleRow, OpRow
     from planner.plan.types import SearchOutcome
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
@@ -243,22 +242,21 @@ def _search_outcome(
             request, loaded, framework, num_parameters=size, dtype=dtype, fixed=fixed
         )
         try:
-            outcome, rows, modules = _searched(request, graphs, cluster, asked, is_open=not fixed)
+            outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
         except InfeasiblePlanError:
             if not (estimate_only and cluster.device.margin_bytes):
                 raise
             missed = cluster.device.margin_words
             cluster = _with_margin(cluster, 0.0)
             filled = replace(request, memory_margin=0.0)
-            outcome, rows, modules = _searched(filled, graphs, cluster, asked, is_open=not fixed)
+            outcome, rows = _searched(filled, graphs, cluster, asked, is_open=not fixed)
             notes = (f"the layout fits the device, but not with {missed}",)
     return PlanRecord(
         request=request,
         model=_model_summary(loaded, graph),
         cluster=cluster,
         outcome=outcome,
-        op_rows=rows,
-        module_rows=modules,
+        **rows,
         warnings=(*trace_warnings(graph), *notes),
     )
 
@@ -280,8 +278,8 @@ def _searched(
     asked: "SearchRequest",
     *,
     is_open: bool,
-) -> "tuple[SearchOutcome, tuple[OpRow, ...], tuple[ModuleRow, ...]]":
-    """Search, verify what was found, and look at the ops and modules of the best plan."""
+) -> "tuple[SearchOutcome, dict[str, Any]]":
+    """Search, verify what was found, and list what the best plan consists of, by field."""
     from planner.plan.verify import verify_outcome
     from planner.pricing.reprice import verify_price
     from planner.search.framework_estimate import FrameworkEstimate
@@ -298,7 +296,12 @@ def _searched(
         outcome = _with_data_reads(outcome, graphs)
         verify_outcome(outcome, cluster, graphs=graphs, is_open=is_open)
         verify_price(outcome.best, graphs, cluster, asked.framework)
-    return outcome, search.op_rows(outcome.best), search.module_rows(outcome.best)
+    rows = {
+        "op_rows": search.op_rows(outcome.best),
+        "module_rows": search.module_rows(outcome.best),
+        "traffic_rows": search.traffic_rows(outcome.best),
+    }
+    return outcome, rows
 
 
 def _with_data_reads(outcome: "SearchOutcome", graphs: "GraphFamily") -> "SearchOutcome":

@@ -7,7 +7,8 @@ PlannerError
 |-- ModelError           5  the model cannot be loaded or traced
 |-- ProfileError         6  device or cluster profile missing or wrong
 |-- CodegenError         7  the plan cannot be expressed in the target
-`-- VerificationError    8  a plan breaks a rule that every plan keeps: our bug, or an edited file
+|-- VerificationError    8  a plan breaks a rule that every plan keeps: our bug, or an edited file
+`-- CheckError           9  the script does not do what the plan says
 
 Each message has three parts: what was asked, which rule it breaks with the numbers, and
 (``hint``) what would work.
@@ -83,3 +84,9 @@ class VerificationError(PlannerError):
         """Keep the name of the broken rule."""
         super().__init__(message, hint=hint)
         self.rule = rule
+
+
+class CheckError(PlannerError):
+    """A plan's script does not run, or needs other memory than the plan says."""
+
+    exit_code = 9

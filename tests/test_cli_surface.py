@@ -9,6 +9,7 @@ import pytest
 from planner.cli.commands import plan_command
 from planner.cli.main import VERBS
 from planner.errors import (
+    CheckError,
     CodegenError,
     InfeasiblePlanError,
     ModelError,
@@ -52,8 +53,9 @@ def test_the_main_job_takes_these_options():
 
 def test_the_verbs_are_these():
     assert set(VERBS) == {
-        *("calibrate", "estimate", "export", "profiles", "trace", "validate"),
+        *("calibrate", "check", "estimate", "export", "profiles", "trace", "validate"),
     }
+    assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
     assert set(VERBS["profiles"].commands) == {"list", "new", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
@@ -95,6 +97,7 @@ def test_exit_codes():
         ProfileError: 6,
         CodegenError: 7,
         VerificationError: 8,
+        CheckError: 9,
     }
     assert {error: error.exit_code for error in codes} == codes
 

@@ -25,6 +25,7 @@ LAYERS = (
     ("pricing",),
     ("search",),
     ("codegen", "export", "report", "validation"),
+    ("checking",),
     ("request_rules", "result", "trace_result", "model_argument"),
     ("api", "trace_api"),
     ("cli",),
@@ -135,7 +136,7 @@ ORDERS = {
         ("unit_layouts",),
         ("model_pricing",),
         ("op_rows",),
-        ("module_rows", "reprice"),
+        ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
         ("bounds", "columns"),
@@ -165,6 +166,12 @@ ORDERS = {
         ("own_models",),
         ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),
+    ),
+    "checking": (
+        ("fake_world", "trained"),
+        ("check", "watch"),
+        ("rank_run",),
+        ("document",),
     ),
     "validation": (
         ("plot", "scoring", "types"),
@@ -201,7 +208,8 @@ ORDERS = {
     "cli": (
         ("options", "pieces", "progress_bar"),
         ("terminal",),
-        ("export_command", "plan_screen", "profiles", "trace_screen", "validate_screen"),
+        ("check_screen", "plan_screen", "profiles", "trace_screen", "validate_screen"),
+        ("check_command", "export_command"),
         ("plan_runner", "trace_runner", "validate_runner"),
         ("commands",),
         ("main",),
@@ -221,7 +229,7 @@ ONLY_IN = {
         "validation",
     },
     "torch": {
-        *("graph", "runtime", "api.py", "model_argument.py", "trace_api.py"),
+        *("checking", "graph", "runtime", "api.py", "model_argument.py", "trace_api.py"),
         "validation/pricing/models.py",
     },
     "matplotlib": {"validation/plot.py"},

@@ -9,6 +9,7 @@ import pytest
 import planner
 
 PUBLIC = [
+    "CheckError",
     "CodegenError",
     "InfeasiblePlanError",
     "ModelError",

@@ -47,11 +47,12 @@ Verbs (a first argument that is none of them is the MODEL):
   profiles         List the clusters, or show where the numbers of one come from.
   validate RUNS    Hold the cost model to measured runs, or to the log of a script.
   calibrate RUNS   Fit the constants of your cluster and framework to your own runs.
+  check DIR        Hold a plan to its script, without the cluster.
   export PLAN      Write a plan for torchtitan, Megatron-LM, DeepSpeed or Accelerate.
 
 Exit codes: 0 planned, 2 bad request, 3 nothing fits, 4 no answer from the solver,
 5 the model cannot be loaded, 6 a profile is wrong, 7 no script or export for this plan, 8 a plan
-that breaks a rule of its own (our bug).
+that breaks a rule of its own (our bug), 9 a script that is not as its plan says (`plan check`).
 """
 
 _ESTIMATE_EXAMPLES = """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from planner.cli.check_command import check_command
 from planner.cli.commands import (
     calibrate_command,
     estimate_command,
@@ -26,6 +27,7 @@ from planner.errors import PlannerError
 VERBS: dict[str, click.Command] = {
     "calibrate": calibrate_command,
     "estimate": estimate_command,
+    "check": check_command,
     "export": export_command,
     "profiles": profiles_command,
     "trace": trace_command,

@@ -63,6 +63,24 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficRow:
+    """Collectives of one kind that each rank of a pipeline rank takes part in during a step."""
+
+    pp_rank: int
+    """Pipeline rank."""
+    axis: str
+    """Mesh axis that they run over, or "world"."""
+    kind: str
+    """"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send" or "receive"."""
+    group_size: int
+    """Ranks of the axis."""
+    count: int
+    """How many in a step."""
+    bytes: int
+    """Their bytes in a step: of the whole tensor on one rank, what is gathered, reduced, sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
     """All that a run leaves behind."""
 
@@ -78,5 +96,7 @@ class PlanRecord:
     """Ops of the recommended plan in execution order."""
     module_rows: tuple[ModuleRow, ...] = ()
     """Modules of the recommended plan that are split over tp, and those that stay whole."""
+    traffic_rows: tuple[TrafficRow, ...] = ()
+    """Collectives and transfers of the recommended plan's script."""
     warnings: tuple[str, ...] = ()
     """What the user should know: options without effect, idle devices."""

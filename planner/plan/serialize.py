@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import ModelSummary
+from planner.plan.record import ModelSummary, TrafficRow
 from planner.plan.types import Plan, SolverReport, StagePlan
 from planner.plan.verify import REPORT, verify_plan, verify_proof
 from planner.request import PlanRequest
@@ -164,6 +164,8 @@ class SavedPlan:
     """What it was planned for."""
     model: ModelSummary
     """What was planned."""
+    traffic: tuple[TrafficRow, ...]
+    """Its collectives."""
     request: PlanRequest
     """What was asked."""
 
@@ -200,8 +202,15 @@ def load_saved_plan(path: str | Path) -> SavedPlan:
         plan=plan,
         cluster=cluster,
         model=_decode_exactly(ModelSummary, document.get("model"), f"{file}: model"),
+        traffic=_traffic(document.get("traffic"), f"{file}: traffic"),
         request=_request(document.get("request"), f"{file}: request"),
     )
+
+
+def _traffic(value: JsonValue, path: str) -> tuple[TrafficRow, ...]:
+    rows = _decode(tuple[TrafficRow, ...], value, path)
+    assert isinstance(rows, tuple)
+    return rows
 
 
 def _request(value: JsonValue, path: str) -> PlanRequest:

@@ -41,6 +41,7 @@ def plan_json(record: PlanRecord) -> str:
             "best": _priced_document(outcome.best, record),
             "runner_up": _optional(outcome.runner_up, record),
             "tensor_parallel_modules": encode(record.module_rows),
+            "traffic": encode(record.traffic_rows),
             "safer_choice": _optional(safer_choice(outcome, record.cluster), record),
             "rule_of_thumb": _optional(outcome.rule_of_thumb, record),
             "num_layouts": num_layouts(outcome),

@@ -13,7 +13,7 @@ from planner.cost.step import StepPrice, framework_stages, price_layout, rank_sp
 from planner.errors import InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import ModuleRow, OpRow
+from planner.plan.record import ModuleRow, OpRow, TrafficRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import PricedModel
@@ -50,6 +50,10 @@ class FrameworkEstimate:
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan with its price on one rank."""
         return op_rows(plan, self._space.pricer)
+
+    def traffic_rows(self, _: Plan) -> tuple[TrafficRow, ...]:
+        """None: what the emitted script moves is known, and no other framework's."""
+        return ()
 
     def run(self) -> SearchOutcome:
         """Price what is allowed.

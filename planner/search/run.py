@@ -3,10 +3,11 @@
 from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
-from planner.plan.record import ModuleRow, OpRow
+from planner.plan.record import ModuleRow, OpRow, TrafficRow
 from planner.plan.types import Plan, Rejection, SearchOutcome
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
+from planner.pricing.traffic_rows import traffic_rows
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decide import Decision
 from planner.search.decode import decode_plan
@@ -48,6 +49,10 @@ class Search:
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan of this search with its price on one rank."""
         return op_rows(plan, self._space.pricer)
+
+    def traffic_rows(self, plan: Plan) -> tuple[TrafficRow, ...]:
+        """Collectives of a plan of this search."""
+        return traffic_rows(plan, self._space.pricer)
 
     def run(self) -> SearchOutcome:
         """Find the best plan and prove it.

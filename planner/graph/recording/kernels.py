@@ -344,8 +344,12 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def fused_kernels() -> Iterator[None]:
-    """Give meta tensors the fused kernels of CUDA, in the whole process."""
+def fused_kernels(key: str = "AutogradMeta") -> Iterator[None]:
+    """Give meta tensors the fused kernels of CUDA, in the whole process.
+
+    Args:
+        key: torch's dispatch key of the tensors: "AutogradCPU" for fake ones on the CPU.
+    """
     library = _open_library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -353,7 +357,7 @@ def fused_kernels() -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)
             for name, kernel in _OVERRIDES.items():
                 # The Meta key is refused for composite ops; autograd on meta comes before it.
-                library.impl(name, kernel, "AutogradMeta", allow_override=True)
+                library.impl(name, kernel, key, allow_override=True)
             library.impl("_grouped_mm", _grouped_mm_meta, "Meta", allow_override=True)
         yield
     finally:

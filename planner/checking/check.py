@@ -1,0 +1,337 @@
+"""Holds a plan to what its script does: memory and collectives of one rank per pipeline stage."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from planner.checking.trained import MOST_LOSS_DIFFERENCE, Trained, check_size, train_here
+from planner.codegen.files import script_files
+from planner.cost.breakdown import MemoryBreakdown
+from planner.errors import CheckError
+from planner.hardware.spec import ClusterSpec
+from planner.plan.record import TrafficRow
+from planner.plan.serialize import load_saved_plan
+from planner.plan.types import Plan
+from planner.report.folder import write_folder
+from planner.units import format_bytes
+from planner.vocabulary import Axis, Schedule
+
+MOST_MEMORY_ERROR = 0.05
+"""Of a stage's tracked peak, beyond which a plan does not pass."""
+
+COMPONENTS = ("params", "optimizer", "grads_and_buffers", "activations")
+"""Of memory. Gradients are partly whole, in buffers, until they are reduced; and a tracker cannot
+tell activations from transients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCheck:
+    """Peak memory of the ranks that hold a pipeline rank's stages; without what is in reserve."""
+
+    pp_rank: int
+    """Pipeline rank."""
+    predicted_peak_bytes: int
+    """By the plan."""
+    tracked_peak_bytes: int
+    """Of live tensors of the script."""
+    predicted_bytes: Mapping[str, int]
+    """By component, as in COMPONENTS."""
+    tracked_bytes: Mapping[str, int]
+    """By component."""
+
+    @property
+    def error(self) -> float:
+        """How far the plan is off, relative to what was tracked."""
+        return self.predicted_peak_bytes / self.tracked_peak_bytes - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficCheck:
+    """Collectives of one kind and group size in a step of a pipeline rank."""
+
+    pp_rank: int
+    """Pipeline rank."""
+    kind: str
+    """As in ``TrafficRow``."""
+    group_size: int
+    """Ranks that take part."""
+    predicted_count: int
+    """How many by the plan."""
+    counted_count: int
+    """How many in the script."""
+    predicted_bytes: int
+    """Their bytes by the plan."""
+    counted_bytes: int
+    """Their bytes in the script."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the counts are equal, and bytes within 1%."""
+        off_bytes = abs(self.predicted_bytes - self.counted_bytes)
+        return self.predicted_count == self.counted_count and off_bytes <= self.counted_bytes / 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCheck:
+    """A plan beside its script."""
+
+    num_microbatches: tuple[int, ...]
+    """Microbatches that were run; of two numbers the rest follows, since all grows evenly."""
+    stages: tuple[StageCheck, ...]
+    """Memory by pipeline rank."""
+    collectives: tuple[TrafficCheck, ...]
+    """Traffic by pipeline rank."""
+    trained: Trained | None = None
+    """Losses on this machine, where that was asked for."""
+
+    @property
+    def worst(self) -> StageCheck:
+        """The stage whose memory is off most."""
+        return max(self.stages, key=lambda stage: abs(stage.error))
+
+    @property
+    def memory_holds(self) -> bool:
+        """Whether the memory of every stage is as planned."""
+        return abs(self.worst.error) <= MOST_MEMORY_ERROR
+
+    @property
+    def traffic_holds(self) -> bool:
+        """Whether all collectives are as planned."""
+        return all(each.is_equal for each in self.collectives)
+
+    @property
+    def holds(self) -> bool:
+        """Whether memory is as planned, and losses where they were compared."""
+        return self.memory_holds and (self.trained is None or self.trained.is_equal)
+
+    def demand(self) -> None:
+        """Refuse a plan that does not hold.
+
+        Raises:
+            CheckError: Memory is off by more than MOST_MEMORY_ERROR, or losses differ.
+        """
+        if not self.memory_holds:
+            raise CheckError(
+                f"pipeline rank {self.worst.pp_rank} holds "
+                f"{format_bytes(self.worst.tracked_peak_bytes)} at its fullest, and the plan says "
+                f"{format_bytes(self.worst.predicted_peak_bytes)}: {self.worst.error:+.1%}, more "
+                f"than {MOST_MEMORY_ERROR:.0%}",
+                hint="Keep as much of the device free with --memory-margin, and report it.",
+            )
+        if self.trained is not None and not self.trained.is_equal:
+            raise CheckError(
+                f"the losses of the script and of one process differ by "
+                f"{self.trained.difference:.1e}, more than {MOST_LOSS_DIFFERENCE:.0e}",
+                hint="Random layers (dropout) draw other numbers on several ranks; else report it.",
+            )
+
+
+def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
+    """Run the script of a plan without its cluster: no process group, no data, fake tensors.
+
+    Args:
+        path: Folder of a plan, or its plan.json. Where no script lies beside it, one is written
+            for the check.
+        run: Train two steps on this machine too, and the plain model on one process.
+
+    Raises:
+        RequestError: There is no plan, or it is too large to be run here.
+        VerificationError: It breaks a rule.
+        CodegenError: It has no script.
+        CheckError: The script does not run.
+    """
+    saved = load_saved_plan(path)
+    plan, traffic = saved.plan, saved.traffic
+    numbers = _microbatches(plan)
+    stride = _stride(plan)
+    jobs = [(rank, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)]
+    if run:
+        check_size(saved)
+    with _script_folder(Path(path), plan, saved.cluster) as folder:
+        found = _run(folder, [(rank * stride, number) for rank, number in jobs])
+        trained = train_here(plan, folder) if run else None
+    seen = {
+        rank: _grown(plan, [found[rank * stride, number] for number in numbers], numbers)
+        for rank in range(plan.degrees.pp)
+    }
+    return PlanCheck(
+        num_microbatches=numbers,
+        stages=tuple(_stage(plan, rank, each) for rank, each in seen.items()),
+        collectives=tuple(
+            row for rank, each in seen.items() for row in _traffic(rank, traffic, each)
+        ),
+        trained=trained,
+    )
+
+
+@contextmanager
+def _script_folder(path: Path, plan: Plan, cluster: ClusterSpec) -> Iterator[Path]:
+    folder = path if path.is_dir() else path.parent
+    if (folder / "train.py").is_file():
+        yield folder.resolve()
+        return
+    with TemporaryDirectory() as made:
+        write_folder(Path(made), script_files(plan, cluster=cluster, folder=Path(made)), force=True)
+        yield Path(made)
+
+
+def _stride(plan: Plan) -> int:
+    """Distance in ranks of pipeline ranks."""
+    order = list(plan.mesh_order)
+    inner = order[order.index(Axis.PP) + 1 :] if Axis.PP in order else order
+    return prod(int(getattr(plan.degrees, axis)) for axis in inner if axis != Axis.EP)
+
+
+def _microbatches(plan: Plan) -> tuple[int, ...]:
+    """Numbers of microbatches to run: the plan's, or two from which all others follow.
+
+    Once the pipeline is full, each further group of microbatches adds the same.
+    """
+    number, pp = plan.num_microbatches, plan.degrees.pp
+    group = 1
+    if plan.schedule == Schedule.INTERLEAVED:
+        group = number // max(1, number // pp)
+    full = {Schedule.ONE_F_ONE_B: pp + 1, Schedule.INTERLEAVED: 2 * group}.get(
+        Schedule(plan.schedule), 2
+    )
+    few = (full, full + group)
+    return few if sum(few) < number else (number,)
+
+
+# -- running ---------------------------------------------------------------------------------
+
+_Seen = Mapping[str, Any]
+"""What ``rank_run`` says of one rank."""
+
+
+def _run(folder: Path, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
+    """Run jobs (rank, microbatches) in as many processes as there are cores.
+
+    Raises:
+        CheckError: One fails.
+    """
+    count = min(len(jobs), os.cpu_count() or 1)
+    with ThreadPoolExecutor(count) as pool:
+        results = list(pool.map(lambda i: _worker(folder, jobs[i::count]), range(count)))
+    return {key: seen for each in results for key, seen in each.items()}
+
+
+def _worker(folder: Path, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
+    words = [f"{rank}:{number}" for rank, number in jobs]
+    done = subprocess.run(
+        [sys.executable, "-m", "planner.checking.rank_run", str(folder), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for answer in answers:
+        if "error" in answer:
+            rank = answer["job"].partition(":")[0]
+            raise CheckError(
+                f"the script does not run, on rank {rank}: {answer['error']}",
+                hint=answer["trace"],
+            )
+    if len(answers) < len(jobs):
+        raise CheckError(
+            f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
+            hint=done.stderr[-2000:],
+        )
+    return dict(zip(jobs, answers, strict=True))
+
+
+# -- comparing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What a rank does with all microbatches of the plan."""
+
+    peak_bytes: int
+    components: Mapping[str, int]
+    collectives: Mapping[tuple[str, int], tuple[int, int]]
+
+
+def _grown(plan: Plan, seen: Sequence[_Seen], numbers: Sequence[int]) -> _Rank:
+    """Go on evenly from the numbers of microbatches that were run to that of the plan."""
+    first, last = seen[0], seen[-1]
+    times = 0.0
+    if len(numbers) > 1:
+        times = (plan.num_microbatches - numbers[-1]) / (numbers[-1] - numbers[0])
+
+    def grown(before: int, after: int) -> int:
+        return round(after + (after - before) * times)
+
+    counted = [
+        {(c["kind"], c["group_size"]): (c["count"], c["bytes"]) for c in each["collectives"]}
+        for each in (first, last)
+    ]
+    names = {*first["components"], *last["components"]}
+    none = (0, 0)
+    return _Rank(
+        peak_bytes=grown(first["peak_bytes"], last["peak_bytes"]),
+        components={
+            name: grown(first["components"].get(name, 0), last["components"].get(name, 0))
+            for name in names
+        },
+        collectives={
+            key: (
+                grown(counted[0].get(key, none)[0], counted[1].get(key, none)[0]),
+                grown(counted[0].get(key, none)[1], counted[1].get(key, none)[1]),
+            )
+            for key in {*counted[0], *counted[1]}
+        },
+    )
+
+
+def _stage(plan: Plan, rank: int, seen: _Rank) -> StageCheck:
+    planned = plan.memory_by_rank[rank]
+    return StageCheck(
+        pp_rank=rank,
+        predicted_peak_bytes=planned.total_bytes - planned.reserve_bytes,
+        tracked_peak_bytes=seen.peak_bytes,
+        predicted_bytes=_components(planned),
+        tracked_bytes={name: seen.components.get(name, 0) for name in COMPONENTS},
+    )
+
+
+def _components(memory: MemoryBreakdown) -> dict[str, int]:
+    return {
+        "params": memory.params_bytes,
+        "optimizer": memory.optimizer_bytes,
+        "grads_and_buffers": memory.grads_bytes + memory.buffers_bytes,
+        "activations": memory.activations_bytes + memory.temporary_bytes,
+    }
+
+
+def _traffic(rank: int, planned: Sequence[TrafficRow], seen: _Rank) -> Iterator[TrafficCheck]:
+    """Set planned beside counted; axes of one size are one group here."""
+    counts: Counter[tuple[str, int]] = Counter()
+    sizes: Counter[tuple[str, int]] = Counter()
+    for row in planned:
+        if row.pp_rank == rank:
+            counts[row.kind, row.group_size] += row.count
+            sizes[row.kind, row.group_size] += row.bytes
+    counted = {key: value for key, value in seen.collectives.items() if key[1] > 1}
+    for kind, size in sorted({*counts, *counted}):
+        count, num_bytes = counted.get((kind, size), (0, 0))
+        yield TrafficCheck(
+            pp_rank=rank,
+            kind=kind,
+            group_size=size,
+            predicted_count=counts[kind, size],
+            counted_count=count,
+            predicted_bytes=sizes[kind, size],
+            counted_bytes=num_bytes,
+        )

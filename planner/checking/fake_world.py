@@ -1,0 +1,150 @@
+"""A rank among ranks that do not exist, on tensors without data.
+
+Every private name of torch that this needs stands here; the tests of ``plan check`` call each.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from planner.graph.recording.kernels import fused_kernels
+
+Tree = Any
+"""A tensor, or nested tuples, lists and dicts of tensors."""
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[None]:
+    """Join a process group whose other ranks do not exist; nothing waits for them."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    with (
+        _patched(dist, "all_gather_object", _gathered_objects),
+        _patched(dist, "broadcast_object_list", _nothing),
+    ):
+        yield
+    dist.destroy_process_group()
+
+
+def _gathered_objects(objects: list[object], own: object, **_: object) -> None:
+    objects[:] = [own] * len(objects)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+@contextmanager
+def _patched(place: object, name: str, new: object) -> Iterator[None]:
+    own = getattr(place, name)
+    setattr(place, name, new)
+    try:
+        yield
+    finally:
+        setattr(place, name, own)
+
+
+class FakeWorld:
+    """Fake tensors on the CPU, whose ops take no time and no memory.
+
+    Attention, RMSNorm, dropout and recurrent layers run as the kernels of a GPU.
+    """
+
+    def __init__(self) -> None:
+        """Make the mode; it is entered by ``entered``."""
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let all ops run on fake tensors."""
+        with ExitStack() as stack:
+            for place, name, wrap in _KEPT_REAL:
+                stack.enter_context(_patched(place, name, wrap(getattr(place, name))))
+            stack.enter_context(_patched(_SCHEDULE, "_warmup_p2p", _all_static))
+            stack.enter_context(fused_kernels("AutogradCPU"))
+            stack.enter_context(self._mode)
+            yield
+
+    def fake(self, tree: Tree) -> Tree:
+        """Return tensors without data that look like those of a tree."""
+        return tree_map_only(Tensor, self._mode.from_tensor, tree)
+
+
+def _outside(own: Callable[..., Tree]) -> Callable[..., Tree]:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        with unset_fake_temporarily():
+            return own(*args, **kwargs)
+
+    return run
+
+
+def _without_modes(own: Callable[..., Tree]) -> Callable[..., Tree]:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        with _disable_current_modes():
+            return own(*args, **kwargs)
+
+    return run
+
+
+def _all_static(_: object, stages: list[Any], *__: object) -> None:
+    """All stages know the shapes that they receive; torch asks the other ranks."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
+
+
+_SCHEDULE = schedules._PipelineSchedule
+
+_KEPT_REAL = (
+    (DeviceMesh, "__init__", _outside),
+    (ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes),
+)
+"""What looks at data of its own."""
+
+
+def fake_device(tensor: Tensor) -> torch.device | None:
+    """Return the device of a fake tensor, whose ``device`` is an op; None for others."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else None
+
+
+def named_group_size(name: str) -> int:
+    """Return the number of ranks of the group that functional collectives call by a name."""
+    return _resolve_process_group(GroupName(name)).size()
+
+
+def fsdp_held(module: nn.Module) -> dict[str, list[Tensor]]:
+    """Return what FSDP2 holds of a module's parameters now.
+
+    Returns:
+        Shards as "params"; gathered parameters and all gradients as "grads_and_buffers".
+    """
+    groups = [
+        group
+        for each in module.modules()
+        if isinstance(each, FSDPModule)
+        for group in each._get_fsdp_state()._fsdp_param_groups
+    ]
+    held: dict[str, list[Tensor | None]] = {"params": [], "grads_and_buffers": []}
+    for parameter in (each for group in groups for each in group.fsdp_params):
+        held["params"].append(parameter.sharded_param)
+        buffers = held["grads_and_buffers"]
+        buffers.append(parameter.sharded_param.grad)
+        gathered = getattr(parameter, "_unsharded_param", None)
+        buffers += parameter.all_gather_outputs
+        buffers.append(parameter.unsharded_accumulated_grad)
+        if gathered is not None:
+            buffers += [gathered, gathered.grad]
+    return {name: [each for each in found if each is not None] for name, found in held.items()}

@@ -1,0 +1,166 @@
+"""Runs a plan's script as some of its ranks, each without the others: the worker of ``check``.
+
+The script's own ``parallelize`` lays the model out, and the model that it returns takes one step.
+Replaced is what needs the cluster or data: the process group, first weights, batches; and tensors
+are fake.
+"""
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
+from planner.checking.watch import Held, LiveBytes, Traffic, Watch
+from planner.runtime.first_weights import DeferredInit, build_deferred
+
+Theirs: TypeAlias = Any
+"""A module, function or object of the script."""
+
+
+class RankRun:
+    """One rank's step."""
+
+    def __init__(self, folder: Path, rank: int, num_microbatches: int) -> None:
+        """Keep what to run.
+
+        Args:
+            folder: Folder of the script.
+            rank: Rank.
+            num_microbatches: Microbatches in place of the plan's.
+        """
+        self._folder = folder
+        self._rank = rank
+        self._num_microbatches = num_microbatches
+        self._world = FakeWorld()
+        self._live = LiveBytes()
+        self._traffic = Traffic()
+
+    def run(self) -> dict[str, Any]:
+        """Run the step and return what was seen."""
+        script = self._script()
+        script.NUM_MICROBATCHES = self._num_microbatches
+        with fake_group(self._rank, script.WORLD_SIZE):
+            trained = script.parallelize(_undrawn(script))
+            batch = self._world.fake(_batch(script, trained.data_parallel_rank))
+            with self._watched():
+                self._step(trained, batch)
+        collectives = [
+            {"kind": kind, "group_size": size, "count": count, "bytes": num_bytes}
+            for (kind, size), (count, num_bytes) in sorted(self._traffic.found.items())
+        ]
+        return {
+            "peak_bytes": self._live.peak_bytes,
+            "components": self._live.at_peak,
+            "collectives": collectives,
+        }
+
+    def _script(self) -> Theirs:
+        """Load the script, whose parts get fake parameters."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
+            del sys.modules[name]
+        part: Theirs = importlib.import_module("runtime.part")
+        materialise = part.Part.materialise
+
+        def materialised(part: nn.Module) -> None:
+            with self._watched():
+                materialise(part)
+
+        part.Part.materialise = materialised
+        spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")
+        assert spec is not None
+        assert spec.loader is not None
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        return script
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        with self._world.entered(), self._live.resizes_seen(), Watch(self._live, self._traffic):
+            yield
+
+    def _step(self, trained: Theirs, batch: Theirs) -> None:
+        """Take a step; what an optimiser makes in its first one is made before."""
+        for optimizer in trained.optimizers:
+            for parameter in _parameters(optimizer):
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+        gc.collect()
+        self._traffic.found.clear()
+        self._live.restart(lambda: _held(trained))
+        trained.step_over(batch)
+
+
+def _undrawn(script: Theirs) -> nn.Module:
+    """Build the model without drawing its weights, its parameters on the meta device."""
+    DeferredInit._draw = lambda *_: None  # type: ignore[method-assign]
+    return build_deferred(script.MODEL, script.SEED)[0]
+
+
+def _batch(script: Theirs, data_parallel_rank: int) -> Theirs:
+    """Return microbatches of the model file's ``example_batch``."""
+    data = script.Data(
+        user=script.MODEL,
+        seed=script.SEED,
+        ranks=[data_parallel_rank],
+        world_size=script.DATA_PARALLEL_SIZE,
+        microbatch_size=script.MICROBATCH_SIZE,
+        num_microbatches=script.NUM_MICROBATCHES,
+    )
+    return data.microbatches(0)
+
+
+def _held(trained: Theirs) -> Held:
+    held = [fsdp_held(part) for part in trained.parts]
+    states = [
+        value
+        for optimizer in trained.optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    return {
+        "params": [each for part in held for each in part["params"]],
+        "optimizer": states,
+        "grads_and_buffers": [each for part in held for each in part["grads_and_buffers"]],
+    }
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def main() -> None:
+    """Run the jobs on the command line: FOLDER, then RANK:MICROBATCHES; print a JSON line each."""
+    folder, *jobs = sys.argv[1:]
+    sys.path.insert(0, folder)
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the model's code prints
+    for job in jobs:
+        rank, _, number = job.partition(":")
+        try:
+            found = RankRun(Path(folder), int(rank), int(number)).run()
+        except BaseException as error:
+            found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        answers.write(json.dumps({"job": job, **found}) + "\n")
+        answers.flush()
+        if "error" in found:
+            break
+    os._exit(0)  # the group's threads are not waited for
+
+
+if __name__ == "__main__":
+    main()

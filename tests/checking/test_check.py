@@ -1,0 +1,119 @@
+"""``plan check``: a script run as single ranks, beside its plan."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.checking.check import PlanCheck, StageCheck, check_plan
+from planner.cli.main import run
+from planner.errors import CheckError, RequestError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GIB = 2**30
+
+
+MODEL = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+from llama import Llama, LlamaConfig, example_batch, loss_fn
+
+
+def build_model():
+    return Llama(LlamaConfig(dim=1024, n_layers=4, ffn_dim=4096, vocab_size=8192, max_seq_len=512))
+"""
+
+
+def save(folder, model, *, gpus, **options):
+    options = {"cluster": "cpu", "dtype": "float32", **options}
+    planner.estimate(str(model), gpus=gpus, **options).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    """A plan that is split in all ways."""
+    fix = {"tp": 2, "pp": 2, "dp_shard": 2, "schedule": "1F1B", "sequence_parallel": True}
+    fix |= {"microbatch_size": 2, "activation_checkpointing": "selective"}
+    fix |= {"reshard_after_forward": False}
+    root = tmp_path_factory.mktemp("check")
+    (root / "llama_wide.py").write_text(MODEL)
+    options = {"gpus": 8, "fix": fix, "global_batch_size": 64, "seq_len": 512}
+    return save(root / "split", root / "llama_wide.py", **options)
+
+
+def test_memory_and_collectives_are_those_of_the_plan(split, capsys):
+    assert run(["check", str(split), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_microbatches"] == [3, 4]
+    assert len(document["stages"]) == 2
+    for stage in document["stages"]:
+        assert stage["predicted_peak_bytes"] == pytest.approx(stage["tracked_peak_bytes"], rel=0.05)
+        assert sum(stage["tracked_bytes"].values()) == stage["tracked_peak_bytes"]
+    kinds = {(each["kind"], each["group_size"]) for each in document["collectives"]}
+    assert {("all_reduce", 8), ("send", 2), ("all_gather", 2)} <= kinds
+    for each in document["collectives"]:
+        assert each["predicted_count"] == each["counted_count"], each
+        assert each["predicted_bytes"] == pytest.approx(each["counted_bytes"], rel=0.01)
+    assert document["holds"]
+
+
+def test_a_script_that_does_not_run(split, tmp_path, capsys):
+    folder = tmp_path / "broken"
+    shutil.copytree(split, folder)
+    gradients = "def clip_gradients(*_):\n    raise ValueError\n"
+    (folder / "runtime" / "gradients.py").write_text(gradients)
+    assert run(["check", str(folder)]) == 9
+    error = capsys.readouterr().err
+    assert "the script does not run, on rank 0" in error or "does not run, on rank 4" in error
+
+
+def test_a_model_of_billions_takes_no_memory(tmp_path):
+    fix = {"dp_shard": 64, "microbatch_size": 1, "activation_checkpointing": "full"}
+    folder = save(
+        tmp_path / "large", f"{EXAMPLES}/llama.py:llama_8b", gpus=64, seq_len=4096, fix=fix,
+        cluster="h100-sxm", dtype="bfloat16", global_batch_size=64,
+    )  # fmt: skip
+    (folder / "train.py").unlink()  # it is written for the check
+    check = check_plan(folder / "plan.json")
+    assert check.memory_holds
+    assert check.traffic_holds
+
+
+@pytest.mark.run
+def test_a_small_plan_trains_as_one_process(tmp_path, capsys):
+    folder = save(
+        tmp_path / "gpt", EXAMPLES / "gpt.py", gpus=2, fix={"pp": 2, "microbatch_size": 4},
+        global_batch_size=16,
+    )  # fmt: skip
+    assert run(["check", str(folder), "--run"]) == 0
+    out = capsys.readouterr().out
+    assert "losses are those of one process" in out
+    assert "DIFFERS" not in out
+
+
+def test_what_is_too_large_to_run_here_is_said(split, tmp_path):
+    document = json.loads((split / "plan.json").read_text())
+    document["model"]["num_parameters"] = 10**13
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(RequestError, match="this machine has"):
+        check_plan(tmp_path, run=True)
+
+
+def test_memory_that_is_off_is_refused():
+    stage = StageCheck(
+        pp_rank=1,
+        predicted_peak_bytes=94 * GIB,
+        tracked_peak_bytes=100 * GIB,
+        predicted_bytes={},
+        tracked_bytes={},
+    )
+    near = replace(stage, pp_rank=0, predicted_peak_bytes=96 * GIB)
+    check = PlanCheck(num_microbatches=(1,), stages=(near, stage), collectives=())
+    assert check.worst is stage
+    with pytest.raises(CheckError, match=r"rank 1 holds 100.0 GiB.* 94.0 GiB: -6.0%"):
+        check.demand()
+    PlanCheck(num_microbatches=(1,), stages=(near,), collectives=()).demand()
