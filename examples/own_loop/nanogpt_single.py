@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 BATCH_SIZE, ACCUMULATION_STEPS = 8, 2
 LEARNING_RATE, WARMUP_STEPS, DECAY_STEPS = 1e-3, 10, 1000
-EVAL_STEPS = 20
+EVAL_STEPS = 5
 
 
 def read_tokens(text: Path) -> tuple[Tensor, Tensor]:

@@ -78,9 +78,10 @@ class RankRun:
         part: Theirs = importlib.import_module("runtime.part")
         materialise = part.Part.materialise
 
-        def materialised(part: nn.Module) -> None:
+        def materialised(part: Theirs) -> None:
             with self._watched():
                 materialise(part)
+            part.has_weights = True  # fake ones
 
         part.Part.materialise = materialised
         spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")

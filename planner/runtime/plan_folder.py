@@ -26,8 +26,9 @@ def parallelize(model: "nn.Module", plan: str | Path, **options: object) -> "Par
     Args:
         model: The whole model, built alike on all ranks, with weights on the CPU.
         plan: Folder that ``plan --out`` wrote, or the plan.json in it.
-        options: ``dtype`` (a torch.dtype), ``timeout_s``, and functions in the place of those of
-            the model file: ``loss_fn``, ``configure_optimizer``, ``lr_schedule``.
+        options: ``dtype`` (a torch.dtype), ``max_grad_norm``, ``timeout_s``, and functions in the
+            place of those of the model file: ``loss_fn``, ``configure_optimizer``,
+            ``lr_schedule``.
 
     Returns:
         This rank's share of the model, with its optimisers.

@@ -37,6 +37,7 @@ def saved(plan, *, gpus_per_node=8):
         cluster=make_cluster(plan.degrees.world_size, gpus_per_node),
         model=record.model,
         request=record.request,
+        traffic=(),
     )
 
 
@@ -351,6 +352,7 @@ def test_accelerates_own_parser_reads_the_file(tmp_path):
 def test_torchtitans_own_parser_reads_the_file(tmp_path, monkeypatch):
     manager = pytest.importorskip("torchtitan.config.manager", reason="torchtitan")
     registry = pytest.importorskip("torchtitan.models.llama3.config_registry")
+    dims = pytest.importorskip("torchtitan.distributed.parallel_dims")
 
     def deeper():
         config = registry.llama3_debugmodel()
@@ -365,6 +367,8 @@ def test_torchtitans_own_parser_reads_the_file(tmp_path, monkeypatch):
         arguments = ["--module", f"titan_{number}", "--config", "planned"]
         config = manager.ConfigManager().parse_args(arguments)
         degrees = plan.degrees
+        dims.ParallelDims.from_config(config.parallelism, degrees.world_size)
+        assert plan.global_batch_size % (config.training.local_batch_size * degrees.dp) == 0
         assert config.parallelism.pipeline_parallel_degree == degrees.pp
         assert config.parallelism.tensor_parallel_degree == degrees.tp
         assert config.training.global_batch_size == plan.global_batch_size
