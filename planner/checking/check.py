@@ -158,7 +158,8 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
     if run:
         check_size(saved)
     with _script_folder(Path(path), plan, saved.cluster) as folder:
-        found = _run(folder, [(rank * stride, number) for rank, number in jobs])
+        worker = _Worker(folder=folder, reads=_reads(plan))
+        found = worker.run([(rank * stride, number) for rank, number in jobs])
         trained = train_here(plan, folder) if run else None
     seen = {
         rank: _grown(plan, [found[rank * stride, number] for number in numbers], numbers)
@@ -214,41 +215,58 @@ _Seen = Mapping[str, Any]
 """What ``rank_run`` says of one rank."""
 
 
-def _run(folder: Path, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
-    """Run jobs (rank, microbatches) in as many processes as there are cores.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """Runs ranks of a script in processes of their own."""
 
-    Raises:
-        CheckError: One fails.
-    """
-    count = min(len(jobs), os.cpu_count() or 1)
-    with ThreadPoolExecutor(count) as pool:
-        results = list(pool.map(lambda i: _worker(folder, jobs[i::count]), range(count)))
-    return {key: seen for each in results for key, seen in each.items()}
+    folder: Path
+    """Folder of the script."""
+    reads: str
+    """What lines of the model read of data, as JSON."""
 
+    def run(self, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
+        """Run jobs (rank, microbatches) in as many processes as there are cores.
 
-def _worker(folder: Path, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
-    words = [f"{rank}:{number}" for rank, number in jobs]
-    done = subprocess.run(
-        [sys.executable, "-m", "planner.checking.rank_run", str(folder), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    for answer in answers:
-        if "error" in answer:
-            rank = answer["job"].partition(":")[0]
-            raise CheckError(
-                f"the script does not run, on rank {rank}: {answer['error']}",
-                hint=answer["trace"],
-            )
-    if len(answers) < len(jobs):
-        raise CheckError(
-            f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
-            hint=done.stderr[-2000:],
+        Raises:
+            CheckError: One fails.
+        """
+        count = min(len(jobs), os.cpu_count() or 1)
+        with ThreadPoolExecutor(count) as pool:
+            results = list(pool.map(lambda i: self._run(jobs[i::count]), range(count)))
+        return {key: seen for each in results for key, seen in each.items()}
+
+    def _run(self, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
+        words = [f"{rank}:{number}" for rank, number in jobs]
+        module = "planner.checking.rank_run"
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(self.folder), self.reads, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    return dict(zip(jobs, answers, strict=True))
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        for answer in answers:
+            if "error" in answer:
+                rank = answer["job"].partition(":")[0]
+                raise CheckError(
+                    f"the script does not run, on rank {rank}: {answer['error']}",
+                    hint=answer["trace"],
+                )
+        if len(answers) < len(jobs):
+            raise CheckError(
+                f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
+                hint=done.stderr[-2000:],
+            )
+        return dict(zip(jobs, answers, strict=True))
+
+
+def _reads(plan: Plan) -> str:
+    found = [
+        (read.file, read.line, tuple(zip(read.answers, read.repeats, strict=True)))
+        for read in plan.data_reads
+    ]
+    return json.dumps(found)
 
 
 # -- comparing -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
 from planner.runtime.first_weights import DeferredInit, build_deferred
+from planner.runtime.known_data import DataRead, PlannedReads
 
 Theirs: TypeAlias = Any
 """A module, function or object of the script."""
@@ -32,17 +33,21 @@ Theirs: TypeAlias = Any
 class RankRun:
     """One rank's step."""
 
-    def __init__(self, folder: Path, rank: int, num_microbatches: int) -> None:
+    def __init__(
+        self, folder: Path, rank: int, num_microbatches: int, reads: Sequence[DataRead]
+    ) -> None:
         """Keep what to run.
 
         Args:
             folder: Folder of the script.
             rank: Rank.
             num_microbatches: Microbatches in place of the plan's.
+            reads: What lines of the model read of data.
         """
         self._folder = folder
         self._rank = rank
         self._num_microbatches = num_microbatches
+        self._reads = PlannedReads(reads)
         self._world = FakeWorld()
         self._live = LiveBytes()
         self._traffic = Traffic()
@@ -73,9 +78,10 @@ class RankRun:
         part: Theirs = importlib.import_module("runtime.part")
         materialise = part.Part.materialise
 
-        def materialised(part: nn.Module) -> None:
+        def materialised(part: Theirs) -> None:
             with self._watched():
                 materialise(part)
+            part.has_weights = True  # fake ones
 
         part.Part.materialise = materialised
         spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")
@@ -100,7 +106,8 @@ class RankRun:
         gc.collect()
         self._traffic.found.clear()
         self._live.restart(lambda: _held(trained))
-        trained.step_over(batch)
+        with self._reads:
+            trained.step_over(batch)
 
 
 def _undrawn(script: Theirs) -> nn.Module:
@@ -143,8 +150,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def main() -> None:
-    """Run the jobs on the command line: FOLDER, then RANK:MICROBATCHES; print a JSON line each."""
-    folder, *jobs = sys.argv[1:]
+    """Run the jobs on the command line: FOLDER READS RANK:MICROBATCHES ...; print a line for each.
+
+    READS are data reads as JSON, and each line is JSON too.
+    """
+    folder, planned, *jobs = sys.argv[1:]
+    reads = [DataRead(*read) for read in json.loads(planned)]
     sys.path.insert(0, folder)
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w")
@@ -152,7 +163,7 @@ def main() -> None:
     for job in jobs:
         rank, _, number = job.partition(":")
         try:
-            found = RankRun(Path(folder), int(rank), int(number)).run()
+            found = RankRun(Path(folder), int(rank), int(number), reads).run()
         except BaseException as error:
             found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         answers.write(json.dumps({"job": job, **found}) + "\n")

@@ -119,7 +119,9 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names |= {"part": {"Part"}, "step": {"Runner"}}
+        names["step"] = {"Runner"}
+        kind = ("part", "Part") if plan.degrees.tp == 1 else ("split_part", "SplitPart")
+        names[kind[0]] = {kind[1]}
         if _whole_recompute(plan):
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.tp > 1:

@@ -169,7 +169,7 @@ def _sharded_units(plan: Plan) -> Iterator[str]:
     seen: set[int] = set()
     for sharding in plan.shardings:
         units = set(sharding.units)
-        if not units or not sharding.modules:
+        if not units or not (sharding.modules or sharding.whole):
             yield f"units {sharding.units} have {len(sharding.modules)} sharded modules"
         if len(units) < len(sharding.units) or units & seen:
             yield f"units {sharding.units} are named twice"

@@ -5,7 +5,7 @@ A script gets those of them that its plan needs, as a folder beside it. In the o
 ``options``, ``processes``   command line, process group, mesh
 ``model``, ``data``          the user's model, its functions, and the microbatches of a step
 ``first_weights``            of models too large to be built whole; ``weights`` in files of others
-``part``                     what a rank trains: the model, or a stage of it
+``part``                     what a rank trains; ``split_part`` where that is not all of each tensor
 ``anatomy``, ``stages``      pipeline stages: what a model consists of, and how it is cut
 ``tensor_parallel``          modules that are split over ranks
 ``recompute``, ``sharding``  recomputation in backward, FSDP2

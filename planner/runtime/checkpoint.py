@@ -135,6 +135,7 @@ def _read(
     for key, value in values.items():
         if state[key] is not value:
             part.orders[key[1]].restore(state[key], value)
+    part.has_weights = True
 
 
 def _checked(kind: str, name: str, value: Tensor, parameter: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch.fx.experimental import _config
 from .anatomy import Anatomy, examine, meta_twin
 from .known_data import DataRead, KnownData
 from .model import run_model
-from .part import OffersLoss, Part
+from .part import OffersLoss
+from .split_part import SplitPart
 from .split_tensor import Ranks
 from .stand_ins import EarlierModule, replace_module
 from .streams import stream_of
@@ -168,7 +169,7 @@ class DryRun:
                 loss = part(inputs=self.inputs, targets=self.targets)
             _backward([loss, *entering])
 
-    def _part(self, keep: int | None) -> Part:
+    def _part(self, keep: int | None) -> SplitPart:
         """A copy of the model in which stand-ins replace the blocks but one."""
         model = copy.deepcopy(self.model)
         anatomy = self.anatomy
@@ -176,7 +177,7 @@ class DryRun:
             if i != keep:
                 block = model.get_submodule(path)
                 replace_module(model, path, _Source(block, anatomy.calls[path]))
-        part = Part(model, self.user, blocks=anatomy.blocks)
+        part = SplitPart(model, self.user, blocks=anatomy.blocks)
         part.first_names = anatomy.first_names
         return part
 
@@ -193,7 +194,7 @@ def _on_meta(tree: Tree) -> Tree:
     return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), tree)
 
 
-def _parallel(part: Part, tp: int, sequence_dim: int | None) -> TensorParallel:
+def _parallel(part: SplitPart, tp: int, sequence_dim: int | None) -> TensorParallel:
     ranks = Ranks(rank=0, size=tp, group=None)
 
     def distribute(whole: Tensor, dim: int) -> Tensor:

@@ -310,6 +310,7 @@ class DrawnWeights:
                 whole = self._deferred.value(whole) if whole.is_meta else whole
                 order = part.orders.get(name)
                 _copy_share(order.by_rank(whole) if order else whole, parameter.detach())
+            part.has_weights = True
 
 
 def _copy_share(full: Tensor, parameter: Tensor) -> None:

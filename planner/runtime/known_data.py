@@ -19,7 +19,7 @@ _GROUPED_PRODUCTS = frozenset({"grouped_mm", "_grouped_mm"})
 """Functions of torch that multiply the tokens of each expert by its own weight."""
 
 
-def run_on_meta(func: Function, args: Args, kwargs: Kwargs) -> Tree:
+def run_on_meta(func: Function, *args: Tree, **kwargs: Tree) -> Tree:
     """Run a function, also where the meta device has no kernel for it or one of other dtypes."""
     name = getattr(func, "__name__", "")
     if name == "ctc_loss" and args[0].is_meta:
@@ -42,45 +42,29 @@ class DataRead:
     often in a row."""
 
 
-class KnownData(TorchFunctionMode):
-    """Answers what a model asks of data on the meta device: by constants and inputs, or as planned.
+class PlannedReads(TorchFunctionMode):
+    """Answers what lines of the model read of data that is not there, as planned."""
 
-    It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
-    the model branches on it. A tensor that was changed in place is not known any more.
-    """
-
-    def __init__(self, on_meta: Tree, real: Tree, reads: Sequence[DataRead] = ()) -> None:
+    def __init__(self, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
         self._answers = {
             (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
         }
-        self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
-        for tensor, data in zip(tensors_of(on_meta), tensors_of(real), strict=True):
-            if not tensor.is_floating_point():
-                self._know(tensor, data.detach)
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        kwargs = kwargs or {}
-        if any(t.is_meta and self._key(t) not in self._known for t in tensors_of((args, kwargs))):
-            try:
-                return run_on_meta(func, args, kwargs)
-            except RuntimeError:  # it needs data
-                answers = self._answers_of_line()
-                if answers is None:
-                    raise
-                return _answered(func, args, kwargs, answers)
-        on_cpu = functools.cache(lambda: self._run_on_cpu(func, args, kwargs))
+        return self._run(func, func, args, kwargs or {})
+
+    def _run(self, run: Function, func: Function, args: Args, kwargs: Kwargs) -> Tree:
+        """Call what runs a function, and answer where that needs data."""
         try:
-            output = func(*args, **kwargs)
+            return run(*args, **kwargs)
         except RuntimeError:  # it needs data
-            return tree_map_only(Tensor, self._known_meta, on_cpu())
-        for position, tensor in enumerate(tensors_of(output)):
-            if tensor.is_meta:
-                made = functools.partial(lambda i: tensors_of(on_cpu())[i], position)
-                self._known.setdefault(self._key(tensor), (tensor, made))
-        return output
+            answers = self._answers_of_line()
+            if answers is None:
+                raise
+            return _answered(func, args, kwargs, answers)
 
     def _answers_of_line(self) -> Iterator[float] | None:
         """Return what the innermost line that runs now and has answers reads."""
@@ -91,6 +75,38 @@ class KnownData(TorchFunctionMode):
                 return self._answers[place]
             frame = frame.f_back
         return None
+
+
+class KnownData(PlannedReads):
+    """Answers what a model asks of data on the meta device: by constants and inputs, or as planned.
+
+    It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
+    the model branches on it. A tensor that was changed in place is not known any more.
+    """
+
+    def __init__(self, on_meta: Tree, real: Tree, reads: Sequence[DataRead] = ()) -> None:
+        super().__init__(reads)
+        self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
+        for tensor, data in zip(tensors_of(on_meta), tensors_of(real), strict=True):
+            if not tensor.is_floating_point():
+                self._know(tensor, data.detach)
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Tree:
+        kwargs = kwargs or {}
+        if any(t.is_meta and self._key(t) not in self._known for t in tensors_of((args, kwargs))):
+            return self._run(functools.partial(run_on_meta, func), func, args, kwargs)
+        on_cpu = functools.cache(lambda: self._run_on_cpu(func, args, kwargs))
+        try:
+            output = func(*args, **kwargs)
+        except RuntimeError:  # it needs data
+            return tree_map_only(Tensor, self._known_meta, on_cpu())
+        for position, tensor in enumerate(tensors_of(output)):
+            if tensor.is_meta:
+                made = functools.partial(lambda i: tensors_of(on_cpu())[i], position)
+                self._known.setdefault(self._key(tensor), (tensor, made))
+        return output
 
     @staticmethod
     def _key(tensor: Tensor) -> tuple[int, int]:
@@ -148,18 +164,18 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
     if name in ("nonzero", "where") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
         size = int(next(answers))
         if name == "where" or kwargs.get("as_tuple"):
-            return _positions(size, source.dim())
-        return torch.empty((size, source.dim()), dtype=torch.long, device="meta")
+            return _positions(size, source, source.dim())
+        return torch.empty((size, source.dim()), dtype=torch.long, device=source.device)
     if name == "masked_select":
-        return torch.empty(int(next(answers)), dtype=source.dtype, device="meta")
+        return torch.empty(int(next(answers)), dtype=source.dtype, device=source.device)
     if name == "__getitem__":
         places: list[Tree] = []
         for index in args[1] if isinstance(args[1], tuple) else (args[1],):
             is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
-            places += _positions(int(next(answers)), index.dim()) if is_mask else [index]
+            places += _positions(int(next(answers)), index, index.dim()) if is_mask else [index]
         return func(source, tuple(places))
     raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
 
 
-def _positions(size: int, dims: int) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(size, dtype=torch.long, device="meta") for _ in range(dims))
+def _positions(size: int, of: Tensor, dims: int) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(size, dtype=torch.long, device=of.device) for _ in range(dims))

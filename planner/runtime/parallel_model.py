@@ -141,6 +141,8 @@ class ParallelModel:
 
     def step_over(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Take a step as ``step`` does, over a batch that comes in microbatches."""
+        if not all(part.has_weights for part in self.parts):
+            raise RunError("the model was built without weights: load or load_weights comes first")
         if len(microbatches) != self.runner.num_microbatches:
             raise RunError(
                 f"a step takes {self.runner.num_microbatches} microbatches of "

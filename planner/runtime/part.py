@@ -1,7 +1,7 @@
 """What a rank trains: the user's model, or one pipeline stage of it."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from .model import first_names, run_model
+from .processes import RunError
 from .trees import Tree
 
 
@@ -35,20 +36,12 @@ class StoredOrder(Protocol):
 class Part(nn.Module):
     """The user's model under ``model``, which runs from its inputs to the loss."""
 
-    index = 0
-    """Position among the stages."""
-    is_first = True
-    """Whether the model begins here."""
-    is_last = True
-    """Whether the loss is computed here."""
-
     def __init__(
         self,
         model: nn.Module,
         user: OffersLoss,
         *,
         blocks: Sequence[str],
-        first_block: int = 0,
         recompute: Sequence[str] = (),
     ) -> None:
         """Take the model as it is.
@@ -57,32 +50,22 @@ class Part(nn.Module):
             model: The whole model, or the part of it that is left of it.
             user: Offers the loss.
             blocks: Paths of the blocks that run here.
-            first_block: Position of the first of them among all blocks.
             recompute: "none", "selective" or "full" for each of them; empty for none at all.
         """
         super().__init__()
         self.model = model
         self.user = user
         self.blocks = tuple(blocks)
-        self.first_block = first_block
-        self.last_block = self.blocks[-1] if self.blocks else ""
         self.recompute = tuple(recompute)
         self.device = torch.device("cpu")
         self.first_names = first_names(model)
-        self.sequence_modules: list[nn.Module] = []
         self.orders: dict[str, StoredOrder] = {}
-        self.receive: Callable[[Tensor], Tensor] = _as_it_is
-        self.send: Callable[[Tensor], Tensor] = _as_it_is
-        self.make_whole: Callable[[Tensor], Tensor] = _as_it_is
-        self.after_blocks: Callable[..., Tree] | None = None
         self.stays_sharded = False
+        self.has_weights = True
 
-    def block_items(self) -> list[tuple[int, str, nn.Module]]:
-        """Return position, path and module of the blocks that run here."""
-        return [
-            (self.first_block + i, path, self.model.get_submodule(path))
-            for i, path in enumerate(self.blocks)
-        ]
+    def block_items(self) -> list[tuple[str, nn.Module]]:
+        """Return path and module of the blocks that run here."""
+        return [(path, self.model.get_submodule(path)) for path in self.blocks]
 
     def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
         """Run one microbatch and return its scalar loss."""
@@ -93,12 +76,20 @@ class Part(nn.Module):
         return True
 
     def move_to(self, device: torch.device) -> None:
-        """Move parameters and buffers to the device; what is on meta stays there for now."""
+        """Move parameters and buffers to the device; parameters on meta stay there for now.
+
+        Raises:
+            RunError: A buffer has no values.
+        """
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_meta:
+                raise RunError(f"buffer {name} lies on the meta device: build it with its values")
         self.device = device
         self._apply(functools.partial(_moved, device=device))  # type: ignore[no-untyped-call]
 
     def materialise(self) -> None:
-        """Allocate parameters that are still on the meta device."""
+        """Allocate parameters that are still on the meta device; they get their values later."""
+        self.has_weights = not any(parameter.is_meta for parameter in self.parameters())
         self._apply(  # type: ignore[no-untyped-call]
             lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
         )
@@ -115,9 +106,6 @@ class Part(nn.Module):
 
     def register_late_hooks(self) -> None:
         """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
-        if self.is_last and self.after_blocks is not None:
-            last = self.model.get_submodule(self.last_block)
-            last.register_forward_hook(self.after_blocks)
 
     def prepare_backward(self, *, is_last: bool) -> None:
         """Tell FSDP2 what a microbatch does with gradients and parameters; no pipeline.
@@ -131,10 +119,6 @@ class Part(nn.Module):
             self.set_requires_gradient_sync(sharded)
             self.set_reshard_after_backward(sharded)
             self.set_requires_all_reduce(is_last)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -46,7 +46,7 @@ def recompute_activations(part: Part) -> None:
         return
     contexts = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
     options: dict[str, dict[str, Any]] = {"full": {}, "selective": {"context_fn": contexts}}
-    for (_, path, block), mode in zip(part.block_items(), part.recompute, strict=True):
+    for (path, block), mode in zip(part.block_items(), part.recompute, strict=True):
         if mode == "none":
             continue
         if mode not in options:

@@ -28,7 +28,7 @@ def shard_parameters(
         reduce_dtype=master_dtype(dtype) if mixed else None,
         cast_forward_inputs=False,  # rotary tables and the like keep their precision
     )
-    for _, _, block in part.block_items():
+    for _, block in part.block_items():
         if any(True for _ in block.parameters()):
             block.register_forward_hook(_return_no_views)
             fully_shard(

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .anatomy import Anatomy, Output, Sketch, lies_in_any, outer_modules, sketches_of
 from .model import UserModel, run_model
-from .part import Part
 from .processes import axis_names
+from .split_part import SplitPart
 from .stand_ins import (
     AbsentModule,
     EarlierModule,
@@ -45,7 +45,7 @@ class StageSpec:
     """The output that the received stream is, where more than the first block reads it."""
 
 
-class Stage(Part):
+class Stage(SplitPart):
     """The units of one pipeline stage: takes what it receives, returns what it sends or the loss.
 
     Sent and received is the stream, and beside it the outputs that the receiving stage's spec

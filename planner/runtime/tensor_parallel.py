@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, shard
-from .part import Part
 from .processes import local_tensor
 from .split_loss import allow_split_vocabulary
 from .split_ops import SplitError
+from .split_part import SplitPart
 from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
 from .streams import first_tensor, stream_of, with_stream, with_tensors
 from .trees import Args, Kwargs, Tree, tensors_of
@@ -71,7 +71,7 @@ class Distribute(Protocol):
 class TensorParallel:
     """Applies shardings to the modules of the model or of one stage."""
 
-    part: Part
+    part: SplitPart
     """What is sharded, in place."""
     ranks: Ranks
     """The ranks of the tp axis."""
@@ -83,7 +83,7 @@ class TensorParallel:
     """New parameter by the old one's id: tied parameters stay tied."""
 
     @classmethod
-    def over(cls, part: Part, mesh: DeviceMesh, sequence_dim: int | None) -> "TensorParallel":
+    def over(cls, part: SplitPart, mesh: DeviceMesh, sequence_dim: int | None) -> "TensorParallel":
         """Make it for a mesh of one axis."""
         group = mesh.get_group()
         ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group)
@@ -106,7 +106,7 @@ class TensorParallel:
         """
         allow_split_vocabulary()
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
-        for index, path, block in self.part.block_items():
+        for index, (path, block) in enumerate(self.part.block_items(), self.part.first_block):
             for sharding in by_block.get(index, ()):
                 self._shard(block.get_submodule(sharding.module), f"{path}.", sharding)
         for sharding in outer_shardings:
@@ -206,7 +206,7 @@ class TensorParallel:
         def gather(_: nn.Module, __: Args, output: Tree) -> Tree:
             return with_tensors(output, {0: changed(first_tensor(output), REPLICATE, ranks)})
 
-        for _, path, block in part.block_items():
+        for path, block in part.block_items():
             block.register_forward_hook(functools.partial(check, path))
         if part.is_first and part.blocks:
             first = part.model.get_submodule(part.blocks[0])
@@ -299,7 +299,7 @@ def _with_all(
     return changed_args, changed_kwargs
 
 
-def sum_sequence_gradients(parts: Sequence[Part], mesh: DeviceMesh) -> None:
+def sum_sequence_gradients(parts: Sequence[SplitPart], mesh: DeviceMesh) -> None:
     """Sum over tp the gradients of modules that saw a part of their input only."""
     grads = [
         local_tensor(parameter.grad)

@@ -17,6 +17,10 @@ from planner.errors import PlannerError
 LLAMA = Path(__file__).parents[2] / "examples" / "llama.py"
 LORA = Path(__file__).parents[1] / "run" / "lora_llama.py"
 MICROBATCHES = 32
+"""Per step and data-parallel rank; of long pipelines fewer, so that all of them are run."""
+
+LONG = 4
+"""Pipeline ranks of a pipeline that is not long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,11 @@ class Case:
     gpus: int
     fix: dict = field(default_factory=dict)
     seq_len: int = 4096
-    microbatches: int = MICROBATCHES
+
+    @property
+    def microbatches(self):
+        pp = self.fix.get("pp", 1)
+        return MICROBATCHES if pp <= LONG else pp + 2
 
     @property
     def name(self):
@@ -57,7 +65,7 @@ CASES = (
     llama("8b", 8, tp=2, dp_shard=4, **PARTS, **ZERO_3, **SOME),
     llama("8b", 8, tp=4, dp_shard=2, **WHOLE, **ZERO_2, **NONE),
     llama("8b", 8, tp=8, **PARTS, **NONE),
-    llama("8b", 8, pp=2, dp_shard=4, **ZERO_3, schedule="GPipe", **FULL),
+    llama("8b", 16, pp=2, dp_shard=8, **ZERO_3, **F1B, **FULL),
     llama("8b", 16, tp=2, pp=2, dp_shard=4, **PARTS, **LOOPED, **SOME),
     llama("8b", 32, tp=2, pp=4, dp_replicate=2, dp_shard=2, **WHOLE, **F1B, **NONE),
     llama("8b", 64, pp=4, dp_shard=16, **ZERO_2, **F1B, **SOME),
@@ -70,7 +78,7 @@ CASES = (
     llama("405b", 512, tp=8, dp_shard=64, **PARTS, **ZERO_3, **FULL),
     llama("405b", 512, tp=8, pp=8, dp_shard=8, **PARTS, **F1B, **FULL),
     llama("405b", 256, tp=8, pp=16, dp_shard=2, **PARTS, **F1B, **FULL),
-    llama("405b", 512, tp=8, pp=16, dp_shard=4, **PARTS, **F1B, **SOME),
+    llama("405b", 512, tp=8, pp=4, dp_shard=16, **PARTS, **ZERO_3, **F1B, **FULL),
 )  # fmt: skip
 
 

@@ -5,8 +5,13 @@ import torch
 from torch import nn
 
 from planner.runtime.checkpoint import Checkpointer, read_extra
+from planner.runtime.first_weights import parameters_on_meta
+from planner.runtime.model import UserModel
+from planner.runtime.parallel_model import ParallelModel, Recipe
 from planner.runtime.part import Part
 from planner.runtime.processes import RunError
+from planner.runtime.step import Runner
+from planner.runtime.weights import ModelNames
 
 
 def trained(make_optimizer, seed, *, steps=2):
@@ -58,3 +63,28 @@ def test_states_of_another_shape_are_refused_by_name(tmp_path):
     with pytest.raises(RunError, match=r"keeps row_var of 0\.weight, of shape \(4, 1\)"):
         Checkpointer([part], [optimizer]).save(tmp_path, 2, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_built_without_values_is_told():
+    with parameters_on_meta():
+        empty = Part(nn.Linear(2, 2), user=None, blocks=())
+    empty.move_to(torch.device("cpu"))
+    empty.materialise()
+    model = ParallelModel(
+        user=UserModel(module="types", factory="x"),
+        names=ModelNames.of(empty.model),
+        runner=Runner(parts=[empty], num_microbatches=1),
+        recipe=Recipe(
+            microbatch_size=1,
+            seed=0,
+            max_grad_norm=1.0,
+            configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+        ),
+        dtype=torch.float32,
+    )
+    with pytest.raises(RunError, match="load or load_weights comes first"):
+        model.step((torch.ones(1, 2), torch.ones(1)))
+    with torch.device("meta"):
+        statistics = nn.BatchNorm1d(2)
+    with pytest.raises(RunError, match="buffer running_mean lies on the meta device"):
+        Part(statistics, user=None, blocks=()).move_to(torch.device("cpu"))

@@ -1,0 +1,56 @@
+"""What a rank trains where it holds a part of the model's blocks or of their tensors."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from .part import OffersLoss, Part
+from .trees import Tree
+
+
+class SplitPart(Part):
+    """The model, or a stage of it, some of whose modules may be split over ranks."""
+
+    index = 0
+    """Position among the stages."""
+    is_first = True
+    """Whether the model begins here."""
+    is_last = True
+    """Whether the loss is computed here."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        user: OffersLoss,
+        *,
+        blocks: Sequence[str],
+        first_block: int = 0,
+        recompute: Sequence[str] = (),
+    ) -> None:
+        """Take the model as it is.
+
+        Args:
+            model: The whole model, or what is left of it in a stage.
+            user: Offers the loss.
+            blocks: Paths of the blocks that run here.
+            first_block: Position of the first of them among all blocks.
+            recompute: "none", "selective" or "full" for each of them; empty for none at all.
+        """
+        super().__init__(model, user, blocks=blocks, recompute=recompute)
+        self.first_block = first_block
+        self.last_block = self.blocks[-1] if self.blocks else ""
+        self.sequence_modules: list[nn.Module] = []
+        self.receive: Callable[[Tensor], Tensor] = _as_it_is
+        self.send: Callable[[Tensor], Tensor] = _as_it_is
+        self.make_whole: Callable[[Tensor], Tensor] = _as_it_is
+        self.after_blocks: Callable[..., Tree] | None = None
+
+    def register_late_hooks(self) -> None:
+        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
+        if self.is_last and self.after_blocks is not None:
+            last = self.model.get_submodule(self.last_block)
+            last.register_forward_hook(self.after_blocks)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
