@@ -27,7 +27,7 @@ def grouped_product(tokens, weights, *, offs, **_):
 
 
 def run_backward(tensors, *, grad_tensors, retain_graph, create_graph, inputs):
-    """Run backward with the mode, which is off while it handles a function: blocks run again here."""
+    """Run backward with the mode: it is off while it handles a function, and blocks run again."""
     roots, grads = map(tuple_of, (tensors, grad_tensors))
     grads = tuple(
         torch.ones_like(root) if grad is None else grad
