@@ -38,7 +38,7 @@ ORDERS = {
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
         ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),
-        ("data", "split_ops", "split_part", "stand_ins"),
+        ("background_save", "data", "split_ops", "split_part", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
         ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
         ("dry_run",),

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from .checkpoint_folders import checkpoint_folder, published, step_of
+from .checkpoint_folders import step_of
 from .part import Part, named_parameters
 from .processes import RunError, agreed
 from .weights import ModelNames, open_weights
@@ -36,16 +36,14 @@ class Checkpointer:
     optimizers: Sequence[torch.optim.Optimizer]
     """Over their trained parameters; what they keep has a parameter's shape, or is a number."""
 
-    def save(self, folder: Path, step: int, extra: Mapping[str, bytes]) -> None:
-        """Write the state after ``step`` steps into a folder of its own below ``folder``.
+    def state(self, extra: Mapping[str, bytes]) -> dict[str, Tensor]:
+        """Return what a checkpoint holds, by name.
 
         Args:
-            folder: Gets the checkpoint.
-            step: Steps taken.
             extra: What else this rank keeps, by a name that all who keep the same give it.
 
         Raises:
-            RunError: The folder cannot be written; earlier checkpoints stay as they are.
+            RunError: An optimiser keeps what cannot be saved.
         """
         with agreed("the state cannot be saved"):
             values: Values = {}
@@ -53,8 +51,7 @@ class Checkpointer:
                 values |= _in_user_order(part, {**_of_model(part), **self._of_optimizers(part)})
             for name, content in extra.items():
                 values["extra", name] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        with published(checkpoint_folder(folder, step)) as draft:
-            save_tensors({".".join(key): value for key, value in values.items()}, draft)
+        return {".".join(key): value for key, value in values.items()}
 
     def load(self, checkpoint: Path) -> int:
         """Read a checkpoint, and return the steps that it has seen.

@@ -23,6 +23,7 @@ class Options:
     checkpoint_every: int
     evaluate_every: int
     keep_checkpoints: int
+    async_checkpoint: bool
     resume: bool
     init: Path | None
     write_init: Path | None
@@ -39,6 +40,7 @@ _LOG_HELP = """write one JSON object per step to this file; under torchrun write
 since torchrun of Python before 3.12 takes --log for an option of its own"""
 
 _EVALUATE_HELP = "call evaluate of the model file every N steps and at the end (default: never)"
+_ASYNC_HELP = "write checkpoints from a copy in the host's memory while training goes on"
 _RESUME_HELP = "go on from the newest checkpoint; where there is none, start at step 0"
 _INIT_HELP = """read the first weights from safetensors (a file, an index, their folder) or from a
 checkpoint"""
@@ -72,6 +74,7 @@ def parse_options(
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--evaluate-every", type=int, default=0, metavar="N", help=_EVALUATE_HELP)
     add("--keep-checkpoints", type=int, default=0, metavar="K", help="the newest K (default: all)")
+    add("--async-checkpoint", action="store_true", help=_ASYNC_HELP)
     add("--resume", action="store_true", help=_RESUME_HELP)
     add("--init", type=Path, metavar="PATH", help=_INIT_HELP)
     add("--write-init", type=Path, metavar="DIR", help="write the first weights, then stop")

@@ -14,8 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from .checkpoint import Checkpointer, read_extra
-from .checkpoint_folders import newest_checkpoint
+from .background_save import BackgroundSave
+from .checkpoint import Checkpointer, read_extra, save_tensors
+from .checkpoint_folders import checkpoint_folder, newest_checkpoint, published
 from .data import checked, mixed_seed, split_batch
 from .model import UserModel
 from .part import Part, named_parameters
@@ -73,6 +74,8 @@ class ParallelModel:
     """What completes gradients."""
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
     """Clips gradients and returns their norm."""
+    background: BackgroundSave = field(default_factory=BackgroundSave)
+    """Writes checkpoints that ``save`` does not wait for."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Leaves the process group, where ``parallelize`` joined it."""
     optimizers: list[torch.optim.Optimizer] = field(init=False)
@@ -149,6 +152,7 @@ class ParallelModel:
                 f"{self.recipe.microbatch_size} samples on each data-parallel rank, not "
                 f"{len(microbatches)}"
             )
+        self.background.publish_if_written(self.device)
         with self._step_seed():
             losses = self.runner.train(map(self._on_device, microbatches))
         for complete in self.after_backward:
@@ -197,17 +201,29 @@ class ParallelModel:
                 module.reshard()  # else they would outlive a load
         return float(total[0] / total[1])
 
-    def save(self, folder: Path | str, extra: Mapping[str, bytes] | None = None) -> None:
+    def save(
+        self, folder: Path | str, extra: Mapping[str, bytes] | None = None, *, wait: bool = True
+    ) -> None:
         """Write a checkpoint into a folder of its own below ``folder``.
 
         Args:
             folder: Gets it, and may hold others; shared by all machines.
             extra: What else this rank keeps, by a name that ranks that keep the same give it.
+            wait: Return when it is written, as a single process always does. Else it is copied to
+                the host's memory and written while training goes on; a later ``step``, ``save`` or
+                ``close`` gives it its name.
 
         Raises:
-            RunError: It cannot be written; earlier checkpoints stay as they are.
+            RunError: It, or the one before, cannot be written; earlier ones stay as they are.
         """
-        Checkpointer(self.parts, self.optimizers).save(Path(folder), self.steps, extra or {})
+        tensors = Checkpointer(self.parts, self.optimizers).state(extra or {})
+        target = checkpoint_folder(Path(folder), self.steps)
+        self.background.finish()
+        if wait or not dist.is_initialized():
+            with published(target) as draft:
+                save_tensors(tensors, draft)
+        else:
+            self.background.start(tensors, target)
 
     def load(self, checkpoint: Path | str) -> int:
         """Go on from a checkpoint, saved under any layout.
@@ -221,6 +237,7 @@ class ParallelModel:
         Raises:
             RunError: It is of another model or optimiser.
         """
+        self.background.finish()
         path: Path | None = Path(checkpoint)
         if not Path(checkpoint, ".metadata").is_file():
             path = newest_checkpoint(Path(checkpoint))
@@ -242,7 +259,8 @@ class ParallelModel:
         Checkpointer(self.parts, self.optimizers).load_weights(Path(path), self.names)
 
     def close(self) -> None:
-        """Wait for all ranks and leave the process group, where ``parallelize`` joined it."""
+        """Complete what is saved and leave the process group, where ``parallelize`` joined it."""
+        self.background.finish()
         self.group.close()
 
     def _split(self, batch: Tree) -> list[Microbatch]:

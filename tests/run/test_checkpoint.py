@@ -13,6 +13,7 @@ from launch import (
     largest_difference,
     largest_weight_difference,
     outcome_of,
+    read_weights,
     run,
     run_jobs,
     torchrun,
@@ -66,8 +67,9 @@ def jobs_of(made, layout, arguments):
 
 
 def alone_from_the_start(folder):
+    every = ["--reference", "--checkpoint-every", "1"]
     return [
-        arguments_of(folder, name="reference", steps=4, extra=["--reference"]),
+        arguments_of(folder, name="reference", steps=4, extra=every),
         arguments_of(folder, name="init_reference", extra=["--reference"]),
         ["--write-init", str(folder / "weights")],
     ]
@@ -75,7 +77,11 @@ def alone_from_the_start(folder):
 
 def first_steps(folder):
     init = ["--init", str(folder / "weights")]
-    return [arguments_of(folder, steps=2), arguments_of(folder, name="from_init", extra=init)]
+    every = ["--checkpoint-every", "1", "--async-checkpoint"]
+    return [
+        arguments_of(folder, steps=2, extra=every),
+        arguments_of(folder, name="from_init", extra=init),
+    ]
 
 
 def more_steps(folder):
@@ -94,6 +100,15 @@ def test_resumed_training_ends_where_uninterrupted_training_does(scripts, model,
     assert [row["step"] for row in found.rows] == [3, 4]
     assert largest_difference(found.losses, expected.losses[2:]) < LIMIT
     assert largest_weight_difference(found.weights, expected.weights) < LIMIT
+
+
+@pytest.mark.parametrize("model", [case.name for case in MODELS])
+def test_what_is_written_while_training_goes_on_is_that_of_its_step(scripts, model):
+    folder = scripts[model, "first"]
+    found, expected = (
+        read_weights(folder / name / "step-00000001") for name in ("run", "reference")
+    )
+    assert largest_weight_difference(found, expected) < LIMIT
 
 
 @pytest.mark.parametrize("model", [case.name for case in MODELS])
