@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import torch
 from driver import run_scripts
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 CASTS = {
@@ -25,11 +26,34 @@ def grouped_product(tokens, weights, *, offs, **_):
     return torch.cat([tokens[a:b] @ weight for (a, b), weight in zip(pairs, weights, strict=True)])
 
 
+def run_backward(tensors, *, grad_tensors, retain_graph, create_graph, inputs):
+    """Run backward with the mode: it is off while it handles a function, and blocks run again."""
+    roots, grads = map(tuple_of, (tensors, grad_tensors))
+    grads = tuple(
+        torch.ones_like(root) if grad is None else grad
+        for root, grad in zip(roots, grads or (None,) * len(roots), strict=True)
+    )
+    keep = create_graph if retain_graph is None else retain_graph
+    with InFloat64():
+        _engine_run_backward(
+            roots, grads, keep, create_graph, inputs or (),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+
+
+def tuple_of(tensors):
+    if tensors is None or isinstance(tensors, torch.Tensor):
+        return () if tensors is None else (tensors,)
+    return tuple(tensors)
+
+
 class InFloat64(TorchFunctionMode):
     """Leaves float64 tensors as they are where a model asks for float32."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is torch.autograd.backward:
+            return run_backward(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
             if func.__name__ in ("grouped_mm", "_grouped_mm"):
                 return grouped_product(*args, **kwargs)
