@@ -260,8 +260,22 @@ class StageMemory:
             released += self._units[index].activation_bytes[Recomputation.NONE]
         for index, kind in zip(range(first, end), kinds, strict=True):
             if index < self._model.blocks.stop:
-                highest = max(highest, self._units[index].temporary_bytes[kind] - released)
+                needed = self._units[index].temporary_bytes[kind] + self._reduced_bytes(index)
+                highest = max(highest, needed - released)
         return highest
+
+    def _reduced_bytes(self, index: int) -> int:
+        """What FSDP has of a block's gradients in each backward, where it reduces in each.
+
+        The whole gradients in the compute dtype, and the input of the reduction before, which it
+        holds until the next begins.
+        """
+        if self._pipelined or not self._is_fsdp or self._shards == 1:
+            return 0
+        if not self._configuration.reshard_after_forward or index not in self._model.blocks:
+            return 0
+        unit = self._units[index]
+        return unit.trained_bytes + unit.gathered_bytes - unit.frozen_bytes
 
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
         """The fuller of the two moments of a rank that holds some stages."""

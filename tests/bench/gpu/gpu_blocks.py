@@ -129,7 +129,7 @@ class Stack:
 
         for block, forward in zip(self.blocks, self._plain, strict=True):
             block.forward = forward
-        items = [(index, str(index), block) for index, block in enumerate(self.blocks)]
+        items = [(str(index), block) for index, block in enumerate(self.blocks)]
         kinds = (kind,) * len(self.blocks)
         recompute_activations(SimpleNamespace(recompute=kinds, block_items=lambda: items))
 
