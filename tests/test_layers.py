@@ -34,7 +34,8 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "processes", "trees"),
+        ("layout", "lost_ranks", "trees"),
+        ("processes",),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
         ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),

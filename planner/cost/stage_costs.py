@@ -254,18 +254,23 @@ class StageCosts:
             assert self._whole is not None
             busy_s = self.total("tp_busy", first, end) if self._tp_shares_link else 0.0
             reduced_s = self._whole.step_s(first, end, backward_s=backward_s, busy_s=busy_s)
-        summed_s = all_reduce_s(self.total("summed", first, end), self._tp)
+        # What a rank sums over tp are its shards.
+        summed_s = all_reduce_s(self.total("summed", first, end) / self._shards, self._tp)
         return reduced_s + summed_s + self._tied_s(first, end)
+
+    @property
+    def _shards(self) -> int:
+        """Parts that a stage's gradients are held in."""
+        return self.configuration.degrees.dp_shard if self._sharded is not None else 1
 
     def _tied_s(self, first: int, end: int) -> float:
         """All-reduce of the gradients of weights that this stage and others hold."""
         wire = self.framework.gradient_wire_bytes / PARAMETER_BYTES
-        shards = self.configuration.degrees.dp_shard if self._sharded is not None else 1
         total = 0.0
         for tied in self.model.tied:
             held = sum(first <= unit < end for unit in tied.units)
             if tied.trained_bytes and 0 < held < len(tied.units):
-                num_bytes = tied.trained_bytes * wire / shards
+                num_bytes = tied.trained_bytes * wire / self._shards
                 total += 2 * point_to_point_s(num_bytes, self._slowest_link)
         return total
 

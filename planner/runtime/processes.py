@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .lost_ranks import lost_ranks_end_all
+
 BAD_INPUT_CODE = 2
 """Exit code where the command line, the plan, the model or a file is at fault."""
 
@@ -107,8 +109,14 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    yield device
-    dist.barrier()  # without it, ranks that leave early abort the others
+    with lost_ranks_end_all() as watch:
+        try:
+            yield device
+        except RunError as error:
+            if not isinstance(error, RankError):  # all ranks have it
+                watch.leave()
+            raise
+        dist.barrier()  # without it, ranks that leave early abort the others
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.runtime.checkpoint import Checkpointer, read_extra
+from planner.runtime.checkpoint import Checkpointer, read_extra, save_tensors
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
@@ -46,7 +46,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("steps", [0, 2])
 def test_training_goes_on_as_if_unbroken(tmp_path, name, steps):
     part, optimizer = trained(OPTIMIZERS[name], 0, steps=steps)
-    Checkpointer([part], [optimizer]).save(tmp_path, steps, {"loader": b"at 3"})
+    state = Checkpointer([part], [optimizer]).state({"loader": b"at 3"})
+    save_tensors(state, tmp_path / f"step-{steps:08d}")
     other, its_optimizer = trained(OPTIMIZERS[name], 1, steps=1 if steps else 0)
     loaded = Checkpointer([other], [its_optimizer]).load(tmp_path / f"step-{steps:08d}")
     assert loaded == steps
@@ -61,7 +62,7 @@ def test_training_goes_on_as_if_unbroken(tmp_path, name, steps):
 def test_states_of_another_shape_are_refused_by_name(tmp_path):
     part, optimizer = trained(lambda parameters: torch.optim.Adafactor(parameters, lr=0.1), 0)
     with pytest.raises(RunError, match=r"keeps row_var of 0\.weight, of shape \(4, 1\)"):
-        Checkpointer([part], [optimizer]).save(tmp_path, 2, {})
+        Checkpointer([part], [optimizer]).state({})
     assert not list(tmp_path.iterdir())
 
 

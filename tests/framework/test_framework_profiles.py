@@ -75,7 +75,7 @@ def test_an_own_file_is_read_by_its_path(changed):
         ),
         (
             r"^host_dispatch_us = .*",
-            "host_dispatch_us = 45",
+            "host_dispatch_us = true",
             r"field 'host_dispatch_us' needs value, provenance and source",
         ),
         (r'^framework = "nanotron"\n', "", r"field 'runs\[0\].framework' is missing"),

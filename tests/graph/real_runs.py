@@ -71,9 +71,7 @@ def recompute(model: nn.Module, graph: OperatorGraph, recomputation: str) -> Non
     blocks = [unit for unit in graph.units if unit.kind is UnitKind.BLOCK]
     stage = SimpleNamespace(
         recompute=[recomputation] * len(blocks),
-        block_items=lambda: [
-            (place, unit.name, model.get_submodule(unit.name)) for place, unit in enumerate(blocks)
-        ],
+        block_items=lambda: [(unit.name, model.get_submodule(unit.name)) for unit in blocks],
     )
     recompute_activations(stage)
 
