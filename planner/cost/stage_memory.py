@@ -260,11 +260,11 @@ class StageMemory:
             released += self._units[index].activation_bytes[Recomputation.NONE]
         for index, kind in zip(range(first, end), kinds, strict=True):
             if index < self._model.blocks.stop:
-                needed = self._units[index].temporary_bytes[kind] + self._reduced_bytes(index)
+                needed = self._units[index].temporary_bytes[kind] + self.reduced_bytes(index)
                 highest = max(highest, needed - released)
         return highest
 
-    def _reduced_bytes(self, index: int) -> int:
+    def reduced_bytes(self, index: int) -> int:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.
 
         The whole gradients in the compute dtype, and the input of the reduction before, which it

@@ -208,7 +208,8 @@ class ColumnMaker:
     def _front(self, first: int, end: int) -> "list[_Point]":
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
-        key = tuple((alike, len(indices)) for alike, indices in blocks.items())
+        reduced = self.table.memory.reduced_bytes
+        key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
         if key not in self._fronts:
             front: list[_Point] = [(0.0, 0, 0.0, ())]
             for indices in blocks.values():
@@ -235,7 +236,8 @@ class ColumnMaker:
         counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
         seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
         kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
-        tops = np.array([unit.temporary_bytes[kind] for kind in order])
+        reduced = self.table.memory.reduced_bytes(index)
+        tops = np.array([unit.temporary_bytes[kind] + reduced for kind in order])
         highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
             (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
@@ -263,8 +265,9 @@ and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."
 _Alike = tuple[str, bool]
 """Structure of a block, and whether it is the model's first."""
 
-FrontCache = dict[tuple[tuple[_Alike, int], ...], list[_Point]]
-"""Undominated choices by how many blocks of each kind a run has."""
+FrontCache = dict[tuple[tuple[str, bool, int, int], ...], list[_Point]]
+"""Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
+their transients."""
 
 
 def _both(left: _Point, right: _Point) -> _Point:

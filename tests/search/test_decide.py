@@ -291,6 +291,10 @@ def test_a_column_costs_what_its_units_cost(model, cluster, share):
             mix = maker.cheapest(first, end, in_flight=1, capacity_bytes=room)
             if mix is not None:
                 column = maker.column(0, first, end, mix)
+                held = HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=1)
+                assert (
+                    costs.memory.peak([held]).total_bytes <= room + costs.memory.reserve_bytes + 1
+                )
                 seconds = costs.seconds(first, end, mix.kinds, stage=0)
                 assert column.backward_s == pytest.approx(seconds.backward_s, rel=1e-9)
 
