@@ -1,0 +1,96 @@
+"""Emulated clusters: rates, and what a killed run leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from network import Network, emulated, remove_leftovers, shape, why_not
+
+REASON = why_not()
+
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 5000)) as end:
+    end.sendall(bytes(int(sys.argv[2])))
+    end.recv(1)
+"""
+RECEIVE = """
+import socket, time
+with socket.create_server(("", 5000)) as server:
+    print(flush=True)
+    with server.accept()[0] as end:
+        size, first_s = len(end.recv(1)), time.perf_counter()
+        while size < SIZE:
+            size += len(end.recv(2**20))
+        print(8 * size / (time.perf_counter() - first_s) / 1e6)
+"""
+
+
+def mbit_per_s(sender, receiver, num_bytes):
+    server = subprocess.Popen(
+        receiver.command(sys.executable, "-c", RECEIVE.replace("SIZE", str(num_bytes))),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        server.stdout.readline()
+        command = sender.command(sys.executable, "-c", SEND, receiver.address, str(num_bytes))
+        subprocess.run(command, check=True)
+        return float(server.stdout.readline())
+
+
+def namespaces():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in listed.stdout.splitlines() if line}
+
+
+def test_links_have_the_rates_of_inside_and_between_which_can_change():
+    slow = Network(hosts=2, ranks_per_host=2, inside_mbit_per_s=200, between_mbit_per_s=20)
+    before = namespaces()
+    with emulated(slow) as places:
+        # Headers take 5% of the rate; a busy machine sends less, never more.
+        assert mbit_per_s(places[0], places[1], 2_500_000) < 201
+        assert 10 < mbit_per_s(places[0], places[2], 250_000) < 20.1
+        shape(places, Network(hosts=1, ranks_per_host=4, inside_mbit_per_s=2000,
+                              between_mbit_per_s=1))  # fmt: skip
+        assert mbit_per_s(places[0], places[2], 2_500_000) > 30
+    assert namespaces() <= before
+
+
+def test_what_a_killed_run_leaves_is_removed():
+    code = (
+        "import subprocess, time; from network import *\n"
+        "network = Network(hosts=2, ranks_per_host=1, inside_mbit_per_s=9, between_mbit_per_s=9)\n"
+        "with emulated(network) as places:\n"
+        "    rank = subprocess.Popen(places[0].command('sleep', '100'))\n"
+        "    print(places[0].namespace, rank.pid, flush=True)\n"
+        "    time.sleep(100)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+    )
+    with run:
+        namespace, rank = run.stdout.readline().split()
+        assert namespace in namespaces()
+        assert namespace not in remove_leftovers()  # it runs
+        run.send_signal(signal.SIGKILL)
+    assert namespace in remove_leftovers()
+    assert namespace not in namespaces()
+    assert ended(int(rank), limit_s=10)
+
+
+def ended(pid, *, limit_s):
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
