@@ -12,6 +12,15 @@ from measure import CLUSTERS, measure, prepare, sampled
 from network import why_not
 
 
+def with_same_hosts(names: list[str], ranks: int) -> list[list[str]]:
+    """Group clusters of a size by their hosts."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if CLUSTERS[name].num_ranks == ranks:
+            found.setdefault(CLUSTERS[name].hosts, []).append(name)
+    return list(found.values())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("phase", choices=("prepare", "measure"))
@@ -31,12 +40,9 @@ def main() -> int:
                 task = Task(model=model, ranks=ranks, ranks_per_host=ranks, cluster="cpu")
                 found = prepare(options.work, task, count=options.layouts)
                 print(f"{model} on {ranks}: {len(found)} scripts", flush=True)
-            else:
-                clusters = [
-                    name for name in options.cluster or CLUSTERS
-                    if CLUSTERS[name].num_ranks == ranks
-                ]  # fmt: skip
-                sample = sampled(options.work, model, ranks)
+                continue
+            sample = sampled(options.work, model, ranks)
+            for clusters in with_same_hosts(options.cluster or list(CLUSTERS), ranks):
                 measure(options.work, model, sample, clusters, options.work / "runs.jsonl")
     return 0
 

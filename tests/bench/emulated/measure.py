@@ -1,8 +1,7 @@
 """Runs the sampled layouts of models on emulated clusters, and keeps what they took.
 
-The scripts of one model and number of ranks start once and then run on each cluster of that size:
-the links of their network change under them. On each of them a step warms up, and ``TIMED_STEPS``
-follow, the layouts in turn.
+The scripts of one model start once on all clusters with the same hosts, whose links change under
+them. On each cluster a step settles, and ``TIMED_STEPS`` follow, the layouts in turn.
 """
 
 import json
@@ -11,7 +10,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from layouts import Layouts, Task
@@ -105,24 +104,25 @@ def sampled(work: Path, model: str, ranks: int) -> list[Sampled]:
 def measure(
     work: Path, model: str, sample: Sequence[Sampled], clusters: Sequence[str], out: Path
 ) -> None:
-    """Run a sample on clusters with its number of ranks, and append the figures to a file."""
+    """Run a sample on clusters of the same hosts, and append the figures to a file."""
     networks = [CLUSTERS[name] for name in clusters]
-    size = AT_ONCE[networks[0].num_ranks]
+    ranks, per_host = networks[0].num_ranks, networks[0].ranks_per_host
+    steps = FIRST_STEPS + len(clusters) * (SETTLING_STEPS + TIMED_STEPS)
     again = [each for each in sample if each.why == "again"]
     rest = [each for each in sample if each.why != "again"]
-    with emulated(networks[0]) as places:
-        for start in range(0, len(rest), size):
-            batch = [*rest[start : start + size], *again]
-            steps = FIRST_STEPS + len(clusters) * (SETTLING_STEPS + TIMED_STEPS)
-            shape(places, CLUSTERS["pair"])
+    first = replace(networks[0], inside_mbit_per_s=4000, between_mbit_per_s=4000)
+    with emulated(first) as hosts:
+        places = [hosts[rank // per_host] for rank in range(ranks)]
+        for start in range(0, len(rest), AT_ONCE[ranks]):
+            batch = [*rest[start : start + AT_ONCE[ranks]], *again]
             begun_s = time.perf_counter()
+            shape(hosts, first)
             with paced_runs([each.folder for each in batch], places, steps=steps) as runs:
                 alive = _stepped(list(zip(batch, runs, strict=True)), FIRST_STEPS)
-                print(f"    {model}: {len(alive)} scripts of {networks[0].num_ranks} ranks "
-                      f"started in {time.perf_counter() - begun_s:.0f} s", flush=True)  # fmt: skip
+                started_s = time.perf_counter() - begun_s
                 loads = []
                 for network in networks:
-                    shape(places, network)
+                    shape(hosts, network)
                     alive = _stepped(alive, SETTLING_STEPS)
                     alive = _stepped(alive, TIMED_STEPS)
                     loads.append(os.getloadavg()[0])
@@ -130,7 +130,11 @@ def measure(
                     run.finish()
                     for index, name in enumerate(clusters):
                         _append(out, _figures(work, model, name, index, each, run, loads[index]))
-            print(f"    {model}: {time.perf_counter() - begun_s:.0f} s in all", flush=True)
+            print(
+                f"{model} on {', '.join(clusters)}: {len(alive)} scripts, start {started_s:.0f} s, "
+                f"{time.perf_counter() - begun_s:.0f} s in all",
+                flush=True,
+            )
 
 
 def _stepped(pairs: list[tuple[Sampled, PacedRun]], rounds: int) -> list[tuple[Sampled, PacedRun]]:

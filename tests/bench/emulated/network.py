@@ -1,11 +1,12 @@
-"""A cluster on one machine: each rank in a network namespace of its own, with shaped links.
+"""Clusters on one machine: each host is a network namespace, and token buckets shape its links.
 
-All ranks are on one switch. What a rank sends to ranks of its own host passes a token bucket with
-the rate inside a host, all else one with the rate between hosts, and the switch shapes what comes
-back alike: every rank has a port of its own to either link, as a GPU with its own adapter has.
+Hosts are joined by veth pairs at one switch. What a host sends, and what the switch sends to it,
+passes the rate between hosts times its ranks; ranks of one host talk over its loopback, which
+passes the rate inside times its ranks. So each rate is per rank while all ranks send, as profiles
+have it, and is set without the other. Ranks share the cores of the machine.
 
 Namespaces are named after the process that made them. Those of processes that are gone, killed ones
-for example, are removed with all that runs in them when the next network is made.
+for example, are removed with all that runs in them when the next cluster is made.
 """
 
 import contextlib
@@ -19,15 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "eth0"
-"""Of each rank, for ``GLOO_SOCKET_IFNAME``."""
+"""Of each host, for ``GLOO_SOCKET_IFNAME``."""
 
 _PREFIX = "emulated-"
 _CLONE_NEWNET = 0x40000000
-_MTU = 1500
 _QUEUE_PACKETS = 20_000
 """More than sockets have under way: nothing is dropped."""
 _BURST_S = 0.5e-3
-_LEAST_BURST_BYTES = 4 * _MTU
+_LEAST_BURST_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class Network:
     ranks_per_host: int
     """Ranks on each."""
     inside_mbit_per_s: float
-    """Each rank to and from ranks of its host."""
+    """Each rank to and from ranks of its host, while all send."""
     between_mbit_per_s: float
-    """Each rank to and from ranks of other hosts."""
+    """Each rank to and from ranks of other hosts, while all send."""
 
     @property
     def num_ranks(self) -> int:
@@ -50,25 +50,33 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """Where a rank lives."""
+class Host:
+    """Where ranks live."""
 
-    namespace: str
-    """Network namespace."""
-    switch: str
-    """That of the switch."""
-    rank: int
-    """Rank."""
+    owner: str
+    """Begins the names of all namespaces of its cluster."""
+    number: int
+    """Position among the hosts."""
 
     @property
     def address(self) -> str:
         """Of its interface."""
-        return f"10.77.0.{self.rank + 1}"
+        return f"10.77.0.{self.number + 1}"
+
+    @property
+    def namespace(self) -> str:
+        """Network namespace."""
+        return f"{self.owner}{self.address}"
+
+    @property
+    def switch(self) -> str:
+        """Network namespace of the switch."""
+        return f"{self.owner}switch"
 
     @property
     def port(self) -> str:
         """Its interface at the switch."""
-        return f"port{self.rank}"
+        return f"port{self.number}"
 
     def command(self, *words: str) -> list[str]:
         """A command line, run there."""
@@ -85,7 +93,7 @@ class RankPlace:
 
 
 def why_not() -> str:
-    """Say why no network can be made here, "" where one can."""
+    """Say why no cluster can be made here, "" where one can."""
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} of iproute2 not found"
@@ -99,27 +107,33 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def emulated(network: Network) -> Iterator[tuple[RankPlace, ...]]:
-    """Make a network, yield the place of each rank, and remove it with all that runs in it."""
+def emulated(network: Network) -> Iterator[tuple[Host, ...]]:
+    """Make a cluster, yield its hosts, and remove it with all that runs in it."""
     remove_leftovers()
     own = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-"
-    switch = f"{own}switch"
-    places = tuple(
-        RankPlace(namespace=f"{own}{rank}", switch=switch, rank=rank)
-        for rank in range(network.num_ranks)
-    )
+    hosts = tuple(Host(owner=own, number=number) for number in range(network.hosts))
     try:
+        switch = hosts[0].switch
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "switch", "up")
-        for place in places:
-            _join(place)
-        shape(places, network)
-        yield places
+        for host in hosts:
+            _join(host)
+        shape(hosts, network)
+        yield hosts
     finally:
         for namespace in _namespaces():
             if namespace.startswith(own):
                 _remove(namespace)
+
+
+def shape(hosts: Sequence[Host], network: Network) -> None:
+    """Give the links of hosts the rates of a network, in the place of those that they have."""
+    ranks = network.ranks_per_host
+    for host in hosts:
+        _limit(host.namespace, "lo", ranks * network.inside_mbit_per_s)
+        _limit(host.namespace, INTERFACE, ranks * network.between_mbit_per_s)
+        _limit(host.switch, host.port, ranks * network.between_mbit_per_s)
 
 
 def remove_leftovers() -> list[str]:
@@ -157,48 +171,36 @@ def _remove(namespace: str) -> None:
     _run("ip", "netns", "del", namespace)
 
 
-def _join(place: RankPlace) -> None:
-    """Connect a rank to the switch."""
-    inside, switch = place.namespace, place.switch
+def _join(host: Host) -> None:
+    """Connect a host to the switch."""
+    inside, switch = host.namespace, host.switch
     _run("ip", "netns", "add", inside)
     _run("ip", "-n", inside, "link", "set", "lo", "up")
     pair = ("type", "veth", "peer", "name", INTERFACE, "netns", inside)
-    _run("ip", "-n", switch, "link", "add", place.port, "mtu", str(_MTU), *pair)
-    _run("ip", "-n", inside, "link", "set", INTERFACE, "mtu", str(_MTU))
-    _run("ip", "-n", inside, "addr", "add", f"{place.address}/24", "dev", INTERFACE)
-    _run("ip", "-n", switch, "link", "set", place.port, "master", "switch", "up")
+    _run("ip", "-n", switch, "link", "add", host.port, *pair)
+    _run("ip", "-n", inside, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+    _run("ip", "-n", switch, "link", "set", host.port, "master", "switch", "up")
     _run("ip", "-n", inside, "link", "set", INTERFACE, "up")
 
 
-def shape(places: Sequence[RankPlace], network: Network) -> None:
-    """Give ranks the hosts and rates of a network, in the place of those that they have."""
-    for place in places:
-        host = place.rank // network.ranks_per_host
-        near = [
-            other.address
-            for other in places
-            if other is not place and other.rank // network.ranks_per_host == host
-        ]
-        _limit(place.namespace, INTERFACE, [f"dst {address}" for address in near], network)
-        _limit(place.switch, place.port, [f"src {address}" for address in near], network)
+def _limit(namespace: str, device: str, mbit_per_s: float) -> None:
+    """Let a device send at a rate, after a short burst.
 
-
-def _limit(namespace: str, device: str, inside: Sequence[str], network: Network) -> None:
-    """Give what a device sends one token bucket inside the host, another one for all else."""
+    Of the kernel's token buckets, htb lets packets of 64 KiB pass whole and counts them afterwards;
+    tbf cuts those that are larger than its burst, which takes a core at a few hundred Mbit/s.
+    """
     tc = ("tc", "-n", namespace)
-    where = ("dev", device, "parent")
-    if " htb " in _run(*tc, "qdisc", "show", "dev", device, "root"):
-        _run(*tc, "qdisc", "del", "dev", device, "root")
-    _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "2")
-    rates = (network.inside_mbit_per_s, network.between_mbit_per_s)
-    for link, rate in enumerate(rates, start=1):
-        burst = str(max(_LEAST_BURST_BYTES, round(rate * 1e6 / 8 * _BURST_S)))
-        bucket = ("rate", f"{rate}mbit", "burst", burst, "cburst", burst, "quantum", str(_MTU))
-        _run(*tc, "class", "add", *where, "1:", "classid", f"1:{link}", "htb", *bucket)
-        _run(*tc, "qdisc", "add", *where, f"1:{link}", "pfifo", "limit", str(_QUEUE_PACKETS))
-    for address in inside:
-        match = ("u32", "match", "ip", *address.split(), "flowid", "1:1")
-        _run(*tc, "filter", "add", *where, "1:", "protocol", "ip", *match)
+    burst = str(max(_LEAST_BURST_BYTES, round(mbit_per_s * 1e6 / 8 * _BURST_S)))
+    bucket = ("rate", f"{mbit_per_s}mbit", "burst", burst, "cburst", burst, "quantum", "65536")
+    if " htb " not in _run(*tc, "qdisc", "show", "dev", device, "root"):
+        _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
+        _run(*tc, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", *bucket)
+        queue = ("pfifo", "limit", str(_QUEUE_PACKETS))
+        _run(*tc, "qdisc", "add", "dev", device, "parent", "1:1", *queue)
+    else:
+        _run(
+            *tc, "class", "change", "dev", device, "parent", "1:", "classid", "1:1", "htb", *bucket
+        )
 
 
 def _run(*command: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2] / "run"))
 
 from driver import FORKS, IMPORTED, process_group
-from network import INTERFACE, RankPlace
+from network import INTERFACE, Host
 
 LIMIT_S = 120.0
 """For the start of a script, and for a step."""
@@ -40,7 +40,7 @@ class StepFigures:
     step_time_s: float
     """Of the slowest rank."""
     sent_bytes: tuple[int, ...]
-    """What each rank's interface has sent, headers included."""
+    """What the host of each rank has sent meanwhile, to itself too, headers included."""
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class PacedRun:
     """By rank: peak resident memory less what was resident before the script began; known at the
     end."""
 
-    def start(self, places: Sequence[RankPlace], steps: int) -> None:
-        """Start the ranks, which stop before their first step."""
+    def start(self, places: Sequence[Host], steps: int) -> None:
+        """Start a rank at each place; all stop before their first step."""
         FORKS.set_forkserver_preload(IMPORTED)
         with contextlib.suppress(FileNotFoundError):
             (self.folder / "meeting").unlink()
@@ -124,9 +124,15 @@ def output_of(folder: Path, rank: int) -> Path:
 
 @contextlib.contextmanager
 def paced_runs(
-    folders: Sequence[Path], places: Sequence[RankPlace], *, steps: int
+    folders: Sequence[Path], places: Sequence[Host], *, steps: int
 ) -> Iterator[list[PacedRun]]:
-    """Start scripts side by side, each of which stands before its first step."""
+    """Start scripts side by side, each of which stands before its first step.
+
+    Args:
+        folders: Of their plans.
+        places: The host of each rank.
+        steps: To take in all.
+    """
     runs = [PacedRun(folder) for folder in folders]
     try:
         for run in runs:
@@ -143,7 +149,7 @@ def paced_runs(
 def run_rank(
     folder: str,
     steps: int,
-    place: RankPlace,
+    place: Host,
     rank: int,
     num_ranks: int,
     end: connection.Connection,
@@ -204,7 +210,6 @@ def _status_bytes(name: str) -> int:
 
 
 def _sent_bytes() -> int:
-    """What this process's network namespace has sent; /sys shows the one it was mounted in."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    fields = next(line.split() for line in lines if line.strip().startswith(f"{INTERFACE}:"))
-    return int(fields[9])
+    """What all ranks of this host have sent; /sys would show the namespace it was mounted in."""
+    lines = [line.split() for line in Path("/proc/self/net/dev").read_text().splitlines()]
+    return sum(int(each[9]) for each in lines if each[0] in (f"{INTERFACE}:", "lo:"))
