@@ -24,10 +24,12 @@ INTERFACE = "eth0"
 
 _PREFIX = "emulated-"
 _CLONE_NEWNET = 0x40000000
-_QUEUE_PACKETS = 20_000
+_MTU = 9000
+"""A bucket cuts what is larger than its burst into packets of this size: fewer take less time."""
+_QUEUE_BYTES = 64 * 2**20
 """More than sockets have under way: nothing is dropped."""
-_BURST_S = 0.5e-3
-_LEAST_BURST_BYTES = 8192
+_BURST_S = 0.6e-3
+_LEAST_BURST_BYTES = 2 * _MTU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,32 +177,20 @@ def _join(host: Host) -> None:
     """Connect a host to the switch."""
     inside, switch = host.namespace, host.switch
     _run("ip", "netns", "add", inside)
-    _run("ip", "-n", inside, "link", "set", "lo", "up")
+    _run("ip", "-n", inside, "link", "set", "lo", "mtu", str(_MTU), "up")
     pair = ("type", "veth", "peer", "name", INTERFACE, "netns", inside)
-    _run("ip", "-n", switch, "link", "add", host.port, *pair)
+    _run("ip", "-n", switch, "link", "add", host.port, "mtu", str(_MTU), *pair)
+    _run("ip", "-n", inside, "link", "set", INTERFACE, "mtu", str(_MTU))
     _run("ip", "-n", inside, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
     _run("ip", "-n", switch, "link", "set", host.port, "master", "switch", "up")
     _run("ip", "-n", inside, "link", "set", INTERFACE, "up")
 
 
 def _limit(namespace: str, device: str, mbit_per_s: float) -> None:
-    """Let a device send at a rate, after a short burst.
-
-    Of the kernel's token buckets, htb lets packets of 64 KiB pass whole and counts them afterwards;
-    tbf cuts those that are larger than its burst, which takes a core at a few hundred Mbit/s.
-    """
-    tc = ("tc", "-n", namespace)
-    burst = str(max(_LEAST_BURST_BYTES, round(mbit_per_s * 1e6 / 8 * _BURST_S)))
-    bucket = ("rate", f"{mbit_per_s}mbit", "burst", burst, "cburst", burst, "quantum", "65536")
-    if " htb " not in _run(*tc, "qdisc", "show", "dev", device, "root"):
-        _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
-        _run(*tc, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", *bucket)
-        queue = ("pfifo", "limit", str(_QUEUE_PACKETS))
-        _run(*tc, "qdisc", "add", "dev", device, "parent", "1:1", *queue)
-    else:
-        _run(
-            *tc, "class", "change", "dev", device, "parent", "1:", "classid", "1:1", "htb", *bucket
-        )
+    """Let a device send at a rate, after a short burst."""
+    burst = max(_LEAST_BURST_BYTES, round(mbit_per_s * 1e6 / 8 * _BURST_S))
+    bucket = ("rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", str(_QUEUE_BYTES))
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 
 def _run(*command: str) -> str:
