@@ -28,10 +28,10 @@ class ScalarOrder:
         value._local_tensor.copy_(own._local_tensor)
 
 
-def hold_scalars_as_vectors(model_part: Part) -> None:
+def hold_scalars_as_vectors(part: Part) -> None:
     """Replace scalar parameters; the user's forward still sees scalars."""
     made: dict[int, nn.Parameter] = {}  # tied parameters stay tied
-    for path, module in model_part.model.named_modules():
+    for path, module in part.model.named_modules():
         names = [name for name, p in module._parameters.items() if p is not None and not p.ndim]
         for name in names:
             scalar = module._parameters[name]
@@ -39,8 +39,8 @@ def hold_scalars_as_vectors(model_part: Part) -> None:
             vector = nn.Parameter(scalar.detach().reshape(1), requires_grad=scalar.requires_grad)
             module._parameters[name] = made.setdefault(id(scalar), vector)
             full_name = f"{path}.{name}" if path else name
-            first = model_part.first_names.get(full_name, full_name)
-            model_part.orders[first] = ScalarOrder()
+            first = part.first_names.get(full_name, full_name)
+            part.orders[first] = ScalarOrder()
         if names:
             kind = type(module)
             as_scalars = {name: property(partial(_as_scalar, name=name)) for name in names}
@@ -49,5 +49,6 @@ def hold_scalars_as_vectors(model_part: Part) -> None:
 
 def _as_scalar(module: nn.Module, name: str) -> Tensor:
     """Return a gathered parameter as the scalar that it is; FSDP2 asks for sharded ones."""
-    vector: Tensor = module.__dict__.get(name, module._parameters[name])
+    vector = module.__dict__.get(name, module._parameters[name])
+    assert isinstance(vector, Tensor)
     return vector if isinstance(vector, DTensor) else vector.reshape(())
