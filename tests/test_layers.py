@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "units", "progress", "version", "vocabulary", "runtime"),
+    ("errors", "rendering", "units", "progress", "version", "vocabulary", "runtime"),
     ("request", "solver"),
     ("hardware",),
     ("framework",),
@@ -163,7 +163,7 @@ ORDERS = {
         ("files",),
     ),
     "export": (
-        ("facts", "rendering", "terms"),
+        ("facts", "terms"),
         ("own_models",),
         ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from planner.errors import CodegenError
 from planner.export.facts import recompute_modes, recompute_words, whole_blocks
 from planner.export.own_models import dtype_losses
-from planner.export.rendering import render
 from planner.export.terms import Loss, Terms, header_lines
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
+from planner.rendering import render
 from planner.vocabulary import Dtype, Recomputation
 
 NAME = "accelerate"
@@ -56,7 +56,7 @@ def text(saved: SavedPlan, terms: Terms) -> str:
         f"print(load_config_from_file('{FILE_NAME}'))\""
     )
     header = header_lines(saved, terms, version=VERSION, run=run, check=check)
-    return render("accelerate.yaml.j2", header=header, **terms.values)
+    return render("export/accelerate.yaml.j2", header=header, **terms.values)
 
 
 def _kind(plan: Plan) -> str:

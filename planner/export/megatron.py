@@ -16,10 +16,10 @@ from planner.export.facts import (
     spread,
 )
 from planner.export.own_models import model_losses
-from planner.export.rendering import render
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
+from planner.rendering import render
 from planner.vocabulary import Dtype, Recomputation, Schedule
 
 NAME = "megatron"
@@ -84,7 +84,7 @@ def text(saved: SavedPlan, terms: Terms) -> str:
         "python path/to/Megatron-LM/tools/report_theoretical_memory.py (the same options)"
     )
     header = header_lines(saved, terms, version=VERSION, run=run, check=check)
-    return render("megatron.sh.j2", header=header, **terms.values)
+    return render("export/megatron.sh.j2", header=header, **terms.values)
 
 
 def _pipeline_layout(plan: Plan) -> str:
