@@ -120,14 +120,9 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         if _whole_recompute(plan):
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.tp > 1:
-        names["tensor_parallel"] = {"TensorParallel"}
-        names["dry_run"] = {"DryRun"}
-        if any(group.modules for group in plan.shardings):
-            names["tensor_parallel"].add("ModuleSharding")
-        if _sums_gradients(plan):
-            names["tensor_parallel"].add("sum_sequence_gradients")
-        if plan.sequence_parallel:
-            names["anatomy"] = {"check_sequence"}
+        names |= _tensor_imports(plan)
+    if plan.compile:
+        names["compiled"] = {"compile_blocks"}
     if plan.degrees.tp > 1 or plan.degrees.pp > 1:
         names["gradients"] = {"clip_gradients"}
     if read_sources(plan):
@@ -135,6 +130,17 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     if plan.model.num_parameters > MOST_BUILT_PARAMETERS:
         names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
+
+
+def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
+    """What tensor parallelism adds to them."""
+    used = {"TensorParallel"}
+    if any(group.modules for group in plan.shardings):
+        used.add("ModuleSharding")
+    if _sums_gradients(plan):
+        used.add("sum_sequence_gradients")
+    names = {"tensor_parallel": used, "dry_run": {"DryRun"}}
+    return names | ({"anatomy": {"check_sequence"}} if plan.sequence_parallel else {})
 
 
 def _gradient_sums(plan: Plan) -> list[str]:
@@ -359,6 +365,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Tensor", "sequence parallel between regions" if plan.sequence_parallel else ""),
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
         ("Recompute", recompute),
+        ("Compile", "blocks by torch.compile" if plan.compile else ""),
         ("Dtype", plan.dtype),
         (
             "Predicted",

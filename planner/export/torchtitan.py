@@ -102,9 +102,10 @@ def _losses(plan: Plan) -> Iterator[Loss]:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
+    price = "with blocks compiled" if plan.compile else "without torch.compile"
     yield (
         "the model, its data, optimiser and torch.compile are those of BASE; the plan's price is "
-        "without torch.compile"
+        f"{price}"
     )
     if recompute_modes(plan)[Recomputation.SELECTIVE]:
         yield (
