@@ -34,7 +34,7 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "lost_ranks", "trees"),
+        ("layout", "lost_ranks", "torch_trace", "trees"),
         ("processes",),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
@@ -177,11 +177,11 @@ ORDERS = {
     "validation": (
         ("plot", "scoring", "types"),
         ("pricing", "reading"),
-        ("fitting", "validate"),
+        ("compare", "fitting", "validate"),
         ("view",),
     ),
     "validation/reading": (
-        ("assume", "cell_words"),
+        ("assume", "cell_words", "torch_trace"),
         ("cells",),
         ("contradictions",),
         ("table",),
@@ -209,8 +209,15 @@ ORDERS = {
     "cli": (
         ("options", "pieces", "progress_bar"),
         ("terminal",),
-        ("check_screen", "plan_screen", "profiles", "trace_screen", "validate_screen"),
-        ("check_command", "export_command"),
+        (
+            "check_screen",
+            "compare_screen",
+            "plan_screen",
+            "profiles",
+            "trace_screen",
+            "validate_screen",
+        ),
+        ("check_command", "compare_command", "export_command"),
         ("plan_runner", "trace_runner", "validate_runner"),
         ("commands",),
         ("main",),

@@ -20,12 +20,14 @@ from planner.cli.commands import (
     trace_command,
     validate_command,
 )
+from planner.cli.compare_command import compare_command
 from planner.cli.export_command import export_command
 from planner.cli.profiles import profiles_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
     "calibrate": calibrate_command,
+    "compare": compare_command,
     "estimate": estimate_command,
     "check": check_command,
     "export": export_command,
