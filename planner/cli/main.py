@@ -22,6 +22,7 @@ from planner.cli.commands import (
 )
 from planner.cli.compare_command import compare_command
 from planner.cli.export_command import export_command
+from planner.cli.profile_command import profile_command
 from planner.cli.profiles import profiles_command
 from planner.errors import PlannerError
 
@@ -31,6 +32,7 @@ VERBS: dict[str, click.Command] = {
     "estimate": estimate_command,
     "check": check_command,
     "export": export_command,
+    "profile": profile_command,
     "profiles": profiles_command,
     "trace": trace_command,
     "validate": validate_command,

@@ -80,6 +80,21 @@ class CompareOptions(TypedDict):
     no_color: bool
 
 
+class ProfileOptions(TypedDict):
+    """Parsed options of ``plan profile``."""
+
+    device: str
+    processes: int | None
+    hosts: str | None
+    remote: str
+    out: Path
+    quick: bool
+    force: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
 class PlanOptions(TypedDict):
     """Parsed options of ``plan MODEL`` and ``plan estimate MODEL``."""
 

@@ -13,14 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.cost.collective import (
-    all_gather_s,
-    all_reduce_s,
-    point_to_point_s,
-    reduce_scatter_s,
-)
-from planner.cost.device_fit import bounded_shares, fit_efficiency, mean_log_error, price_op
-from planner.cost.pattern_search import pattern_search
+from planner.cost.device_fit import fit_efficiency, price_op
+from planner.cost.link_fit import fit_link_to, price_collective
 from planner.cost.tables import (
     CollectiveSample,
     OpSample,
@@ -32,8 +26,7 @@ from planner.cost.tables import (
     v100_samples,
 )
 from planner.hardware.profiles import load_cluster, load_device
-from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
-from planner.hardware.topology import CommGroup
+from planner.hardware.spec import DeviceSpec
 
 DEVICES = {
     "A100-80GB-SXM": "a100-80gb-sxm",
@@ -153,35 +146,6 @@ def idle(device: DeviceSpec) -> DeviceSpec:
     return replace(device, efficiency=replace(device.efficiency, sustained_fraction=1.0))
 
 
-def price_collective(sample: CollectiveSample, cluster: ClusterSpec) -> float:
-    """Predict the time of a measured collective, seconds."""
-    group = sample_group(sample, cluster)
-    if sample.collective == "send_recv":
-        return point_to_point_s(sample.payload_bytes, group.slowest)
-    if sample.collective == "all_reduce":
-        if "ring" in sample.setting:
-            group = replace(group, inner=replace(group.inner, switch_all_reduce_fraction=0.0))
-        return all_reduce_s(sample.payload_bytes, group)
-    if sample.collective == "all_gather":
-        return all_gather_s(sample.payload_bytes, group)
-    return reduce_scatter_s(sample.payload_bytes, group)
-
-
-def sample_group(sample: CollectiveSample, cluster: ClusterSpec) -> CommGroup:
-    """Lay the ranks of a measurement out on the cluster's links."""
-    per_node = sample.num_ranks // sample.num_nodes
-    if sample.num_nodes == 1:
-        return CommGroup(
-            num_ranks=per_node, ranks_per_node=per_node, inner=cluster.links[0], outer=None
-        )
-    return CommGroup(
-        num_ranks=sample.num_ranks,
-        ranks_per_node=per_node,
-        inner=cluster.links[0],
-        outer=cluster.links[-1],
-    )
-
-
 def op_errors() -> list[FitError]:
     """Hold the shipped devices to the published op tables."""
     return [
@@ -260,21 +224,7 @@ def fit_link(fit: LinkFit) -> dict[str, float]:
     """
     cluster = load_cluster(fit.cluster, gpus=1024, gpus_per_node=8)
     samples = link_samples(fit, max_ranks=fit.max_ranks)
-    link = cluster.links[fit.index]
-    start = {
-        "gb_per_s": link.bandwidth_bytes_per_s * 1e-9,
-        "latency_us_per_hop": link.latency_s * 1e6,
-        "latency_us_per_collective": link.base_latency_s * 1e6,
-        "ramp_mib_per_rank": link.ramp_bytes / 2**20,
-    }
-    if link.switch_all_reduce_fraction:
-        start["switch_all_reduce_fraction"] = link.switch_all_reduce_fraction
-
-    def loss(values: Mapping[str, float]) -> float:
-        changed = _with_link(cluster, fit.index, values)
-        return mean_log_error((price_collective(s, changed), s.measured_s) for s in samples)
-
-    return pattern_search(loss, start, fixed=fit.fixed, most=bounded_shares(start))
+    return fit_link_to(cluster, fit.index, samples, fixed=fit.fixed)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -305,19 +255,6 @@ def _collective_key(sample: CollectiveSample) -> tuple[str, str]:
     ring = " ring" if "ring" in sample.setting else ""
     size = f"{sample.num_ranks} ranks on {sample.num_nodes}"
     return sample.system, f"{sample.collective}{ring}, {size}"
-
-
-def _with_link(cluster: ClusterSpec, index: int, values: Mapping[str, float]) -> ClusterSpec:
-    link: LinkSpec = replace(
-        cluster.links[index],
-        bandwidth_bytes_per_s=values["gb_per_s"] * 1e9,
-        latency_s=values["latency_us_per_hop"] * 1e-6,
-        base_latency_s=values["latency_us_per_collective"] * 1e-6,
-        ramp_bytes=values["ramp_mib_per_rank"] * 2**20,
-        switch_all_reduce_fraction=values.get("switch_all_reduce_fraction", 0.0),
-    )
-    links = (*cluster.links[:index], link, *cluster.links[index + 1 :])
-    return replace(cluster, links=links)
 
 
 def _fit_error(table: str, system: str, group: str, ratios: Sequence[float]) -> FitError:

@@ -57,6 +57,8 @@ class ShardedState:
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward
+        host = cluster.script_host
+        self._issue_s = host.collective_s if host is not None and shard.num_ranks > 1 else 0.0
         self._known: dict[Hashable, float] = {}
         copied = framework.accumulated_bytes / PARAMETER_BYTES
         bandwidth = cluster.device.pointwise_bytes_per_s if shard.num_ranks > 1 else math.inf
@@ -85,13 +87,15 @@ class ShardedState:
         return self._known[key]
 
     def _gather_s(self, index: int) -> float:
-        return self._collective_s(all_gather_s, self._units[index].gathered_bytes, self._shard)
+        gather_s = self._collective_s(all_gather_s, self._units[index].gathered_bytes, self._shard)
+        return gather_s + self._issue_s / 2
 
     def _scatter_s(self, index: int) -> float:
         num_bytes = self._units[index].trained_bytes * self._wire
         if not num_bytes:
             return 0.0  # all of it is frozen
-        return self._collective_s(reduce_scatter_s, num_bytes, self._shard)
+        scatter_s = self._collective_s(reduce_scatter_s, num_bytes, self._shard)
+        return scatter_s + self._issue_s / 2
 
     def _replicas_s(self, index: int) -> float:
         num_bytes = self._units[index].trained_bytes / self._shard.num_ranks * self._wire

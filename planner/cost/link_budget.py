@@ -29,13 +29,17 @@ def exposed_s(traffic_s: float, *, busy_s: float, window_s: float) -> float:
 class UnitPasses:
     """The passes of a unit: what they wait for, and what hides behind them."""
 
-    def __init__(self, framework: FrameworkSpec, *, tp_shares_link: bool) -> None:
+    def __init__(
+        self, framework: FrameworkSpec, *, tp_shares_link: bool, hides: bool = True
+    ) -> None:
         """Keep the framework's overlap.
 
         Args:
             framework: How much of its collectives and reductions it hides.
             tp_shares_link: Data-parallel traffic crosses a link of the tensor-parallel group.
+            hides: Whether traffic runs beside compute at all.
         """
+        self._hides = hides
         self._exposed = 1 - framework.tp_overlap
         self._beside_weights = framework.hides_backward_collectives
         self._reducing = framework.gradient_overlap
@@ -59,6 +63,8 @@ class UnitPasses:
 
     def forward_exposed_s(self, unit: PricedUnit, gathers_s: float) -> float:
         """What of some gathers the forward pass does not hide."""
+        if not self._hides:
+            return gathers_s
         return exposed_s(
             gathers_s,
             busy_s=unit.forward_comm_s if self._shares else 0.0,
@@ -76,6 +82,8 @@ class UnitPasses:
             gathers_s: Gathers of parameters.
             reductions_s: Reductions of gradients, which have a share of the pass.
         """
+        if not self._hides:
+            return gathers_s + reductions_s
         busy_s = unit.backward_comm_s + unit.recompute[kind].comm_s if self._shares else 0.0
         window_s = unit.backward_s + self.backward_comm_s(unit) + self.recompute_s(unit, kind)
         return max(

@@ -15,12 +15,13 @@ and FLOPs, and falls with peak and bandwidth. The parameters are fitted by
 ``planner.cost.calibrate``.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from planner.errors import RequestError
-from planner.hardware.spec import DeviceSpec, EfficiencySpec
+from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec
 
 OpKind = Literal["matmul", "attention", "memory", "reduction", "embedding"]
 """matmul (and convolution), fused attention, pointwise and copies ("memory"), norms and softmax
@@ -35,16 +36,13 @@ ROW_ALIGNMENT = 16
 _ATTENTION_TILE = 128
 """Rows of queries that one SM works on in fused attention."""
 
-_ATTENTION_FILL_KEYS = 235.0
-"""Keys as long as whose work a tile of queries takes beyond its own: an H100 reaches 328.9, 389.7,
-433.7, 458.4, 470.7 and 476.8 TFLOP/s over 512 to 16,384 keys (Triton; FlashAttention-3 rises the
-same way), pytorch/benchmark #2391."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpWork:
     """The work of one kernel on one rank."""
 
+    name: str = ""
+    """Of the op, by which a measured device knows it; "" where it stands for several."""
     kind: OpKind
     """What limits it."""
     flop: float
@@ -87,6 +85,9 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     bandwidth = device.memory_bandwidth_bytes_per_s
     num_bytes = work.read_bytes + work.write_bytes
     launch_s = device.kernel_launch_s
+    if work.name in device.op_curves:
+        size = work.flop if work.kind == "matmul" else num_bytes
+        return launch_s + curve_s(device.op_curves[work.name], size)
     if work.kind == "memory":
         return launch_s + num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
     if work.kind == "reduction":
@@ -100,6 +101,18 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     compute_s = _matmul_s(work, device, dtype)
     memory_s = num_bytes / (bandwidth * efficiency.matmul_bandwidth_fraction)
     return launch_s + efficiency.matmul_setup_s + _joined_s(compute_s, memory_s)
+
+
+def curve_s(curve: Curve, size: float) -> float:
+    """Seconds on a measured curve: straight between its points, at their rates beyond them."""
+    first, last = curve[0], curve[-1]
+    if size <= first[0]:
+        return first[1] * size / first[0]
+    if size >= last[0]:
+        return last[1] * size / last[0]
+    place = bisect_left(curve, (size, 0.0))
+    (before, before_s), (after, after_s) = curve[place - 1], curve[place]
+    return before_s + (after_s - before_s) * (size - before) / (after - before)
 
 
 def _joined_s(compute_s: float, memory_s: float) -> float:
@@ -163,10 +176,11 @@ def _attention_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
         if work.backward
         else efficiency.attention_forward_fraction
     )
-    computed = work.flop - work.masked_flop
+    computed = work.flop - work.masked_flop * (1 - efficiency.attention_masked_share)
     seconds = computed / (_peak(device, dtype) * fraction)
     if not work.m or not work.flop:
         return seconds
-    seconds *= 1 + _ATTENTION_FILL_KEYS / (work.n * computed / work.flop)
+    seconds *= 1 + efficiency.attention_fill_keys / (work.n * computed / work.flop)
+    seconds *= 1 + efficiency.attention_head_overhead / work.k
     tiles = work.batch * -(-work.m // _ATTENTION_TILE)
     return seconds * max(1.0, device.num_sms / tiles)

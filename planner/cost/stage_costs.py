@@ -105,7 +105,9 @@ class StageCosts:
         self._message_s = framework.congested_message_s if stalled else framework.message_s
         ranks = comm_group(cluster, degree=degrees.dp, stride=degrees.tp)
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
-        self._passes = passes = UnitPasses(framework, tp_shares_link=self._tp_shares_link)
+        self._passes = passes = UnitPasses(
+            framework, tp_shares_link=self._tp_shares_link, hides=cluster.hides_traffic
+        )
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
         if configuration.state_form == "replicated":
@@ -119,8 +121,13 @@ class StageCosts:
 
     def _build(self) -> None:
         units, passes = self.units, self._passes
-        self._add("forward", lambda i: units[i].forward_s)
-        self._add("compute", lambda i: units[i].forward_s + units[i].backward_s)
+        host = self.cluster.script_host
+        # FSDP2's hooks run in forward and backward alike; prologue and epilogue are one unit.
+        hooks_s = host.unit_s if host is not None else 0.0
+        hooks = [hooks_s if i in self.model.blocks or i == 0 else 0.0 for i in range(len(units))]
+        self._add("forward", lambda i: units[i].forward_s + hooks[i] / 2)
+        self._add("compute", lambda i: units[i].forward_s + units[i].backward_s + hooks[i])
+        self._add("tensors", lambda i: units[i].trained_tensors)
         self._add("weight", lambda i: min(units[i].weight_backward_s, units[i].backward_s))
         self._add("tp_forward", lambda i: passes.forward_comm_s(units[i]))
         self._add(
@@ -280,10 +287,14 @@ class StageCosts:
         The rank has the latter once, so that each of its stages has a share.
         """
         parameters = self.memory.sharded_trained_bytes(first, end) / PARAMETER_BYTES
-        moved_s = (
-            parameters * self.framework.optimizer_moved_bytes / self.device.pointwise_bytes_per_s
-        )
-        return moved_s + self.framework.step_s / self.configuration.virtual_stages
+        host = self.cluster.script_host
+        if host is not None:
+            tensors_s = self.total("tensors", first, end) * host.tensor_s
+            updated_s = parameters * host.element_s + tensors_s
+        else:
+            moved_bytes = parameters * self.framework.optimizer_moved_bytes
+            updated_s = moved_bytes / self.device.pointwise_bytes_per_s
+        return updated_s + self.framework.step_s / self.configuration.virtual_stages
 
     def _transfers_s(self, first: int, end: int, links: Links) -> float:
         """Transfers of one microbatch, activations and gradients.

@@ -82,6 +82,7 @@ def unit_work(
         trained_elements=view.parameter_elements(trained=True),
         frozen_elements=view.parameter_elements(trained=False),
         summed_gradient_elements=view.summed_gradient_elements(),
+        trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
     )
 
 

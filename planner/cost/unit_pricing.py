@@ -50,6 +50,8 @@ class PricedUnit:
     """All its parameters in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
+    trained_tensors: int = 0
+    """Its trained parameters, each counted once whatever its size."""
     frozen_bytes: int = 0
     """Its frozen parameters on one tp rank in the compute dtype, in which they are held."""
 
@@ -86,6 +88,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         trained_bytes=work.trained_elements * master_bytes(rank.dtype),
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
+        trained_tensors=work.trained_tensors,
         frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
     )
 

@@ -59,3 +59,5 @@ class UnitWork:
     """Frozen parameters on one tp rank."""
     summed_gradient_elements: int
     """Elements of whole trained parameters on a split stream; tp sums their gradients."""
+    trained_tensors: int = 0
+    """Trained parameters, each counted once whatever its size."""

@@ -130,6 +130,7 @@ def _work(
     elif kind == "attention":
         batch, m, n, k = _attention_sizes(graph, op, part)
     return OpWork(
+        name=op.name,
         kind=kind,
         flop=op.flop * part,
         masked_flop=masked_flop(graph, op) * part,

@@ -44,7 +44,9 @@ def framework_on_cluster(
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
     spec, cluster = in_place(load_framework(framework), cluster, constants)
     if framework != SCRIPT:
-        cluster = replace(cluster, step_time_errors=())
+        cluster = replace(cluster, step_time_errors=(), script_host=None)
+    elif cluster.script_host is not None:
+        spec = replace(spec, step_s=cluster.script_host.step_s, message_s=0.0)
     if calibration is None:
         return spec, replace(cluster, uncalibrated_error=spec.uncalibrated_error)
     if "reserve_gib" in constants.framework.get(framework, {}):

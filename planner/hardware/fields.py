@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from planner.errors import ProfileError
@@ -109,6 +110,21 @@ class FieldReader:
             raise self.error(key, f"has the value {value!r}, not a list of [m, n] pairs")
         return tuple((m, n) for m, n in pairs)
 
+    def curve(self, key: str) -> tuple[tuple[float, float], ...]:
+        """Take a list of (size, value) pairs above zero, both rising."""
+        value = self._entry(key)["value"]
+        pairs = value if isinstance(value, list) else []
+        sound = all(
+            isinstance(pair, list) and len(pair) == 2 and all(_is_positive(each) for each in pair)
+            for pair in pairs
+        )
+        rising = sound and all(
+            first[0] < second[0] and first[1] <= second[1] for first, second in pairwise(pairs)
+        )
+        if not pairs or not rising:
+            raise self.error(key, f"has the value {value!r}, not a list of rising [size, value]")
+        return tuple((float(size), float(each)) for size, each in pairs)
+
     def has(self, key: str) -> bool:
         """Tell whether the field is there, which it may be."""
         self.asked.add(key)
@@ -119,6 +135,13 @@ class FieldReader:
         value = self._take(key)
         if not isinstance(value, list) or not value or not isinstance(value[0], dict):
             raise self.error(key, "is not a list of tables", hint=f"write [[{key}]] for each")
+        return value
+
+    def one_table(self, key: str) -> dict[str, object]:
+        """Take a table."""
+        value = self._take(key)
+        if not isinstance(value, dict):
+            raise self.error(key, "is not a table", hint=f"write [{key}]")
         return value
 
     def finish(self) -> dict[str, NumberSource]:
@@ -161,6 +184,10 @@ class FieldReader:
             )
         self.numbers[key] = NumberSource(provenance=Provenance(provenance), source=source)
         return entry
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _is_count(value: object) -> bool:

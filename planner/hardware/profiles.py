@@ -12,7 +12,10 @@ from pathlib import Path
 
 from planner.errors import ProfileError, RequestError
 from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.hardware.measured_fields import read_measured, read_ops
+from planner.hardware.sharing import share_node
 from planner.hardware.spec import (
+    ATTENTION_FILL_KEYS,
     ClusterSpec,
     DeviceSpec,
     EfficiencySpec,
@@ -108,6 +111,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         kernel_launch_s=us_to_s(reader.number("kernel_launch_us")),
         training_fraction=reader.positive("training_fraction_of_sustained", most=1.0),
         efficiency=_read_efficiency(reader),
+        op_curves=read_ops(reader),
         step_time_errors=_read_errors(reader),
         numbers=reader.numbers,
     )
@@ -133,6 +137,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     path = _find("clusters", name_or_path, base=None)
     reader = FieldReader(path=path, table=read_toml(path))
     reader.asked |= {"format", "description", "runs"}
+    measured = read_measured(reader)
     name = reader.text("name")
     device = load_device(reader.text("device"), base=path.parent)
     profile_gpus_per_node = reader.count("gpus_per_node")
@@ -159,11 +164,12 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
         links=links,
         num_gpus=gpus,
         host_time_factor=host_time_factor,
+        **measured,
         in_training=in_training,
         step_time_errors=device.step_time_errors,
         numbers=numbers,
     )
-    return cluster if full_speed is None else _share_node(cluster, full_speed)
+    return cluster if full_speed is None else share_node(cluster, full_speed)
 
 
 def _shipped_names(kind: str) -> tuple[str, ...]:
@@ -205,7 +211,14 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
             "attention_backward_fraction_of_peak", most=1.0
         ),
         sustained_fraction=reader.positive("sustained_fraction_of_peak", most=1.0),
+        attention_fill_keys=_number_or(reader, "attention_fill_keys", ATTENTION_FILL_KEYS),
+        attention_head_overhead=_number_or(reader, "attention_head_overhead_elements", 0.0),
+        attention_masked_share=_number_or(reader, "attention_masked_share", 0.0),
     )
+
+
+def _number_or(reader: FieldReader, key: str, default: float) -> float:
+    return reader.number(key) if reader.has(key) else default
 
 
 def _read_errors(reader: FieldReader) -> tuple[MeasuredError, ...]:
@@ -279,26 +292,3 @@ def _resolve_node(gpus: int, gpus_per_node: int, name: str) -> int:
             hint=f"ask for {below} or {below + gpus_per_node} GPUs, or set --gpus-per-node",
         )
     return gpus_per_node
-
-
-def _share_node(cluster: ClusterSpec, full_speed_ranks: int) -> ClusterSpec:
-    """Slow ranks and links down where more processes run on a node than it has cores for."""
-    share = min(1.0, full_speed_ranks / cluster.gpus_per_node)
-    device = cluster.device
-    slowed = replace(
-        device,
-        memory_bytes=round(device.memory_bytes / cluster.gpus_per_node),
-        peak_flop_per_s={dtype: peak * share for dtype, peak in device.peak_flop_per_s.items()},
-        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * share,
-        kernel_launch_s=device.kernel_launch_s / share,
-    )
-    links = tuple(
-        replace(
-            link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share,
-            latency_s=link.latency_s / share,
-            base_latency_s=link.base_latency_s / share,
-        )
-        for link in cluster.links
-    )
-    return replace(cluster, device=slowed, links=links)

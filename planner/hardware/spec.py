@@ -34,6 +34,14 @@ class NumberSource:
     """The table, document or page that it was taken from."""
 
 
+ATTENTION_FILL_KEYS = 235.0
+"""Of a GPU: an H100 reaches 328.9, 389.7, 433.7, 458.4, 470.7 and 476.8 TFLOP/s over 512 to 16,384
+keys (Triton; FlashAttention-3 rises the same way), pytorch/benchmark #2391."""
+
+Curve = tuple[tuple[float, float], ...]
+"""Seconds by size, both rising: bytes moved, or FLOPs of ops that are limited by them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencySpec:
     """Shares of a device's peak rates that kernels reach; ``planner.cost.op`` has the model."""
@@ -62,6 +70,12 @@ class EfficiencySpec:
     """Share of peak FLOP/s of fused attention, backward."""
     sustained_fraction: float
     """Largest share of peak FLOP/s that matmuls keep up under a training load (power, heat)."""
+    attention_fill_keys: float = ATTENTION_FILL_KEYS
+    """Keys as long as whose work a tile of queries takes beyond its own."""
+    attention_head_overhead: float = 0.0
+    """Elements of head dim as long as whose work one score takes beyond its products (softmax)."""
+    attention_masked_share: float = 0.0
+    """Share of the pairs that a causal mask hides which the kernel works on all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +120,9 @@ class DeviceSpec:
     to the framework that issues them: 0 as a profile is read."""
     efficiency: EfficiencySpec
     """Shares of peak that kernels reach."""
+    op_curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
+    """Times of single ops by their names, without ``kernel_launch_s``, where they were measured:
+    they take the place of the shares."""
     step_time_errors: tuple[MeasuredError, ...] = ()
     """Errors of step times by kind of run, of those that were measured on it."""
     margin_bytes: int = 0
@@ -168,6 +185,22 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptHost:
+    """What the emitted script's own code takes on the hosts of a cluster, where it was measured."""
+
+    step_s: float
+    """A step, whatever the model."""
+    unit_s: float
+    """One microbatch of a block, forward and backward: FSDP2's hooks."""
+    collective_s: float
+    """Gathering and reducing the parameters of a block once, beyond the collectives themselves."""
+    tensor_s: float
+    """A step of one parameter, whatever its size: clipping and the optimiser."""
+    element_s: float
+    """A step of one element of a parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """The machines of one job: one kind of device, links from the innermost outwards."""
 
@@ -184,6 +217,12 @@ class ClusterSpec:
     host_time_factor: float = 1.0
     """Time of its hosts for the code of a framework, over that of AWS p5 (AMD EPYC 7R13); 0 where
     the host is the device."""
+    hides_traffic: bool = True
+    """Whether data-parallel traffic runs beside compute; a rank on a CPU waits for it."""
+    script_host: ScriptHost | None = None
+    """Times of the script's code, None where a framework's constants stand for them."""
+    measured_on: str = ""
+    """The machine that the numbers are of, "" where it is not one machine."""
     in_training: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What training reaches of its links over what single collectives do, by the keys of
     ``planner.framework.constants``; empty where the links count it already."""
@@ -213,7 +252,8 @@ def _without_words(value: object) -> object:
         return {
             key: _without_words(part)
             for key, part in value.items()
-            if key not in ("name", "numbers", "step_time_errors", "uncalibrated_error")
+            if key
+            not in ("name", "numbers", "step_time_errors", "uncalibrated_error", "measured_on")
         }
     if isinstance(value, list | tuple):
         return [_without_words(part) for part in value]

@@ -203,7 +203,7 @@ def _loss_work(
     work = _solution_work(
         replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
     )
-    return replace(work, trained_elements=0, frozen_elements=0)
+    return replace(work, trained_elements=0, frozen_elements=0, trained_tensors=0)
 
 
 def _loss_inputs_bytes(epilogue: ShardingSolution, choice: ShardingChoice) -> int:

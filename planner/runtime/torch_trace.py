@@ -5,7 +5,7 @@ One file for each rank, as chrome://tracing and Perfetto read it.
 
 import json
 import os
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class StepTrace:
     """Names the plan, in the file."""
     _steps: int = 0
     _profiler: profile | None = None
-    _span: AbstractContextManager[object] = field(default_factory=lambda: record_function(STEP))
+    _span: ExitStack = field(default_factory=ExitStack)
 
     def start_step(self) -> None:
         """Begin a step."""
@@ -40,15 +40,14 @@ class StepTrace:
             self._profiler.start()
             self._profiler.add_metadata_json("plan", json.dumps(self.plan))
         if self._profiler is not None:
-            self._span = record_function(STEP)
-            self._span.__enter__()
+            self._span.enter_context(record_function(STEP))
 
     def end_step(self) -> None:
         """End a step; the last one writes the file."""
         self._steps += 1
         if self._profiler is None:
             return
-        self._span.__exit__(None, None, None)
+        self._span.close()
         if self._steps == STEPS_BEFORE + TRACED_STEPS:
             self._profiler.stop()
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_clock import Clock, Moment, Spread, seconds_between
 from torch import Tensor, nn
+
+from planner.profiling.clock import Clock, Moment, Spread, seconds_between
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 from gpu_blocks import BlockRow, BlockShape, block_shapes, measure_stack
-from gpu_clock import MOST_REPEATS, Clock
-from gpu_kernel_cases import kernel_groups
-from gpu_kernels import KernelCase, KernelRow
+
+from planner.profiling.clock import MOST_REPEATS, Clock
+from planner.profiling.kernel_cases import kernel_groups
+from planner.profiling.kernels import KernelCase, KernelRow
 
 BUDGET_S = 450.0
 HEAT_UP_S = 5.0

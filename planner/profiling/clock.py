@@ -1,4 +1,10 @@
-"""Times work on a device: events on a GPU's own time line, the host's clock on a CPU."""
+"""Times work on a device: events on a GPU's own time line, the thread's own time on a CPU.
+
+Ranks that share cores are preempted in the middle of an op, and so is any process on a machine that
+does other work too. What an op takes of its core is told by the time that its thread has run, in
+calls one after the other: it counts caches and memory shared with the others, but not the wait for
+a core, which all ranks on a core have in common (``full_speed_ranks_per_node`` of a cluster).
+"""
 
 import statistics
 import time
@@ -14,6 +20,9 @@ call, so that the GPU never waits for it."""
 WARM_UP_CALLS = 3
 LEAST_REPEATS = 5
 MOST_REPEATS = 50
+
+CPU_STRETCHES = 5
+"""Stretches of calls on a CPU, each of which is one repeat."""
 
 Moment = torch.cuda.Event | float
 
@@ -54,7 +63,7 @@ class Clock:
         """Mark the end of the work that was issued so far."""
         if not self._is_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -68,10 +77,12 @@ class Clock:
         self._flushed.zero_()
 
     def time_call(self, call: Callable[[], object], *, limit_s: float) -> Spread:
-        """Time a call from a cold L2, repeated for about ``limit_s`` seconds.
+        """Time a call, repeated for about ``limit_s`` seconds.
 
-        The call itself must not wait for the device.
+        On a GPU each starts from a cold L2, and the call itself must not wait for the device.
         """
+        if not self._is_gpu:
+            return self._time_on_cpu(call, limit_s)
         for _ in range(WARM_UP_CALLS):
             call()
         self.wait()
@@ -87,6 +98,21 @@ class Clock:
             moments.append((start, self.now()))
         self.wait()
         return Spread.of([seconds_between(*pair) for pair in moments])
+
+    def _time_on_cpu(self, call: Callable[[], object], limit_s: float) -> Spread:
+        """Time stretches of calls by what the thread has run."""
+        call()
+        start_s = time.thread_time()
+        call()
+        once_s = max(time.thread_time() - start_s, 1e-7)
+        calls = max(1, min(self._most_repeats * 20, int(limit_s / CPU_STRETCHES / once_s)))
+        seconds = []
+        for _ in range(CPU_STRETCHES):
+            start_s = time.thread_time()
+            for _ in range(calls):
+                call()
+            seconds.append((time.thread_time() - start_s) / calls)
+        return Spread.of(seconds)
 
     def repeats_within(self, limit_s: float, once_s: float) -> int:
         """Choose how often something is repeated."""
@@ -111,4 +137,4 @@ def seconds_between(first: Moment, second: Moment) -> float:
         assert isinstance(second, float)
         return second - first
     assert not isinstance(second, float)
-    return first.elapsed_time(second) / 1e3
+    return float(first.elapsed_time(second)) / 1e3

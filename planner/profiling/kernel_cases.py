@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch
-from gpu_kernels import Built, KernelCase
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+from planner.profiling.kernels import Built, KernelCase
 
 
 def kernel_groups(*, smoke: bool) -> list[list[KernelCase]]:
@@ -157,7 +158,7 @@ def context(dtype: str, batch: int, length: int, head_dim: int) -> KernelCase:
     return KernelCase(group="batched matmul", dtype=dtype, build=build)
 
 
-def attention(
+def attention(  # noqa: PLR0913  # all that a kernel of attention depends on
     dtype: str,
     batch: int,
     heads: int,
@@ -178,7 +179,9 @@ def attention(
 
         def forward() -> Tensor:
             return F.scaled_dot_product_attention(
-                *(tensor.transpose(1, 2) for tensor in (query, key, value)),
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
                 is_causal=causal,
                 enable_gqa=kv_heads != heads,
             )
@@ -207,7 +210,10 @@ def rms_norm(dtype: str, tokens: int, hidden: int) -> KernelCase:
         weight = _random(hidden, device=device, dtype=kind)
         return lambda: F.rms_norm(x, (hidden,), weight, 1e-5), (x, weight)
 
-    return KernelCase(group="rms_norm", dtype=dtype, build=build)
+    return KernelCase(
+        group="rms_norm", dtype=dtype, build=build,
+        whole=("_fused_rms_norm", "_fused_rms_norm_backward"),
+    )  # fmt: skip
 
 
 def gelu(dtype: str, tokens: int, wide: int) -> KernelCase:

@@ -6,22 +6,18 @@ Each of them is then called and timed alone. So a row is a node of the planner's
 with FLOPs and bytes counted by the planner's own formulas.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_clock import Clock
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
 from planner.graph.recording import work
 from planner.graph.torch_private import TorchDispatchMode, TorchOp, packet_name, schema_aliases
+from planner.profiling.clock import Clock
 
 MATMULS = ("mm", "addmm", "bmm", "baddbmm")
 NO_WORK = work.ALLOCATION_OPS | {"_local_scalar_dense", "detach", "alias", "lift_fresh"}
@@ -52,14 +48,21 @@ class Call:
         self.op(*self.args, **self.kwargs)
 
 
-class Capture(TorchDispatchMode):
+class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps every op that works on more than single numbers."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
 
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        op: TorchOp,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """Run an op and keep it."""
         result = op(*args, **(kwargs or {}))
         call = Call(op=op, args=args, kwargs=kwargs or {}, outputs=tensors_in(result))
         is_view, _ = schema_aliases(op)
@@ -104,32 +107,74 @@ class KernelCase:
     dtype: str
     build: Callable[[torch.device, torch.dtype], Built]
     causal: bool = False
+    whole: tuple[str, str] | None = None
+    """Names of the forward and the backward where the device runs several kernels for what is one
+    op in the operator graph: they are timed together then."""
 
     @property
     def label(self) -> str:
         """What the log calls it."""
         return f"{self.group} {self.dtype}"
 
-    def measure(self, clock: Clock) -> Iterator[KernelRow]:
-        """Time each op of the case."""
+    def measure(self, clock: Clock, limit_s: float = LIMIT_S) -> Iterator[KernelRow]:
+        """Time each op of the case, each for about so long."""
         forward, leaves = self.build(clock.device, getattr(torch, self.dtype))
+        if self.whole is not None:
+            yield from self._whole_rows(forward, leaves, clock, limit_s)
+            return
         with Capture() as ahead:
             output = forward()
         if output is None:
-            yield from self._rows(ahead.calls, "step", clock)
+            yield from self._rows(ahead.calls, "step", clock, limit_s)
             return
         # Both are captured before one is timed: calling again writes to what backward reads.
         gradient = torch.randn_like(output)
         with Capture() as behind:
             torch.autograd.grad(output, leaves, gradient)
-        yield from self._rows(ahead.calls, "forward", clock)
-        yield from self._rows(behind.calls, "backward", clock)
+        yield from self._rows(ahead.calls, "forward", clock, limit_s)
+        yield from self._rows(behind.calls, "backward", clock, limit_s)
 
-    def _rows(self, calls: list[Call], phase: str, clock: Clock) -> Iterator[KernelRow]:
+    def _whole_rows(
+        self,
+        forward: Callable[[], Tensor | None],
+        leaves: tuple[Tensor, ...],
+        clock: Clock,
+        limit_s: float,
+    ) -> Iterator[KernelRow]:
+        """Time forward and backward as one op each."""
+        assert self.whole is not None
+        output = forward()
+        assert output is not None
+        gradient = torch.randn_like(output)
+        own_bytes = sum(stored_bytes(tensor) for tensor in leaves)
+
+        def behind() -> object:
+            return torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+        def ahead() -> object:
+            with torch.no_grad():
+                return forward()
+
+        for name, phase, call, read_bytes, write_bytes in (
+            (self.whole[0], "forward", ahead, own_bytes, stored_bytes(output)),
+            (self.whole[1], "backward", behind, own_bytes + stored_bytes(gradient), own_bytes),
+        ):
+            spread = clock.time_call(call, limit_s=limit_s)
+            yield KernelRow(
+                group=self.group, kernel=name, phase=phase, dtype=self.dtype,
+                shapes=_shapes_in_words(list(leaves)), batch=1, m=0, n=0, k=0, causal=0, flop=0,
+                read_bytes=read_bytes, write_bytes=write_bytes,
+                seconds=spread.median_s, seconds_p10=spread.p10_s, seconds_p90=spread.p90_s,
+                repeats=spread.repeats,
+            )  # fmt: skip
+
+    def _rows(
+        self, calls: list[Call], phase: str, clock: Clock, limit_s: float
+    ) -> Iterator[KernelRow]:
         for call in calls:
             row = replace(described(call), group=self.group, phase=phase, dtype=self.dtype)
             with torch.no_grad():
-                spread = clock.time_call(call.run, limit_s=LIMIT_S)
+                spread = clock.time_call(call.run, limit_s=limit_s)
             yield replace(
                 row,
                 causal=int(self.causal and "scaled_dot_product" in call.name),

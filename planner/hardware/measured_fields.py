@@ -1,0 +1,65 @@
+"""Fields of profiles that only a measured machine has."""
+
+from typing import TypedDict
+
+from planner.hardware.fields import FieldReader
+from planner.hardware.spec import Curve, ScriptHost
+from planner.units import GB, MIB, us_to_s
+
+_OPS = "ops"
+
+_SIZE_KEYS = {"us_by_mib": MIB, "us_by_gflop": GB}
+"""Keys of a measured op's curve, and the unit of its sizes."""
+
+_SCRIPT = "script"
+
+_SCRIPT_KEYS = {
+    "step_us": "step_s",
+    "unit_us": "unit_s",
+    "collective_us": "collective_s",
+    "tensor_us": "tensor_s",
+}
+
+
+def read_ops(reader: FieldReader) -> dict[str, Curve]:
+    """Read the curves of measured ops."""
+    found = {}
+    for index, table in enumerate(reader.tables(_OPS) if reader.has(_OPS) else []):
+        each = FieldReader(path=reader.path, table=table, prefix=f"{_OPS}[{index}].")
+        key = next((key for key in _SIZE_KEYS if each.has(key)), "us_by_mib")
+        found[each.text("name")] = tuple(
+            (size * _SIZE_KEYS[key], us_to_s(us)) for size, us in each.curve(key)
+        )
+        each.finish()
+    return found
+
+
+def _read_script(reader: FieldReader) -> ScriptHost | None:
+    """Read what the script's own code takes, None where it was not measured."""
+    if not reader.has(_SCRIPT):
+        return None
+    each = FieldReader(path=reader.path, table=reader.one_table(_SCRIPT), prefix=f"{_SCRIPT}.")
+    script = ScriptHost(
+        **{name: us_to_s(each.number(key)) for key, name in _SCRIPT_KEYS.items()},
+        element_s=each.number("ns_per_element") / GB,
+    )
+    each.finish()
+    return script
+
+
+class MeasuredFields(TypedDict):
+    """Fields of a ``ClusterSpec``."""
+
+    hides_traffic: bool
+    script_host: ScriptHost | None
+    measured_on: str
+
+
+def read_measured(reader: FieldReader) -> MeasuredFields:
+    """Read what a cluster's profile has of the machine."""
+    waits = reader.has("traffic") and reader.text("traffic", ("hidden", "waited_for")) != "hidden"
+    return {
+        "hides_traffic": not waits,
+        "script_host": _read_script(reader),
+        "measured_on": reader.text("measured_on") if reader.has("measured_on") else "",
+    }

@@ -1,0 +1,1 @@
+"""Measuring the machine that it runs on, for profiles."""

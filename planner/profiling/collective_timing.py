@@ -1,0 +1,129 @@
+"""Times collectives and transfers of a process group, all groups of a kind at once."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from planner.profiling.clock import Spread
+
+STRETCHES = 5
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Groups of equal size that divide all ranks."""
+
+    num_ranks: int
+    stride: int
+    """Ranks between neighbours of a group."""
+
+    def members(self, world: int) -> list[list[int]]:
+        """The ranks of each."""
+        span = self.num_ranks * self.stride
+        return [
+            list(range(first + offset, first + offset + span, self.stride))
+            for first in range(0, world, span)
+            for offset in range(self.stride)
+        ]
+
+    def num_nodes(self, per_node: int) -> int:
+        """Nodes that each of them spans."""
+        return -(-self.num_ranks * self.stride // per_node) if self.spans(per_node) else 1
+
+    def spans(self, per_node: int) -> bool:
+        """Whether they leave their node."""
+        return self.num_ranks * self.stride > per_node
+
+
+def groups_of(world: int, per_node: int, *, quick: bool) -> list[Groups]:
+    """Groups inside a node, and across nodes."""
+    inside = {min(2, per_node), per_node}
+    if not quick:
+        inside |= {size for size in range(2, per_node) if per_node % size == 0}
+    found = [Groups(num_ranks=size, stride=1) for size in sorted(inside) if size > 1]
+    if world > per_node:
+        nodes = world // per_node
+        found.append(Groups(num_ranks=nodes, stride=per_node))
+        if nodes > 2:
+            found.append(Groups(num_ranks=2, stride=per_node))
+        if per_node > 1:
+            found.append(Groups(num_ranks=world, stride=1))
+    return found
+
+
+def time_collective(
+    kind: str,
+    payload_bytes: int,
+    group: dist.ProcessGroup,
+    members: list[int],
+    device: torch.device,
+    *,
+    limit_s: float,
+) -> Spread:
+    """Time one on all groups at once, by the slowest rank's clock."""
+    call = _call(kind, payload_bytes, group, members, device)
+    _timed(call, 1, device)
+    once_s = _slowest(_timed(call, 1, device), device)
+    calls = max(1, min(200, int(limit_s / STRETCHES / once_s)))
+    return Spread.of([_slowest(_timed(call, calls, device), device) for _ in range(STRETCHES)])
+
+
+def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    dist.barrier()
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start_s) / calls
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    worst = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def _call(
+    kind: str,
+    payload_bytes: int,
+    group: dist.ProcessGroup,
+    members: list[int],
+    device: torch.device,
+) -> Callable[[], object]:
+    size = len(members)
+    elements = max(size, payload_bytes // 4 // size * size)
+    whole = torch.ones(elements, device=device)
+    part = torch.ones(elements // size, device=device)
+    if kind == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    if kind == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    return _exchange(whole, group, members)
+
+
+def _exchange(
+    sent: torch.Tensor, group: dist.ProcessGroup, members: list[int]
+) -> Callable[[], object]:
+    """Send to the next rank of the group and receive from the one before, as stages do."""
+    received = torch.empty_like(sent)
+    place = members.index(dist.get_rank())
+    after, before = members[(place + 1) % len(members)], members[place - 1]
+
+    def call() -> None:
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, after, group=group),
+                dist.P2POp(dist.irecv, received, before, group=group),
+            ]
+        )
+        for work in works:
+            work.wait()
+
+    return call

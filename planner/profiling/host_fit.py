@@ -1,0 +1,53 @@
+"""What the script's own code takes, from steps that differ in one thing each."""
+
+from collections.abc import Sequence
+
+import torch
+
+from planner.cost.op import op_s
+from planner.hardware.spec import DeviceSpec, ScriptHost
+from planner.profiling.op_fit import works_of
+from planner.profiling.points import Point
+from planner.vocabulary import Dtype
+
+
+def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
+    """Solve for the terms by least squares of relative errors; none is below zero."""
+    rows, bare = [], []
+    for point in points:
+        if point["kind"] == "script":
+            shape = point["shape"]
+            ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(point["calls"]))
+            rest_s = point["seconds"] - shape["microbatches"] * ops_s
+            rows.append([each / point["seconds"] for each in _counts(shape)])
+            bare.append(rest_s / point["seconds"])
+    step_s, unit_s, collective_s, tensor_s = _least_squares(rows, bare)
+    updates = sorted((p["elements"], p["seconds"]) for p in points if p["kind"] == "update")
+    (few, few_s), (many, many_s) = updates[0], updates[-1]
+    return ScriptHost(
+        step_s=step_s,
+        unit_s=unit_s,
+        collective_s=collective_s,
+        tensor_s=tensor_s,
+        element_s=max(0.0, (many_s - few_s) / (many - few)),
+    )
+
+
+def _counts(shape: dict[str, int]) -> list[float]:
+    """Steps, passes of a block, pairs of a gather and a reduction, parameters."""
+    blocks, microbatches = shape["blocks"], shape["microbatches"]
+    # Gathered again in backward, and reduced, in every microbatch; or once each in a step.
+    collectives = 3 * microbatches if shape["reshards"] else 2
+    return [1, blocks * microbatches, blocks * collectives / 2, blocks * shape["tensors"]]
+
+
+def _least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
+    """Solve without what would be below zero, which is left at zero."""
+    kept = list(range(len(rows[0])))
+    while True:
+        matrix = torch.tensor([[row[index] for index in kept] for row in rows]).double()
+        right = torch.tensor(wanted).double().unsqueeze(1)
+        found = torch.linalg.lstsq(matrix, right, driver="gelsd").solution.flatten().tolist()
+        if min(found) >= 0:
+            return [found[kept.index(i)] if i in kept else 0.0 for i in range(len(rows[0]))]
+        kept.pop(found.index(min(found)))

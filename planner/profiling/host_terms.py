@@ -1,0 +1,111 @@
+"""What the script's own code takes of the host: of a step, a block, a parameter, a message."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from planner.profiling.clock import Clock, Spread
+from planner.profiling.host_model import WIDTH, loss_fn, scaled, transformer
+from planner.profiling.kernels import Capture, KernelRow, described
+from planner.runtime.model import UserModel
+from planner.runtime.parallel_model import ParallelModel, Recipe
+from planner.runtime.part import Part
+from planner.runtime.sharding import shard_parameters
+from planner.runtime.step import Runner
+
+TOKENS = 8
+STEPS = 6
+
+SHAPES = (
+    {"blocks": 2, "tensors": 2, "microbatches": 1, "reshards": False},
+    {"blocks": 8, "tensors": 2, "microbatches": 1, "reshards": False},
+    {"blocks": 2, "tensors": 14, "microbatches": 1, "reshards": False},
+    {"blocks": 8, "tensors": 2, "microbatches": 3, "reshards": False},
+    {"blocks": 8, "tensors": 2, "microbatches": 3, "reshards": True},
+)
+"""Runs of the script that differ in one thing each."""
+
+
+def _batch() -> Tensor:
+    return torch.randn(1, TOKENS, WIDTH)
+
+
+def op_overhead(clock: Clock) -> dict[str, Any]:
+    """Time forward and backward of small blocks, and list the ops that they run."""
+    model, x = transformer(2).to(clock.device), _batch().to(clock.device)
+
+    def step() -> None:
+        torch.autograd.backward(loss_fn(model(x), x))
+
+    with Capture() as captured:
+        step()
+    spread = clock.time_call(step, limit_s=0.1)
+    return {"calls": [described(call) for call in captured.calls], "spread": spread}
+
+
+def script_step(
+    blocks: int, tensors: int, microbatches: int, *, reshards: bool, device: torch.device
+) -> Callable[[], object]:
+    """Make a step of the script over all ranks, as sharded data-parallel training."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp_shard",))
+    user = UserModel(factory="scaled", functions={"loss_fn": loss_fn}, module=__name__)
+    part = Part(scaled(blocks, tensors), user, blocks=[str(index) for index in range(blocks)])
+    part.move_to(device)
+    shard_parameters(part, mesh, torch.float32, reshard_after_forward=reshards)
+    part.materialise()
+    model = ParallelModel(
+        user=user,
+        names=None,  # type: ignore[arg-type]  # for checkpoints alone
+        runner=Runner(parts=[part], num_microbatches=microbatches),
+        recipe=Recipe(
+            microbatch_size=1, seed=0, max_grad_norm=1.0, configure_optimizer=_fused_adamw
+        ),
+        dtype=torch.float32,
+        mesh=mesh,
+    )
+    x = _batch()
+    return lambda: model.step_over([(x, x)] * microbatches)
+
+
+def _fused_adamw(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([parameter for _, parameter in named], fused=True)
+
+
+def time_script(shape: dict[str, Any], device: torch.device) -> Spread:
+    """Time steps by what the rank's own thread runs: what it waits for is not counted."""
+    step = script_step(**shape, device=device)
+    step()
+    step()
+    seconds = []
+    for _ in range(STEPS):
+        start_s = time.thread_time()
+        step()
+        seconds.append(time.thread_time() - start_s)
+    return Spread.of(seconds)
+
+
+def scaled_ops(shape: dict[str, Any]) -> list[KernelRow]:
+    """The ops of one microbatch of such a model."""
+    model, x = scaled(shape["blocks"], shape["tensors"]), _batch()
+    with Capture() as captured:
+        torch.autograd.backward(loss_fn(model(x), x))
+    return [described(call) for call in captured.calls]
+
+
+def update_step(elements: int, device: torch.device) -> Callable[[], object]:
+    """Clipping and AdamW on one tensor, as the script does them on its shards."""
+    parameter = nn.Parameter(torch.randn(elements, device=device))
+    parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+
+    def step() -> None:
+        nn.utils.clip_grad_norm_([parameter], 1.0)
+        optimizer.step()
+
+    return step

@@ -1,0 +1,85 @@
+"""The numbers of the links from measured collectives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.cost.link_fit import fit_link_to, price_collective, with_link
+from planner.cost.tables import CollectiveSample
+from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
+from planner.profiling.points import Point, Settings
+
+_START = LinkSpec(
+    name="measured",
+    ranks=None,
+    bandwidth_bytes_per_s=1e9,
+    latency_s=100e-6,
+    base_latency_s=100e-6,
+    ramp_bytes=0.0,
+    switch_all_reduce_fraction=0.0,
+    numbers={},
+)
+
+_FIXED = ("ramp_mib_per_rank",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFound:
+    """A link and how well it prices what it was fitted to."""
+
+    values: Mapping[str, float]
+    """By the keys of the profile, with "gb_per_s" for the bandwidth that is reached."""
+    error: float
+    """Median of |predicted / measured - 1|."""
+    spread: float
+    """Median of the 90th over the 10th percentile of the repeats of a collective."""
+    num_points: int
+    """Collectives and transfers it is fitted to."""
+
+
+def fit_links(
+    device: DeviceSpec, settings: Settings, points: Sequence[Point]
+) -> tuple[LinkFound, ...]:
+    """Find the numbers of the link inside a host, and of the one between hosts."""
+    cluster = ClusterSpec(
+        name="measured",
+        device=device,
+        gpus_per_node=settings.processes,
+        links=(_START,)
+        if settings.hosts == 1
+        else (replace(_START, ranks=settings.processes), _START),
+        num_gpus=settings.processes * settings.hosts,
+        numbers={},
+    )
+    found = []
+    for index in range(len(cluster.links)):
+        own = [p for p in points if p["kind"] == "collective" and (p["nodes"] > 1) == (index > 0)]
+        if not own and index == 0:  # one rank on each host
+            continue
+        samples = [_sample(point) for point in own]
+        values = fit_link_to(cluster, index, samples, fixed=_FIXED)
+        cluster = with_link(cluster, index, values)
+        errors = sorted(abs(price_collective(s, cluster) / s.measured_s - 1) for s in samples)
+        spreads = sorted(p["seconds_p90"] / p["seconds_p10"] for p in own)
+        found.append(
+            LinkFound(
+                values=values,
+                error=errors[len(errors) // 2],
+                spread=spreads[len(spreads) // 2],
+                num_points=len(own),
+            )
+        )
+    return tuple(found)
+
+
+def _sample(point: Point) -> CollectiveSample:
+    """A collective at the fastest tenth of its repeats: other work only adds to it."""
+    return CollectiveSample(
+        table="measured",
+        system="measured",
+        collective=point["collective"],
+        num_ranks=point["ranks"],
+        num_nodes=point["nodes"],
+        payload_bytes=point["payload_bytes"],
+        setting="ring",
+        measured_s=point["seconds_p10"],
+    )

@@ -1,0 +1,253 @@
+"""The numbers of a device from its measured ops."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.cost.device_fit import fit_efficiency, price_op
+from planner.cost.op import OpWork, op_s
+from planner.cost.tables import OpSample
+from planner.cost.work import op_kind
+from planner.graph.analysis.causal import masked_pairs
+from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec
+from planner.profiling.points import Machine, Point
+from planner.vocabulary import Dtype
+
+LEAST_CALL_S = 1e-7
+
+_STREAMS = ("add", "mul")
+"""Ops that do hardly anything but read and write."""
+
+_START = EfficiencySpec(
+    matmul_fraction=1.0,
+    matmul_tiles=((16, 16),),
+    matmul_tile_overhead=1.0,
+    matmul_k_overhead=8.0,
+    matmul_setup_s=1e-6,
+    matmul_bandwidth_fraction=0.5,
+    pointwise_bandwidth_fraction=0.5,
+    reduction_bandwidth_fraction=0.3,
+    embedding_bandwidth_fraction=0.3,
+    attention_forward_fraction=0.5,
+    attention_backward_fraction=0.5,
+    sustained_fraction=1.0,
+    attention_fill_keys=0.0,
+    attention_head_overhead=8.0,
+    attention_masked_share=1.0,
+)
+"""Where the search begins on a CPU: register tiles of its matrix library, one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """What was found of a device."""
+
+    device: DeviceSpec
+    """With the numbers put in."""
+    errors: Mapping[str, float]
+    """Median of |predicted / measured - 1| by kind of op."""
+    spread: float
+    """Median of the 90th over the 10th percentile of the repeats of an op."""
+
+
+def fit_device(machine: Machine, points: Sequence[Point]) -> DeviceFit:
+    """Find the numbers of a device; times are of a rank that has a core of its own."""
+    rows = [row for point in points if point["kind"] == "op" for row in point["rows"]]
+    overhead = next(point for point in points if point["kind"] == "overhead")
+    call_s = min(row["seconds"] for row in rows if row["kernel"] == "add")
+    samples = [_sample(row, call_s) for row in rows]
+    peaks = _peaks(samples)
+    device = DeviceSpec(
+        name="measured",
+        memory_bytes=machine.memory_bytes,
+        reserve_bytes=0,
+        peak_flop_per_s=peaks,
+        memory_bandwidth_bytes_per_s=_bandwidth(samples),
+        num_sms=machine.num_sms,
+        kernel_launch_s=0.0,
+        efficiency=_START,
+        op_curves=_curves(samples),
+        numbers={},
+    )
+    device = _with_efficiency(device, samples)
+    device = replace(device, kernel_launch_s=launch_s(device, overhead))
+    bare = replace(device, kernel_launch_s=0.0)
+    return DeviceFit(device=device, errors=_errors(bare, samples), spread=_spread(rows))
+
+
+def works_of(rows: Iterable[Mapping[str, Any]]) -> list[OpWork]:
+    """The work of captured calls."""
+    return [_work(row) for row in rows]
+
+
+def launch_s(device: DeviceSpec, point: Point) -> float:
+    """What an op takes beyond its work, autograd and the modules around it included."""
+    works = works_of(point["calls"])
+    bare_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works)
+    return float(max(LEAST_CALL_S, (point["seconds"] - bare_s) / len(works)))
+
+
+def _sample(row: Mapping[str, Any], call_s: float) -> OpSample:
+    """An op without what any call takes."""
+    seconds = max(row["seconds"] - call_s, 0.05 * row["seconds"], LEAST_CALL_S)
+    return OpSample(
+        table="measured",
+        gpu="measured",
+        group=f"{op_kind(row['kernel'])} {row['phase']}",
+        works=(_work(row),),
+        dtype=row["dtype"],
+        measured_s=seconds,
+    )
+
+
+def _work(row: Mapping[str, Any]) -> OpWork:
+    flop, m, n = row["flop"], row["m"], row["n"]
+    hidden = flop // (m * n) * masked_pairs(m, n) if row["causal"] else 0
+    return OpWork(
+        name=row["kernel"],
+        kind=op_kind(row["kernel"]),
+        flop=flop,
+        masked_flop=hidden,
+        read_bytes=row["read_bytes"],
+        write_bytes=row["write_bytes"],
+        batch=row["batch"],
+        m=m,
+        n=n,
+        k=row["k"],
+        backward=row["phase"] == "backward",
+    )
+
+
+def _peaks(samples: Sequence[OpSample]) -> dict[str, float]:
+    """The best rate of matrix products by dtype."""
+    found: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        (work,) = sample.works
+        if work.kind == "matmul" and work.m:
+            found[sample.dtype] = max(found[sample.dtype], work.flop / sample.measured_s)
+    return dict(found)
+
+
+def _bytes(sample: OpSample) -> float:
+    (work,) = sample.works
+    return work.read_bytes + work.write_bytes
+
+
+def _bandwidth(samples: Sequence[OpSample]) -> float:
+    """The best rate of an op on the largest operands."""
+    memory = [sample for sample in samples if sample.works[0].name in _STREAMS]
+    largest = max(_bytes(sample) for sample in memory)
+    return max(_bytes(s) / s.measured_s for s in memory if _bytes(s) >= largest / 4)
+
+
+def _curves(samples: Sequence[OpSample]) -> dict[str, Curve]:
+    """Seconds by size of every op that is not priced by its shape."""
+    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in samples:
+        (work,) = sample.works
+        if work.kind != "attention" and not work.m:
+            size = work.flop if work.kind == "matmul" else _bytes(sample)
+            if size:
+                found[work.name][size].append(sample.measured_s)
+    curves = {}
+    for name, by_size in found.items():
+        points = [(size, statistics.median(seconds)) for size, seconds in sorted(by_size.items())]
+        if op_kind(name) == "matmul":  # shapes differ at equal FLOPs: one rate for all
+            rates = [size / seconds for size, seconds in points]
+            points = [(points[-1][0], points[-1][0] / statistics.median(rates))]
+        curves[name] = _rising(points)
+    return curves
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> Curve:
+    """No point below the one before it, which noise can make of it."""
+    highest, found = 0.0, []
+    for size, seconds in points:
+        highest = max(highest, seconds)
+        found.append((size, highest))
+    return tuple(found)
+
+
+def _with_efficiency(device: DeviceSpec, samples: Sequence[OpSample]) -> DeviceSpec:
+    """Fit the shares of what is priced by its shape; the others stand for ops without a curve."""
+    efficiency = replace(
+        device.efficiency,
+        pointwise_bandwidth_fraction=_share(device, "memory"),
+        reduction_bandwidth_fraction=_share(device, "reduction"),
+        embedding_bandwidth_fraction=_share(device, "embedding"),
+    )
+    device = replace(device, efficiency=_with_attention(efficiency, device, samples))
+    products = [s for s in samples if s.works[0].kind == "matmul" and s.works[0].m]
+    in_float32 = [sample for sample in products if sample.dtype == Dtype.FLOAT32]
+    found = fit_efficiency(
+        device,
+        in_float32,
+        fixed=("kernel_launch_us", "sustained_fraction_of_peak"),
+    )
+    return replace(
+        device,
+        efficiency=replace(
+            device.efficiency,
+            matmul_fraction=found["matmul_fraction_of_peak"],
+            matmul_tile_overhead=found["matmul_tile_overhead_elements"],
+            matmul_k_overhead=found["matmul_k_overhead_elements"],
+            matmul_setup_s=found["matmul_setup_us"] * 1e-6,
+            matmul_bandwidth_fraction=found["matmul_fraction_of_bandwidth"],
+        ),
+    )
+
+
+def _share(device: DeviceSpec, kind: str) -> float:
+    """The middle rate of the ops of a kind, at their largest operands."""
+    ends = [curve[-1] for name, curve in device.op_curves.items() if op_kind(name) == kind]
+    rates = [size / seconds for size, seconds in ends]
+    return min(1.0, statistics.median(rates) / device.memory_bandwidth_bytes_per_s)
+
+
+def _with_attention(
+    efficiency: EfficiencySpec, device: DeviceSpec, samples: Sequence[OpSample]
+) -> EfficiencySpec:
+    """Least squares in the logarithm over two terms of a score: its products, and itself."""
+    peak = device.peak_flop_per_s[Dtype.FLOAT32]
+    found = {}
+    best = math.inf
+    for overhead in (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0):
+        shares, errors = {}, []
+        for backward in (False, True):
+            logs = [
+                math.log(work.flop * (1 + overhead / work.k) / (peak * sample.measured_s))
+                for sample in samples
+                for work in sample.works
+                if work.kind == "attention" and work.backward == backward
+            ]
+            middle = statistics.fmean(logs)
+            shares[backward] = math.exp(middle)
+            errors += [abs(each - middle) for each in logs]
+        if statistics.fmean(errors) < best and max(shares.values()) <= 1:
+            best = statistics.fmean(errors)
+            found = {"overhead": overhead, "forward": shares[False], "backward": shares[True]}
+    return replace(
+        efficiency,
+        attention_head_overhead=found["overhead"],
+        attention_forward_fraction=found["forward"],
+        attention_backward_fraction=found["backward"],
+    )
+
+
+def _errors(device: DeviceSpec, samples: Sequence[OpSample]) -> dict[str, float]:
+    """How well the device prices what it was fitted to."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        if sample.dtype == Dtype.FLOAT32:
+            error = abs(price_op(sample, device) / sample.measured_s - 1)
+            found[sample.works[0].kind].append(error)
+    return {kind: statistics.median(errors) for kind, errors in found.items()}
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> float:
+    return float(
+        statistics.median(row["seconds_p90"] / max(row["seconds_p10"], 1e-9) for row in rows)
+    )
