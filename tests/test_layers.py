@@ -34,21 +34,13 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "lost_ranks", "trees"),
+        ("layout", "lost_ranks", "torch_trace", "trees"),
         ("processes",),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
-        (
-            "anatomy",
-            "checkpoint",
-            "compiled",
-            "first_weights",
-            "gradients",
-            "recompute",
-            "sharding",
-            "step",
-        ),
-        ("background_save", "data", "split_ops", "split_part", "stand_ins"),
+        ("anatomy", "checkpoint", "compiled", "first_weights", "recompute", "scalars"),
+        ("gradients", "step"),
+        ("background_save", "data", "sharding", "split_ops", "split_part", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
         ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
         ("dry_run",),
@@ -200,11 +192,11 @@ ORDERS = {
     "validation": (
         ("plot", "scoring", "types"),
         ("pricing", "reading"),
-        ("fitting", "validate"),
+        ("compare", "fitting", "validate"),
         ("view",),
     ),
     "validation/reading": (
-        ("assume", "cell_words"),
+        ("assume", "cell_words", "torch_trace"),
         ("cells",),
         ("contradictions",),
         ("table",),
@@ -232,8 +224,15 @@ ORDERS = {
     "cli": (
         ("options", "pieces", "progress_bar"),
         ("terminal",),
-        ("check_screen", "plan_screen", "profiles", "trace_screen", "validate_screen"),
-        ("check_command", "export_command"),
+        (
+            "check_screen",
+            "compare_screen",
+            "plan_screen",
+            "profiles",
+            "trace_screen",
+            "validate_screen",
+        ),
+        ("check_command", "compare_command", "export_command"),
         ("plan_runner", "profile_runner", "trace_runner", "validate_runner"),
         ("profile_command",),
         ("commands",),

@@ -68,6 +68,18 @@ class CalibrateOptions(TypedDict):
     no_color: bool
 
 
+class CompareOptions(TypedDict):
+    """Parsed options of ``plan compare PLAN.json``."""
+
+    plan: Path
+    other: Path | None
+    measured: Path | None
+    as_json: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
 class ProfileOptions(TypedDict):
     """Parsed options of ``plan profile``."""
 
