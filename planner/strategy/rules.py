@@ -86,6 +86,13 @@ def broken_rule(
             detail=f"pp {degrees.pp} needs {degrees.pp} stages, but the model can be cut into "
             f"{facts.max_stages} at most",
         )
+    if degrees.pp > 1 and facts.autocast:
+        return BrokenRule(
+            rule="autocast with pp",
+            detail=f"pp {degrees.pp} with {facts.autocast}, which uses torch.autocast: what stages "
+            "send has types that the script cannot foresee; pp can be 1, or --dtype bfloat16 "
+            "stand in for autocast",
+        )
     if global_batch_size % degrees.dp:
         return BrokenRule(
             rule="global_batch_size % dp",
