@@ -1,5 +1,7 @@
 """Profiles say what was measured: points made from known numbers give these numbers back."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.cli.main import run
@@ -173,3 +175,25 @@ def test_a_rank_that_ends_early_leaves_no_profile(tmp_path, capsys):
 def test_a_profile_is_a_toml_file(tmp_path, capsys):
     assert run(["profile", "--out", str(tmp_path / "my.json")]) == 2
     assert "my.toml" in capsys.readouterr().err
+
+
+def test_a_gpu_is_fitted_by_the_same_points(tmp_path):
+    """Its host's terms stay the framework's, and its traffic hides behind compute."""
+    gpu = replace(MACHINE, device="a GPU", num_sms=100)
+    file = PointFile(tmp_path / "my-points.jsonl", gpu, settings_of(2))
+    for number, point in enumerate(points(settings_of(2))):
+        file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
+    for name, text in profile("my", file, gpu, settings_of(2)).files.items():
+        (tmp_path / name).write_text(text)
+    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
+    assert cluster.hides_traffic
+    assert cluster.script_host is None
+    assert cluster.device.num_sms == 100
+    assert cluster.device.op_curves == {}
+    assert not load_cluster(str(profiled_path(tmp_path / "cpu")), gpus=2).hides_traffic
+
+
+def profiled_path(folder):
+    folder.mkdir()
+    profiled(folder, settings_of(2))
+    return folder / "my.toml"
