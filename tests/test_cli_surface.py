@@ -53,7 +53,8 @@ def test_the_main_job_takes_these_options():
 
 def test_the_verbs_are_these():
     assert set(VERBS) == {
-        *("calibrate", "check", "estimate", "export", "profile", "profiles", "trace", "validate"),
+        *("calibrate", "check", "compare", "estimate", "export"),
+        *("profile", "profiles", "trace", "validate"),
     }
     assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
@@ -84,6 +85,7 @@ def test_what_can_be_fixed():
         "activation_checkpointing",
         "reshard_after_forward",
         "sequence_parallel",
+        "compile",
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "units", "progress", "version", "vocabulary", "runtime"),
+    ("errors", "rendering", "units", "progress", "version", "vocabulary", "runtime"),
     ("request", "solver"),
     ("hardware",),
     ("framework",),
@@ -34,12 +34,13 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "lost_ranks", "trees"),
+        ("layout", "lost_ranks", "torch_trace", "trees"),
         ("processes",),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
-        ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "sharding", "step"),
-        ("background_save", "data", "split_ops", "split_part", "stand_ins"),
+        ("anatomy", "checkpoint", "compiled", "first_weights", "recompute", "scalars"),
+        ("gradients", "step"),
+        ("background_save", "data", "sharding", "split_ops", "split_part", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
         ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
         ("dry_run",),
@@ -177,7 +178,7 @@ ORDERS = {
         ("files",),
     ),
     "export": (
-        ("facts", "rendering", "terms"),
+        ("facts", "terms"),
         ("own_models",),
         ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),
@@ -191,11 +192,11 @@ ORDERS = {
     "validation": (
         ("plot", "scoring", "types"),
         ("pricing", "reading"),
-        ("fitting", "validate"),
+        ("compare", "fitting", "validate"),
         ("view",),
     ),
     "validation/reading": (
-        ("assume", "cell_words"),
+        ("assume", "cell_words", "torch_trace"),
         ("cells",),
         ("contradictions",),
         ("table",),
@@ -223,8 +224,15 @@ ORDERS = {
     "cli": (
         ("options", "pieces", "progress_bar"),
         ("terminal",),
-        ("check_screen", "plan_screen", "profiles", "trace_screen", "validate_screen"),
-        ("check_command", "export_command"),
+        (
+            "check_screen",
+            "compare_screen",
+            "plan_screen",
+            "profiles",
+            "trace_screen",
+            "validate_screen",
+        ),
+        ("check_command", "compare_command", "export_command"),
         ("plan_runner", "profile_runner", "trace_runner", "validate_runner"),
         ("profile_command",),
         ("commands",),
@@ -247,7 +255,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "trace_api.py"),
-        "validation/pricing/models.py",
+        *("codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

@@ -48,6 +48,7 @@ Verbs (a first argument that is none of them is the MODEL):
   validate RUNS    Hold the cost model to measured runs, or to the log of a script.
   calibrate RUNS   Fit the constants of your cluster and framework to your own runs.
   check DIR        Hold a plan to its script, without the cluster.
+  compare PLAN     Hold a plan to a measured run of its script, or to another plan.
   export PLAN      Write a plan for torchtitan, Megatron-LM, DeepSpeed or Accelerate.
 
 Exit codes: 0 planned, 2 bad request, 3 nothing fits, 4 no answer from the solver,

@@ -20,6 +20,7 @@ from planner.cli.commands import (
     trace_command,
     validate_command,
 )
+from planner.cli.compare_command import compare_command
 from planner.cli.export_command import export_command
 from planner.cli.profile_command import profile_command
 from planner.cli.profiles import profiles_command
@@ -27,6 +28,7 @@ from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
     "calibrate": calibrate_command,
+    "compare": compare_command,
     "estimate": estimate_command,
     "check": check_command,
     "export": export_command,

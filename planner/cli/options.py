@@ -68,6 +68,18 @@ class CalibrateOptions(TypedDict):
     no_color: bool
 
 
+class CompareOptions(TypedDict):
+    """Parsed options of ``plan compare PLAN.json``."""
+
+    plan: Path
+    other: Path | None
+    measured: Path | None
+    as_json: bool
+    verbose: int
+    quiet: bool
+    no_color: bool
+
+
 class ProfileOptions(TypedDict):
     """Parsed options of ``plan profile``."""
 
@@ -191,7 +203,7 @@ def layout_options(command: Command) -> Command:
             metavar="NAME=VALUE",
             help="Fix a degree (dp_replicate, dp_shard, tp, pp) or schedule, virtual_stages, "
             "microbatch_size, activation_checkpointing, reshard_after_forward, "
-            "sequence_parallel. Repeatable.",
+            "sequence_parallel, compile. Repeatable.",
         ),
     )
 

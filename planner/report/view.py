@@ -150,8 +150,9 @@ def error_words(plan: Plan, cluster: ClusterSpec) -> str:
         f"runs on such devices were {kinds}" if kinds else "there are no runs on such devices"
     )
     return (
-        f"Error of the step time: not measured for plans of this kind ({measured}); on clusters "
-        f"left out of the fit it is {cluster.uncalibrated_error:.0%} on average over all kinds"
+        f"Error of the step time: not measured for plans of this kind ({measured}); on GPU "
+        f"clusters left out of the fit it is {cluster.uncalibrated_error:.0%} on average over all "
+        "kinds"
     )
 
 

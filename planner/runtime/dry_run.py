@@ -234,12 +234,13 @@ def _naming_modules(model: nn.Module, below: str) -> Iterator[None]:
 
 
 def _backward(outputs: Sequence[Tensor]) -> None:
-    """Run backward from tensors, with any gradient."""
+    """Run backward from tensors, with any gradient: from all, and where others get none."""
     roots = [each for each in outputs if each.requires_grad]
-    if not roots:
-        return
+    alone = [[each] for each in roots] if len(roots) > 1 else []
     try:
-        torch.autograd.backward(roots, [torch.ones_like(each) for each in roots])
+        for chosen in (*alone, roots) if roots else ():
+            gradients = [torch.ones_like(each) for each in chosen]
+            torch.autograd.backward(chosen, gradients, retain_graph=True)
     except Exception as error:
         raise DryRunError("", f"backward: {_first_line(error)}") from error
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .options import DTYPES, Options
 from .processes import is_first_rank, print_once
+from .torch_trace import StepTrace
 
 GIB = 2**30
 
@@ -56,9 +57,17 @@ class Log:
     device: torch.device
     """Whose memory is reported."""
     _started_s: float = 0.0
+    _trace: StepTrace | None = None
+
+    def __post_init__(self) -> None:
+        """Trace steps where that is asked for."""
+        if self.options.torch_trace is not None:
+            self._trace = StepTrace(self.options.torch_trace, self.expected.plan)
 
     def start_step(self) -> None:
         """Take the time at which a step begins."""
+        if self._trace is not None:
+            self._trace.start_step()
         self._started_s = time.perf_counter()
 
     def end_step(self, step: int, loss: Tensor, grad_norm: Tensor, *, stops: bool = False) -> bool:
@@ -83,6 +92,8 @@ class Log:
         if dist.is_initialized():
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         step_time_s, memory_bytes, any_stops = worst.tolist()
+        if self._trace is not None:
+            self._trace.end_step()
         if is_first_rank():
             seen_values = {"step": step, "loss": loss_value, "grad_norm": norm_value}
             self._report({**seen_values, **self._measured(step_time_s, int(memory_bytes))})

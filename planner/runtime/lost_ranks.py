@@ -5,6 +5,7 @@ connection to rank 0, which the system closes whatever ends the process; nothing
 while training goes on.
 """
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -23,7 +24,7 @@ CONNECT_LIMIT_S = 20.0
 LOST_CODE = 1
 """Exit code of ranks that were left alone."""
 
-_GOODBYE = b"."
+_WELCOME, _GOODBYE = b"+", b"."
 _SECRET_BYTES, _RANK_BYTES = 16, 4
 
 
@@ -41,6 +42,11 @@ class Watch:
             with contextlib.suppress(OSError):
                 connection.sendall(_GOODBYE)
 
+    def leave_at_exit(self, process: int) -> None:
+        """Leave where this process ends by itself, not a copy of it or by an exception."""
+        if os.getpid() == process and getattr(sys, "last_value", None) is None:
+            self.leave()
+
     def hear(self, connection: socket.socket, message: str = "") -> None:
         """End this process, with a message, where the other side was closed without a word."""
         try:
@@ -53,13 +59,15 @@ class Watch:
             os._exit(LOST_CODE)
 
     def connect(self, host: str, port: int, secret: bytes) -> None:
-        """Connect to rank 0, and hear of it."""
+        """Connect to rank 0, and hear of it from when it has accepted."""
         try:
             connection = socket.create_connection((host, port), CONNECT_LIMIT_S)
-            connection.settimeout(None)
             connection.sendall(secret + dist.get_rank().to_bytes(_RANK_BYTES))
+            if connection.recv(1) != _WELCOME:  # else it might leave and not know of this rank
+                return
         except OSError:
             return
+        connection.settimeout(None)
         self.connections.append(connection)
         threading.Thread(target=self.hear, args=(connection,), daemon=True).start()
 
@@ -84,6 +92,8 @@ class Watch:
                     if rank is not None:
                         self.connections.append(connection)
                         selector.register(connection, selectors.EVENT_READ, rank)
+                        with contextlib.suppress(OSError):
+                            connection.sendall(_WELCOME)
 
 
 @contextlib.contextmanager
@@ -91,7 +101,8 @@ def lost_ranks_end_all() -> Iterator[Watch]:
     """Keep the connections of a process group while it lasts.
 
     A block that ends by an exception leaves them to the end of the process, which all then see,
-    unless it says goodbye by ``leave``.
+    unless it says goodbye by ``leave``. One that is still open where the process ends without an
+    exception has ended in good order.
     """
     watch = Watch()
     if dist.get_world_size() > 1:
@@ -104,8 +115,10 @@ def lost_ranks_end_all() -> Iterator[Watch]:
         else:
             arguments = (server, place[0][-1])
             threading.Thread(target=watch.serve, args=arguments, daemon=True).start()
+    atexit.register(watch.leave_at_exit, os.getpid())
     yield watch
     watch.leave()
+    atexit.unregister(watch.leave_at_exit)
 
 
 def _rank_of(connection: socket.socket, secret: bytes) -> int | None:

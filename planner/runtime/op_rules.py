@@ -200,11 +200,16 @@ def _select(call: Call, _: int) -> Found:
 
 
 def _shared(call: Call) -> Layout | None:
-    """The shard that all operands have, None where they differ in it or in their dims."""
-    split = call.first.split
-    ndim = len(call.first.shape)
-    alike = all(each.split == split and len(each.shape) == ndim for each in call.operands)
-    return split if alike else None
+    """The shard that all operands have, None where they differ in it or in their dims.
+
+    A constant is sliced as they are: zeros for a piece that gets no gradient, say.
+    """
+    splits = {each.split for each in call.operands if each.layout is not None}
+    if len(splits) != 1 or len({len(each.shape) for each in call.operands}) > 1:
+        return None
+    (split,) = splits
+    has_constants = any(each.layout is None for each in call.operands)
+    return None if split is not None and has_constants and split.outer > 1 else split
 
 
 def _cat(call: Call, _: int) -> Found:

@@ -30,6 +30,7 @@ class Options:
     reference: bool
     dtype: torch.dtype
     timeout_s: float
+    torch_trace: Path | None
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether what is done every so many steps, and at the end, is due after a step."""
@@ -38,6 +39,9 @@ class Options:
 
 _LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
 since torchrun of Python before 3.12 takes --log for an option of its own"""
+
+_TRACE_HELP = """write what torch's profiler sees of steps 4 to 6 of this run to this folder, a file
+for each rank, for `plan compare --measured`"""
 
 _EVALUATE_HELP = "call evaluate of the model file every N steps and at the end (default: never)"
 _ASYNC_HELP = "write checkpoints from a copy in the host's memory while training goes on"
@@ -70,6 +74,7 @@ def parse_options(
     add = parser.add_argument
     add("--steps", type=int, default=10, help="steps in all, resumed ones included (default: 10)")
     add("--log", "--log-file", type=Path, metavar="FILE", help=_LOG_HELP)
+    add("--torch-trace", type=Path, metavar="DIR", help=_TRACE_HELP)
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in this folder")
     add("--checkpoint-every", type=int, default=0, metavar="N", help="default: at the end")
     add("--evaluate-every", type=int, default=0, metavar="N", help=_EVALUATE_HELP)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from .background_save import BackgroundSave
@@ -22,6 +23,7 @@ from .model import UserModel
 from .part import Part, named_parameters
 from .processes import RankError, RunError, axis_names, data_parallel_rank
 from .step import Runner
+from .torch_trace import UPDATE
 from .trees import Function, Microbatch, Tree, cast_floats
 from .weights import ModelNames
 
@@ -155,6 +157,14 @@ class ParallelModel:
         self.background.publish_if_written(self.device)
         with self._step_seed():
             losses = self.runner.train(map(self._on_device, microbatches))
+        with record_function(UPDATE):
+            self._update()
+        self.steps += 1
+        total = self._sum(losses)
+        return total[0] / total[1]
+
+    def _update(self) -> None:
+        """Complete and clip the gradients, and let the optimisers use them."""
         for complete in self.after_backward:
             complete()
         self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
@@ -166,9 +176,6 @@ class ParallelModel:
             optimizer.step()
         for part in self.parts:
             part.zero_grad()
-        self.steps += 1
-        total = self._sum(losses)
-        return total[0] / total[1]
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tree]) -> float:

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map_only
 from .model import master_dtype
 from .part import Part
 from .processes import axis_names
+from .scalars import hold_scalars_as_vectors
 from .trees import Args, Tree, tensors_of, without_view
 
 
@@ -20,6 +21,7 @@ def shard_parameters(
     So parameters are DTensors in every layout. The rest (prologue, epilogue) stays gathered
     between forward and backward: it would be gathered again at once.
     """
+    hold_scalars_as_vectors(part)
     replicated = "dp_replicate" in axis_names(mesh)
     dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
     mixed = dtype is not master_dtype(dtype)

@@ -20,6 +20,9 @@ from .trees import Args, Function, Kwargs, Tree
 _SIZED = {"view": 1, "_unsafe_view": 1, "expand": 1, "slice_backward": 1, "select_backward": 1}
 """Ops that are told the sizes of their result, and the position of these."""
 
+_JOINS = frozenset({"cat", "stack"})
+"""Ops whose operands all lie alike."""
+
 _MADE_WHOLE = frozenset(
     {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "scalar_tensor"}
 )
@@ -84,9 +87,12 @@ SplitTensor.run = run_split
 def _key(func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs) -> _Key:
     grad = torch.is_grad_enabled()
     looks = tuple(
-        (each.shape, each.layout_over_ranks, each.dtype)
-        if isinstance(each, SplitTensor)
-        else (each.shape, each.dtype, grad and each.requires_grad)
+        (
+            each.shape,
+            each.layout_over_ranks if isinstance(each, SplitTensor) else None,
+            each.dtype,
+            grad and each.requires_grad,
+        )
         for each in tensors
     )
     ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
@@ -130,8 +136,12 @@ def _check_gradients(call: Call, tensors: Sequence[Tensor]) -> None:
     """Refuse a whole tensor whose gradient each rank would know a part of."""
     if not torch.is_grad_enabled():
         return
+    joins_parts = call.op.name in _JOINS and any(each.split for each in call.operands)
     for each in tensors:
-        if not isinstance(each, SplitTensor) and each.requires_grad:
+        is_split = isinstance(each, SplitTensor) and not (
+            joins_parts and not each.layout_over_ranks.is_shard
+        )
+        if each.requires_grad and not is_split:
             raise SplitError(
                 f"{_words(call)}: the one of shape {tuple(each.shape)} is whole, and each rank "
                 "would know a part of its gradient only"
@@ -154,6 +164,9 @@ def _layouts(call: Call, tp: int) -> tuple[Found, tuple[Layout | None, ...]]:
     found = None if rule is None else rule(call, tp)
     if found is None:
         return None, none
+    if name in _JOINS:
+        shared = next(each.split for each in call.operands if each.split)
+        return found, tuple(None if each.split else shared for each in call.operands)
     if rule is _pointwise or "attention" in name:
         return found, tuple(_part_along(each, call, found) for each in call.operands)
     return found, none

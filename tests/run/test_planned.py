@@ -21,7 +21,10 @@ from planner.hardware.profiles import PROFILES_FOLDER
 pytestmark = pytest.mark.run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = {name: Path(__file__).with_name(f"{name}.py") for name in ("odd_vocabulary", "whole_rows")}
+FILES = {
+    name: Path(__file__).with_name(f"{name}.py")
+    for name in ("joint_streams", "odd_vocabulary", "whole_rows")
+}
 """Models that are no examples."""
 
 CASES = {
@@ -38,6 +41,8 @@ CASES = {
     "mlp-pp_4": ("mlp", {"pp": 4}),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2, "dp_shard": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
+    "joint_streams-tp_2": ("joint_streams", {"tp": 2, "dp_shard": 2}),
+    "joint_streams-tp_2_pp_2": ("joint_streams", {"tp": 2, "pp": 2}),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
 }

@@ -40,6 +40,10 @@ def randn(*shape):
     return torch.randn(shape, dtype=torch.float64)
 
 
+def ones(*shape):
+    return torch.ones(shape, dtype=torch.float64)
+
+
 OWN = {
     "view": (lambda x: x.view(2, 4, 2, 4), [(2, 4, 8)]),
     "view as another dtype": (lambda x: x.view(torch.int32), [(2, 4, 8)]),
@@ -60,6 +64,9 @@ OWN = {
     "slice from the end": (lambda x: x[:, -4:], [(2, 8, 4)]),
     "slice with steps": (lambda x: x[:, ::2], [(2, 8, 4)]),
     "cat": (lambda x, y: torch.cat([x, y], 1), [(2, 4, 6)] * 2),
+    "cat with a constant": (lambda x: torch.cat([ones(2, 3, 6), x], 1), [(2, 4, 6)]),
+    "stack with a constant": (lambda x: torch.stack([x, ones(2, 4, 6)], 1), [(2, 4, 6)]),
+    "split, of which one piece is read": (lambda x: x.split([2, 4], 1)[1], [(2, 6, 8)]),
     "stack last": (lambda x, y: torch.stack([x, y], -1), [(2, 4, 6)] * 2),
     "stack": (lambda x, y: torch.stack([x, y], 1), [(2, 4, 6)] * 2),
     "mean": (lambda x: x.mean((-1,)), [(2, 4, 6)]),

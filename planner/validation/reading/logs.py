@@ -125,7 +125,7 @@ def _another_plan(file: Path, steps: list[Step], saved: SavedPlan) -> RequestErr
     return RequestError(
         f"{file}: its steps are of the plan {', '.join(names)}, and {saved.file} is the plan "
         f"{saved.digest}",
-        hint="Say where the plan of this run is: --plan DIR.",
+        hint="Name the plan of this run (of `plan validate` and `plan calibrate`: --plan DIR).",
     )
 
 
