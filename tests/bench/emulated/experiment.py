@@ -42,6 +42,7 @@ def main() -> int:
                 print(f"{model} on {ranks}: {len(found)} scripts", flush=True)
                 continue
             sample = sampled(options.work, model, ranks)
+            sample = [*sample[: min(options.layouts, len(sample) - 1)], sample[-1]]
             for clusters in with_same_hosts(options.cluster or list(CLUSTERS), ranks):
                 measure(options.work, model, sample, clusters, options.work / "runs.jsonl")
     return 0

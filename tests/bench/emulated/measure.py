@@ -18,7 +18,7 @@ from network import Network, emulated, shape
 from paced import PacedRun, RunFailedError, paced_runs
 
 TIMED_STEPS = 5
-FIRST_STEPS = 2
+FIRST_STEPS = 1
 """Before the first cluster: memory is allocated in them."""
 SETTLING_STEPS = 1
 """On each cluster: connections find the rate of their new link."""
