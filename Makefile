@@ -1,4 +1,5 @@
-# make demo      plan a small GPT for 8 processes on this CPU, run the script, compare its losses
+# make demo      measure this CPU, plan a small GPT for 8 processes on it, run the script, compare its
+#                losses, and the step times of three layouts with those predicted
 # make test      run the tests, in WORKERS processes of about 2 GiB each
 # make check     format, lint, types
 # make bench     print timings
@@ -12,14 +13,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
 DEMO := plans/demo
+MACHINE := plans/machine.toml
 WORKERS ?= 2
 
 .PHONY: demo test check bench parity validate dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
-	$(BIN)/plan examples/gpt.py --gpus 8 --cluster cpu --dtype float32 --out $(DEMO) --force
+	$(BIN)/plan profile --quick --processes 8 --out $(MACHINE) --force
+	$(BIN)/plan examples/gpt.py --gpus 8 --cluster $(MACHINE) --dtype float32 --out $(DEMO) --force
 	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 8 --steps 3
+	$(BIN)/python examples/compare_layouts.py $(DEMO) --cluster $(MACHINE)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

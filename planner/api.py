@@ -72,7 +72,7 @@ def plan(
         memory_margin: Share of each device's memory to keep free, None for 0.05.
         fix: Values to keep, by name: degrees (dp_replicate, dp_shard, tp, pp), schedule,
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
-            sequence_parallel.
+            sequence_parallel, compile (run blocks by torch.compile).
         top: Layouts to show.
         time_limit_s: Seconds after which the search proves no more and shows the gap; None for a
             limit of work, which is the same on every machine.
@@ -375,6 +375,7 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
         "activation_checkpointing": str,
         "reshard_after_forward": lambda value: value == "true",
         "sequence_parallel": lambda value: value == "true",
+        "compile": lambda value: value == "true",
     }
     chosen: Any = {
         name: types.get(name, int)(value) for name, value in fixed.items() if name in names

@@ -191,6 +191,8 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
         )
         if name in fixed and degree == 1
     ]
+    if plan.compile and plan.units == ("model",):
+        warnings.append("--fix compile=true has no effect: the model has no blocks")
     return tuple(warnings)
 
 
@@ -330,6 +332,13 @@ def _boolean(name: str, value: str) -> str:
     return _check_choice(f"--fix {name}={value}", value.lower(), ("true", "false"))
 
 
+def _of_script_alone(name: str, value: str) -> str:
+    raise RequestError(
+        f"--fix {name}={value} with --framework: how a framework computes stands in its profile",
+        hint="Leave out one of them; `plan profiles` shows what each profile is for.",
+    )
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
     return lambda name, value: _check_choice(f"--fix {name}={value}", value, choices)
 
@@ -343,11 +352,13 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "activation_checkpointing": _one_of(RECOMPUTATIONS),
     "reshard_after_forward": _boolean,
     "sequence_parallel": _boolean,
+    "compile": _boolean,
 }
 """What can be fixed, and how each value is checked and spelled."""
 
 _FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
     **_FIX_RULES,
+    "compile": _of_script_alone,
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),
 }

@@ -85,6 +85,7 @@ def test_what_can_be_fixed():
         "activation_checkpointing",
         "reshard_after_forward",
         "sequence_parallel",
+        "compile",
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "units", "progress", "version", "vocabulary", "runtime"),
+    ("errors", "rendering", "units", "progress", "version", "vocabulary", "runtime"),
     ("request", "solver"),
     ("hardware",),
     ("framework",),
@@ -38,7 +38,8 @@ ORDERS = {
         ("processes",),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
-        ("anatomy", "checkpoint", "first_weights", "gradients", "recompute", "scalars", "step"),
+        ("anatomy", "checkpoint", "compiled", "first_weights", "recompute", "scalars"),
+        ("gradients", "step"),
         ("background_save", "data", "sharding", "split_ops", "split_part", "stand_ins"),
         ("parallel_model", "split_loss", "stages"),
         ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
@@ -177,7 +178,7 @@ ORDERS = {
         ("files",),
     ),
     "export": (
-        ("facts", "rendering", "terms"),
+        ("facts", "terms"),
         ("own_models",),
         ("accelerate", "deepspeed", "launch", "megatron", "torchtitan"),
         ("export",),
@@ -254,7 +255,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "trace_api.py"),
-        "validation/pricing/models.py",
+        *("codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

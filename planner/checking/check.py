@@ -17,7 +17,7 @@ from typing import Any
 from planner.checking.trained import MOST_LOSS_DIFFERENCE, Trained, check_size, train_here
 from planner.codegen.files import script_files
 from planner.cost.breakdown import MemoryBreakdown
-from planner.errors import CheckError
+from planner.errors import CheckError, RequestError
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import TrafficRow
 from planner.plan.serialize import load_saved_plan
@@ -145,7 +145,7 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
         run: Train two steps on this machine too, and the plain model on one process.
 
     Raises:
-        RequestError: There is no plan, or it is too large to be run here.
+        RequestError: There is no plan, its blocks are compiled, or it is too large to be run here.
         VerificationError: It breaks a rule.
         CodegenError: It has no script.
         CheckError: The script does not run.
@@ -153,6 +153,12 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
     saved = load_saved_plan(path)
     plan, traffic = saved.plan, saved.traffic
     numbers = _microbatches(plan)
+    if plan.compile:
+        raise RequestError(
+            f"{path}: its blocks are compiled, and torch.compile runs on no fake tensors",
+            hint="Check the same layout planned without --fix compile=true: collectives are the "
+            "same, and memory is no less.",
+        )
     stride = _stride(plan)
     jobs = [(rank, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)]
     if run:

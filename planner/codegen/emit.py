@@ -6,11 +6,8 @@ modules of ``planner/runtime`` that it imports, which are copied beside it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from planner.codegen.expected import expected_source
 from planner.codegen.model_files import ModelFiles, model_files
@@ -28,6 +25,7 @@ from planner.errors import CodegenError
 from planner.graph.operator_graph import ModuleOutput
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Plan, StagePlan
+from planner.rendering import render
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
@@ -65,32 +63,29 @@ def emit_script(
     user = model_files(plan.model, folder)
     blocks = block_names(plan)
     has_tp = plan.degrees.tp > 1
-    return (
-        _environment()
-        .get_template("train.py.j2")
-        .render(
-            plan=plan,
-            world_size=plan.degrees.world_size,
-            model_words=_model_words(plan.model),
-            summary=_summary(plan),
-            imports=_imports(plan),
-            model_arguments=_model_arguments(plan.model, user),
-            copies=user.provenance,
-            mesh=_mesh(plan),
-            expected=expected_source(plan, cluster),
-            blocks=_blocks_source(blocks),
-            has_pp=plan.degrees.pp > 1,
-            data_reads=read_sources(plan),
-            stages=[_stage_source(plan, stage) for stage in plan.stages],
-            recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "",
-            carries=any(stage.carried or stage.stream_output for stage in plan.stages),
-            has_tp=has_tp,
-            block_groups=_block_groups(plan) if has_tp else [],
-            outer_modules=_outer_modules(plan) if has_tp else [],
-            sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
-            gradient_sums=_gradient_sums(plan),
-            is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
-        )
+    return render(
+        "codegen/train.py.j2",
+        plan=plan,
+        world_size=plan.degrees.world_size,
+        model_words=_model_words(plan.model),
+        summary=_summary(plan),
+        imports=_imports(plan),
+        model_arguments=_model_arguments(plan.model, user),
+        copies=user.provenance,
+        mesh=_mesh(plan),
+        expected=expected_source(plan, cluster),
+        blocks=_blocks_source(blocks),
+        has_pp=plan.degrees.pp > 1,
+        data_reads=read_sources(plan),
+        stages=[_stage_source(plan, stage) for stage in plan.stages],
+        recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "",
+        carries=any(stage.carried or stage.stream_output for stage in plan.stages),
+        has_tp=has_tp,
+        block_groups=_block_groups(plan) if has_tp else [],
+        outer_modules=_outer_modules(plan) if has_tp else [],
+        sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
+        gradient_sums=_gradient_sums(plan),
+        is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
     )
 
 
@@ -125,14 +120,9 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         if _whole_recompute(plan):
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.tp > 1:
-        names["tensor_parallel"] = {"TensorParallel"}
-        names["dry_run"] = {"DryRun"}
-        if any(group.modules for group in plan.shardings):
-            names["tensor_parallel"].add("ModuleSharding")
-        if _sums_gradients(plan):
-            names["tensor_parallel"].add("sum_sequence_gradients")
-        if plan.sequence_parallel:
-            names["anatomy"] = {"check_sequence"}
+        names |= _tensor_imports(plan)
+    if plan.compile:
+        names["compiled"] = {"compile_blocks"}
     if plan.degrees.tp > 1 or plan.degrees.pp > 1:
         names["gradients"] = {"clip_gradients"}
     if read_sources(plan):
@@ -140,6 +130,17 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     if plan.model.num_parameters > MOST_BUILT_PARAMETERS:
         names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
+
+
+def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
+    """What tensor parallelism adds to them."""
+    used = {"TensorParallel"}
+    if any(group.modules for group in plan.shardings):
+        used.add("ModuleSharding")
+    if _sums_gradients(plan):
+        used.add("sum_sequence_gradients")
+    names = {"tensor_parallel": used, "dry_run": {"DryRun"}}
+    return names | ({"anatomy": {"check_sequence"}} if plan.sequence_parallel else {})
 
 
 def _gradient_sums(plan: Plan) -> list[str]:
@@ -150,18 +151,6 @@ def _gradient_sums(plan: Plan) -> list[str]:
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
     return sums
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("planner", "codegen"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # Python source, no markup
-    )
 
 
 def _check(plan: Plan) -> None:
@@ -376,6 +365,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Tensor", "sequence parallel between regions" if plan.sequence_parallel else ""),
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
         ("Recompute", recompute),
+        ("Compile", "blocks by torch.compile" if plan.compile else ""),
         ("Dtype", plan.dtype),
         (
             "Predicted",

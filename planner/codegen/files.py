@@ -38,10 +38,17 @@ def script_files(
     verify_layout(plan)
     script = emit_script(plan, cluster=cluster, folder=folder)
     user = model_files(plan.model, folder)
-    if plan.data_reads and looks_at_model(plan):
-        from planner.codegen.trial import try_model  # imports torch
+    looks = bool(plan.data_reads) and looks_at_model(plan)
+    if looks or plan.compile:
+        from planner.codegen.trial import ModelTrial  # imports torch
 
-        try_model(plan, tuple(block_names(plan)), user.copies if plan.model.is_config else {})
+        trial = ModelTrial(
+            plan, tuple(block_names(plan)), user.copies if plan.model.is_config else {}
+        )
+        if looks:
+            trial.look()
+        if plan.compile:
+            trial.compile()
     return {
         "train.py": script,
         **_runtime_files(script),

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from planner.codegen.source import quote
 from planner.errors import CodegenError
-from planner.graph.loading.own_place import asks_for_its_place
+from planner.graph.loading.own_place import COPIES_FOLDER, asks_for_its_place
 from planner.plan.types import ModelRef
 
 CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.py"
@@ -25,9 +25,6 @@ CONFIG_MODEL_FILE = Path(__file__).parents[1] / "graph" / "loading" / "hf_model.
 
 CONFIG_MODEL_NAME = "model.py"
 """Its name beside the script."""
-
-COPIES_FOLDER = "model"
-"""Folder beside the script that holds the user's code."""
 
 _RUNTIME = "runtime"
 """The package of the script's own that a module of the user would hide behind."""

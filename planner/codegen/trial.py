@@ -1,57 +1,124 @@
-"""The script's look at the model, taken before the script is written.
+"""What the script does with the model before it trains, done before the script is written.
 
-The script runs the model once on the meta device to see what a stage consists of. A model that
-reads data there needs the answers of its plan, and not every read can be answered.
+The script of some plans runs the model once on the meta device, to see what a stage consists of. A
+model that reads data there needs the answers of its plan, and not every read can be answered. And
+code of a block that torch.compile does not trace would end the first step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
 from planner.errors import CodegenError
 from planner.plan.types import Plan
-from planner.runtime.anatomy import examine
+from planner.runtime.anatomy import examine, meta_twin, run_on_meta
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.known_data import DataRead
 from planner.runtime.model import UserModel, user_module
 from planner.runtime.options import DTYPES
+from planner.runtime.trees import Args, Kwargs, Tree
 
 
-def try_model(plan: Plan, blocks: tuple[str, ...], config_files: Mapping[str, str]) -> None:
-    """Run the model of a plan as its script will, with the plan's answers.
+class ModelTrial:
+    """Runs the model of a plan as its script will, without weights or data."""
 
-    Args:
-        plan: A plan whose script looks at the model.
-        blocks: Paths of its blocks in execution order.
-        config_files: Model file and config of a Hugging Face config, else empty.
+    def __init__(
+        self, plan: Plan, blocks: tuple[str, ...], config_files: Mapping[str, str]
+    ) -> None:
+        """Keep what to run.
 
-    Raises:
-        CodegenError: It does not run.
-    """
-    reads = [
-        DataRead(each.file, each.line, tuple(zip(each.answers, each.repeats, strict=True)))
-        for each in plan.data_reads
-    ]
-    with TemporaryDirectory() as folder:
-        for name, text in config_files.items():
-            Path(folder, name).write_text(text, encoding="utf-8")
-        file = (
-            Path(folder, "model.py") if config_files else plan.model.file and Path(plan.model.file)
-        )
-        user = UserModel(
-            file=file or None,
-            module=plan.model.module,
-            factory=plan.model.factory,
-            seq_len=plan.model.seq_len,
-        )
+        Args:
+            plan: The plan.
+            blocks: Paths of its blocks in execution order.
+            config_files: Model file and config of a Hugging Face config, else empty.
+        """
+        self._plan = plan
+        self._blocks = blocks
+        self._config_files = config_files
+        self._dtype = DTYPES[plan.dtype]
+        self._reads = [
+            DataRead(each.file, each.line, tuple(zip(each.answers, each.repeats, strict=True)))
+            for each in plan.data_reads
+        ]
+
+    def look(self) -> None:
+        """Run the model once, with the plan's answers.
+
+        Raises:
+            CodegenError: It does not run.
+        """
         try:
-            with parameters_on_meta():
-                model = getattr(user_module(user), user.factory)()
-            microbatch, _ = user.example_batch(plan.microbatch_size)
-            examine(model, blocks, microbatch, DTYPES[plan.dtype], reads)
+            with self._model() as (model, microbatch):
+                examine(model, self._blocks, microbatch, self._dtype, self._reads)
         except Exception as error:  # the model's own code may raise anything
             raise CodegenError(
                 "the model reads data where the script looks at it without any, and the plan's "
                 f"hints and assumptions do not answer that: {type(error).__name__}: {error}",
                 hint="plan with --fix pp=1 --fix sequence_parallel=false, or decide from shapes",
             ) from error
+
+    def compile(self) -> None:
+        """Trace the blocks as torch.compile does, the first of each class.
+
+        Raises:
+            CodegenError: One is not traced in one graph.
+        """
+        arguments: dict[str, tuple[Args, Kwargs]] = {}
+        with self._model() as (model, microbatch):
+            twin = meta_twin(model, self._dtype)
+            first = {type(twin.get_submodule(path)): path for path in reversed(self._blocks)}
+            for path in first.values():
+                twin.get_submodule(path).register_forward_pre_hook(
+                    partial(_note_arguments, arguments, path), with_kwargs=True
+                )
+            run_on_meta(twin, microbatch, self._dtype, self._reads)
+            for path, (args, kwargs) in arguments.items():
+                forward = twin.get_submodule(path).forward
+                compiled = torch.compile(forward, fullgraph=True, dynamic=False, backend="eager")
+                try:
+                    compiled(*args, **kwargs)
+                except Exception as error:  # of user code, or of torch under it
+                    raise CodegenError(
+                        f"torch.compile does not trace {path} in one graph: "
+                        f"{type(error).__name__}: {_first_line(error)}",
+                        hint="plan without --fix compile=true, or write the line that is named "
+                        "in another way",
+                    ) from error
+
+    @contextmanager
+    def _model(self) -> Iterator[tuple[nn.Module, Tree]]:
+        """Build the model without weights, and the inputs of a microbatch."""
+        model = self._plan.model
+        with TemporaryDirectory() as folder:
+            for name, text in self._config_files.items():
+                Path(folder, name).write_text(text, encoding="utf-8")
+            own = Path(folder, "model.py") if self._config_files else None
+            user = UserModel(
+                file=own or (Path(model.file) if model.file else None),
+                module=model.module,
+                factory=model.factory,
+                seq_len=model.seq_len,
+            )
+            with parameters_on_meta():
+                built = getattr(user_module(user), user.factory)()
+            yield built, user.example_batch(self._plan.microbatch_size)[0]
+
+
+def _note_arguments(
+    found: dict[str, tuple[Args, Kwargs]], path: str, _: nn.Module, args: Args, kwargs: Kwargs
+) -> None:
+    found.setdefault(path, tree_map_only(torch.Tensor, _leaf, (args, kwargs)))
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

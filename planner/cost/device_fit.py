@@ -57,7 +57,7 @@ def fit_efficiency(
         groups.setdefault(sample.group, []).append(sample)
 
     def loss(values: Mapping[str, float]) -> float:
-        changed = _with_values(device, values)
+        changed = with_efficiency(device, values)
         return statistics.fmean(
             mean_log_error((price_op(each, changed), each.measured_s) for each in group)
             for group in groups.values()
@@ -80,7 +80,8 @@ def _values(device: DeviceSpec, kinds: Set[str]) -> dict[str, float]:
     return values
 
 
-def _with_values(device: DeviceSpec, values: Mapping[str, float]) -> DeviceSpec:
+def with_efficiency(device: DeviceSpec, values: Mapping[str, float]) -> DeviceSpec:
+    """The device with other numbers, by the keys of the profile."""
     fields: dict[str, Any] = {
         field: values[key] for key, (_, field) in _FRACTIONS.items() if key in values
     }

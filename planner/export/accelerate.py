@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from planner.errors import CodegenError
 from planner.export.facts import recompute_modes, recompute_words, whole_blocks
-from planner.export.own_models import dtype_losses
-from planner.export.rendering import render
+from planner.export.own_models import compile_losses, dtype_losses
 from planner.export.terms import Loss, Terms, header_lines
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
+from planner.rendering import render
 from planner.vocabulary import Dtype, Recomputation
 
 NAME = "accelerate"
@@ -56,7 +56,7 @@ def text(saved: SavedPlan, terms: Terms) -> str:
         f"print(load_config_from_file('{FILE_NAME}'))\""
     )
     header = header_lines(saved, terms, version=VERSION, run=run, check=check)
-    return render("accelerate.yaml.j2", header=header, **terms.values)
+    return render("export/accelerate.yaml.j2", header=header, **terms.values)
 
 
 def _kind(plan: Plan) -> str:
@@ -87,6 +87,7 @@ def _check(plan: Plan) -> None:
 
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from dtype_losses(plan)
+    yield from compile_losses(plan)
     if plan.sequence_parallel:
         yield Loss(
             asked=f"the stream split over the sequence on {plan.degrees.tp} ranks",

@@ -6,8 +6,8 @@ start again what ended because it was asked to.
 
 from collections.abc import Mapping
 
-from planner.export.rendering import render
 from planner.hardware.spec import ClusterSpec
+from planner.rendering import render
 from planner.version import VERSION
 
 FOLDER = "launch"
@@ -48,4 +48,4 @@ def launch_files(cluster: ClusterSpec) -> dict[str, str]:
         "accelerator": _SKYPILOT_NAMES.get(cluster.device.name, "NAME_OF_THE_GPU"),
         "resource": "amd.com/gpu" if cluster.device.name.startswith("mi") else "nvidia.com/gpu",
     }
-    return {f"{FOLDER}/{name}": render(f"{name}.j2", **values) for name in _TEMPLATES}
+    return {f"{FOLDER}/{name}": render(f"export/{name}.j2", **values) for name in _TEMPLATES}

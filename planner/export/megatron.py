@@ -15,11 +15,11 @@ from planner.export.facts import (
     recomputed_per_stage,
     spread,
 )
-from planner.export.own_models import model_losses
-from planner.export.rendering import render
+from planner.export.own_models import compile_losses, model_losses
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
+from planner.rendering import render
 from planner.vocabulary import Dtype, Recomputation, Schedule
 
 NAME = "megatron"
@@ -84,7 +84,7 @@ def text(saved: SavedPlan, terms: Terms) -> str:
         "python path/to/Megatron-LM/tools/report_theoretical_memory.py (the same options)"
     )
     header = header_lines(saved, terms, version=VERSION, run=run, check=check)
-    return render("megatron.sh.j2", header=header, **terms.values)
+    return render("export/megatron.sh.j2", header=header, **terms.values)
 
 
 def _pipeline_layout(plan: Plan) -> str:
@@ -121,6 +121,7 @@ def _recompute(plan: Plan) -> list[str]:
 
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, "Megatron-LM")
+    yield from compile_losses(plan)
     if plan.degrees.dp_shard > 1 and plan.reshard_after_forward and plan.degrees.pp > 1:
         yield Loss(
             asked=f"ZeRO-3 over {plan.degrees.dp_shard} ranks beside {plan.degrees.pp} pipeline "

@@ -37,3 +37,12 @@ def dtype_losses(plan: Plan) -> Iterator[Loss]:
     """Float64 is for tests of the script alone."""
     if plan.dtype == Dtype.FLOAT64:
         yield Loss(asked="float64", instead="float32")
+
+
+def compile_losses(plan: Plan) -> Iterator[Loss]:
+    """Compiled blocks, for a target whose file does not say what is compiled."""
+    if plan.compile:
+        yield Loss(
+            asked="blocks run by torch.compile",
+            instead="blocks as the target or your code runs them",
+        )

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from planner.export.facts import block_positions, recompute_modes, recompute_words
 from planner.export.own_models import model_losses
-from planner.export.rendering import render
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
+from planner.rendering import render
 from planner.vocabulary import Dtype, Recomputation
 
 NAME = "torchtitan"
@@ -62,7 +62,7 @@ def text(saved: SavedPlan, terms: Terms) -> str:
         "(the latter trains one step of one rank with the others faked, on one GPU)"
     )
     header = header_lines(saved, terms, version=VERSION, run=run, check=check)
-    return render("torchtitan.py.j2", header=header, **terms.values)
+    return render("export/torchtitan.py.j2", header=header, **terms.values)
 
 
 def _param_dtype(plan: Plan) -> str:
@@ -102,9 +102,10 @@ def _losses(plan: Plan) -> Iterator[Loss]:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
+    price = "with blocks compiled" if plan.compile else "without torch.compile"
     yield (
         "the model, its data, optimiser and torch.compile are those of BASE; the plan's price is "
-        "without torch.compile"
+        f"{price}"
     )
     if recompute_modes(plan)[Recomputation.SELECTIVE]:
         yield (

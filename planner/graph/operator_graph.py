@@ -263,6 +263,8 @@ class OperatorGraph:
     """What was traced, as the user named it."""
     dtype: str = ""
     """Compute dtype: "bfloat16"."""
+    autocast: str = ""
+    """Line of the model that uses ``torch.autocast``, "model.py:57"; "" where none does."""
     notes: tuple[str, ...] = ()
     """What the trace assumed about data, and what it could not take as it is, in sentences."""
 

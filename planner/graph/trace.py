@@ -88,10 +88,10 @@ def record_step(
         fused_kernels(),
         _paused_collector(),
     ):
-        notes = _run_step(model, module, inputs, recorder, progress)
+        notes, autocast = _run_step(model, module, inputs, recorder, progress)
         recording = freeze(recorder, module, batch, microbatch_size)
     notes = (*model.notes, *built.notes, *notes)
-    return replace(recording, model=model.description, dtype=dtype, notes=notes)
+    return replace(recording, model=model.description, dtype=dtype, autocast=autocast, notes=notes)
 
 
 def _run_step(
@@ -100,8 +100,8 @@ def _run_step(
     batch: Batch,
     recorder: Recorder,
     progress: ProgressCallback | None,
-) -> tuple[str, ...]:
-    """Run the step; return what is to be said of it."""
+) -> tuple[tuple[str, ...], str]:
+    """Run the step; return what is to be said of it, and the line that uses autocast."""
     watched = None if progress is None else TraceProgress(recorder, module, progress)
     keeper = watched or recorder
     saved = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
@@ -131,7 +131,7 @@ def _run_step(
         raise recorder.data.failure
     tellers = recorder.data, recorder.real_tensors, autocast, flex
     notes = tuple(note for teller in tellers for note in teller.notes)
-    return (*notes, _DRAWS) if drew else notes
+    return (*notes, *((_DRAWS,) if drew else ())), autocast.place
 
 
 def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batch:

@@ -160,6 +160,8 @@ def _tensor_parallelism(plan: Plan) -> Iterator[str]:
         yield "tp is 1, but modules or the sequence are split over it"
     if tp > 1 and not split:
         yield f"tp is {tp}, but no module is split over it"
+    if tp > 1 and plan.compile:
+        yield f"tp is {tp}, but blocks are compiled"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 

@@ -107,6 +107,8 @@ class Plan:
     data_reads: tuple[DataRead, ...] = ()
     """What hints and assumptions answer where the model reads data: the script's look at the model
     on the meta device has none either."""
+    compile: bool = False
+    """Blocks run compiled (``torch.compile``)."""
     state_form: str = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks)."""

@@ -19,6 +19,8 @@ class ShardingChoice:
     """Rows of vocabulary-sized weights are split over tp."""
     microbatch_size: int
     """Samples per microbatch."""
+    compile: bool = False
+    """Blocks run compiled."""
 
 
 def unit_problem(

@@ -185,12 +185,13 @@ def _solution_work(
 ) -> UnitWork:
     """A unit's work; the stream's crossings at its boundary are paid with it."""
     problem = solution.problem
+    is_compiled = choice.compile and problem.unit.kind is UnitKind.BLOCK
     return unit_work(
         problem,
         solution.chosen,
         (*solution.conversions, *stream_crossings(solution, choice)),
         saved_before=_saved_before(problem.context.graph, problem.unit),
-        kernels=kernels,
+        kernels=replace(kernels, pointwise="compiled") if is_compiled else kernels,
         part=part,
     )
 

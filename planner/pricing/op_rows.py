@@ -21,6 +21,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
         sequence_parallel=plan.sequence_parallel,
         split_tables=Style.VOCAB_EMBEDDING in styles,
         microbatch_size=plan.microbatch_size,
+        compile=plan.compile,
     )
 
 

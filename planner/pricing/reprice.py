@@ -112,5 +112,6 @@ def plan_configuration(plan: Plan) -> Configuration:
         num_microbatches=plan.num_microbatches,
         reshard_after_forward=plan.reshard_after_forward,
         sequence_parallel=plan.sequence_parallel,
+        compile=plan.compile,
         state_form="fsdp" if plan.state_form == "fsdp" else "replicated",
     )

@@ -84,7 +84,7 @@ def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes:
         for dtype, peak in device.peak_flop_per_s.items()
     ]
     lines += [
-        writer.number("num_sms", device.num_sms, "one thread", assumed),
+        writer.number("num_sms", device.num_sms, "one thread of a CPU, or what the GPU says"),
         "",
         measured(
             "kernel_launch_us",
@@ -95,7 +95,7 @@ def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes:
         writer.number("sustained_fraction_of_peak", 1.0, "the peak is a measured one", assumed),
         writer.number("training_fraction_of_sustained", 1.0, "start of a fit", assumed),
         writer.number("matmul_tiles_m_n", [list(t) for t in efficiency.matmul_tiles],
-                      "register tiles of the matrix library", assumed),
+                      "usual tiles of such libraries", assumed),
     ]  # fmt: skip
     lines += _fitted(efficiency, writer)
     for op, curve in sorted(device.op_curves.items()):
@@ -158,7 +158,7 @@ def cluster_text(
             writer.number("host_time_factor", 0, host, Provenance.ASSUMED),
             'traffic = "waited_for"',
         ]
-    lines += ["", "[script]", *_script(script, writer)]
+        lines += ["", "[script]", *_script(script, writer)]
     names = ["inside a host"] if settings.hosts == 1 else ["inside a host", "between hosts"]
     names = names[-len(links) :]
     for index, (link_name, link) in enumerate(zip(names, links, strict=True)):

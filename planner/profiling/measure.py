@@ -182,6 +182,8 @@ def _points(
                 if each.poll() is None:
                     each.terminate()
                     each.wait()
+                if each.stdout is not None:
+                    each.stdout.close()
         if any(codes):
             words.seek(0)
             raise _rank_ended(words.read(), file)

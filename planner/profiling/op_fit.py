@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.cost.device_fit import fit_efficiency, price_op
+from planner.cost.device_fit import fit_efficiency, price_op, with_efficiency
 from planner.cost.op import OpWork, op_s
 from planner.cost.tables import OpSample
 from planner.cost.work import op_kind
 from planner.graph.analysis.causal import masked_pairs
-from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec
+from planner.hardware.spec import ATTENTION_FILL_KEYS, Curve, DeviceSpec, EfficiencySpec
 from planner.profiling.points import Machine, Point
 from planner.vocabulary import Dtype
 
@@ -41,6 +41,19 @@ _START = EfficiencySpec(
 """Where the search begins on a CPU: register tiles of its matrix library, one core."""
 
 
+_START_OF_GPUS = replace(
+    _START,
+    matmul_tiles=((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+    matmul_tile_overhead=20.0,
+    matmul_k_overhead=50.0,
+    matmul_setup_s=3e-6,
+    attention_fill_keys=ATTENTION_FILL_KEYS,
+    attention_head_overhead=0.0,
+    attention_masked_share=0.0,
+)
+"""On a GPU: usual tiles of matmul libraries."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFit:
     """What was found of a device."""
@@ -56,6 +69,8 @@ class DeviceFit:
 def fit_device(machine: Machine, points: Sequence[Point]) -> DeviceFit:
     """Find the numbers of a device; times are of a rank that has a core of its own."""
     rows = [row for point in points if point["kind"] == "op" for row in point["rows"]]
+    if machine.device != "cpu":
+        return _fit_gpu(machine, rows)
     overhead = next(point for point in points if point["kind"] == "overhead")
     call_s = min(row["seconds"] for row in rows if row["kernel"] == "add")
     samples = [_sample(row, call_s) for row in rows]
@@ -76,6 +91,24 @@ def fit_device(machine: Machine, points: Sequence[Point]) -> DeviceFit:
     device = replace(device, kernel_launch_s=launch_s(device, overhead))
     bare = replace(device, kernel_launch_s=0.0)
     return DeviceFit(device=device, errors=_errors(bare, samples), spread=_spread(rows))
+
+
+def _fit_gpu(machine: Machine, rows: Sequence[Mapping[str, Any]]) -> DeviceFit:
+    """Fit the shares of a GPU, whose host's time is none of the kernels'."""
+    samples = [_sample(row, 0.0) for row in rows]
+    device = DeviceSpec(
+        name="measured",
+        memory_bytes=machine.memory_bytes,
+        reserve_bytes=0,
+        peak_flop_per_s=_peaks(samples),
+        memory_bandwidth_bytes_per_s=_bandwidth(samples),
+        num_sms=machine.num_sms,
+        kernel_launch_s=2e-6,
+        efficiency=_START_OF_GPUS,
+        numbers={},
+    )
+    device = with_efficiency(device, fit_efficiency(device, samples))
+    return DeviceFit(device=device, errors=_errors(device, samples), spread=_spread(rows))
 
 
 def works_of(rows: Iterable[Mapping[str, Any]]) -> list[OpWork]:
@@ -187,17 +220,7 @@ def _with_efficiency(device: DeviceSpec, samples: Sequence[OpSample]) -> DeviceS
         in_float32,
         fixed=("kernel_launch_us", "sustained_fraction_of_peak"),
     )
-    return replace(
-        device,
-        efficiency=replace(
-            device.efficiency,
-            matmul_fraction=found["matmul_fraction_of_peak"],
-            matmul_tile_overhead=found["matmul_tile_overhead_elements"],
-            matmul_k_overhead=found["matmul_k_overhead_elements"],
-            matmul_setup_s=found["matmul_setup_us"] * 1e-6,
-            matmul_bandwidth_fraction=found["matmul_fraction_of_bandwidth"],
-        ),
-    )
+    return with_efficiency(device, found)
 
 
 def _share(device: DeviceSpec, kind: str) -> float:

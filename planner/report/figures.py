@@ -59,7 +59,12 @@ def model_axes(plan: Plan) -> tuple[Axis, ...]:
 
 
 def measured_error(plan: Plan, cluster: ClusterSpec) -> MeasuredError | None:
-    """Find the error of measured runs of a plan's kind: its device, axes and number of devices."""
+    """Find the error of measured runs of a plan's kind: its device, axes and number of devices.
+
+    None of these runs was of compiled blocks.
+    """
+    if plan.compile:
+        return None
     axes, num_gpus = model_axes(plan), plan.degrees.world_size
     for error in cluster.step_time_errors:
         if error.axes == axes and error.least_gpus <= num_gpus <= error.most_gpus:

@@ -1,8 +1,7 @@
 """The summary of a run as an HTML fragment for notebooks."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from planner.plan.record import PlanRecord
+from planner.rendering import render
 from planner.report.view import (
     cluster_words,
     error_words,
@@ -26,14 +25,8 @@ from planner.report.words import (
 def summary_html(record: PlanRecord) -> str:
     """Render a run as one fragment: inline CSS, every value escaped, nothing fetched."""
     best = record.outcome.best
-    environment = Environment(
-        loader=PackageLoader("planner", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("summary.html.j2").render(
+    return render(
+        "report/summary.html.j2",
         model=record.model,
         facts=(*header_facts(record), cluster_words(record.cluster)),
         layout=layout_words(best),

@@ -31,6 +31,7 @@ REPORT_COLUMNS = (
     "activation_checkpointing",
     "reshard_after_forward",
     "sequence_parallel",
+    "compile",
     "step_time_s",
     "compute_s",
     "recompute_s",
@@ -63,7 +64,7 @@ _INTEGER_COLUMNS = (
 )
 
 
-_FLAG_COLUMNS = ("rule_of_thumb", "reshard_after_forward", "sequence_parallel")
+_FLAG_COLUMNS = ("rule_of_thumb", "reshard_after_forward", "sequence_parallel", "compile")
 
 _TEXT_COLUMNS = (
     "status",
@@ -173,6 +174,7 @@ def _plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "activation_checkpointing": checkpointing_word(plan),
         "reshard_after_forward": plan.reshard_after_forward,
         "sequence_parallel": plan.sequence_parallel,
+        "compile": plan.compile,
         "step_time_s": figures.step_time_s,
         **asdict(plan.costs),
         "exposed_comm_s": exposed_comm_s(plan.costs),

@@ -113,9 +113,10 @@ def cluster_words(cluster: ClusterSpec) -> str:
     """Describe the machine: "16 x h100-sxm of 80.0 GiB, 2 nodes of 8"."""
     device = cluster.device
     nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+    measured = f"; measured on {cluster.measured_on}" if cluster.measured_on else ""
     return (
         f"{cluster.num_gpus} x {device.name} of {format_bytes(device.memory_bytes)}, "
-        f"{nodes} of {cluster.gpus_per_node} (cluster {cluster.name})"
+        f"{nodes} of {cluster.gpus_per_node} (cluster {cluster.name}{measured})"
     )
 
 
@@ -149,8 +150,9 @@ def error_words(plan: Plan, cluster: ClusterSpec) -> str:
         f"runs on such devices were {kinds}" if kinds else "there are no runs on such devices"
     )
     return (
-        f"Error of the step time: not measured for plans of this kind ({measured}); on clusters "
-        f"left out of the fit it is {cluster.uncalibrated_error:.0%} on average over all kinds"
+        f"Error of the step time: not measured for plans of this kind ({measured}); on GPU "
+        f"clusters left out of the fit it is {cluster.uncalibrated_error:.0%} on average over all "
+        "kinds"
     )
 
 

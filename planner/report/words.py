@@ -53,7 +53,7 @@ def detail_words(plan: Plan) -> str:
     )
     return (
         f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
-        f"recompute {recompute or 'none'}"
+        f"recompute {recompute or 'none'}{', compiled blocks' if plan.compile else ''}"
     )
 
 
@@ -69,6 +69,10 @@ def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
     if plan.degrees.pp > 1:
         lines.append(("pipeline", _pipeline_words(plan)))
     lines.append(("recompute", _recompute_words(plan)))
+    if plan.compile:
+        lines.append(
+            ("compile", "blocks run by torch.compile, which takes minutes in the first step")
+        )
     return tuple(lines)
 
 

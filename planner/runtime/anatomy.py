@@ -200,9 +200,8 @@ def examine(
     twin = meta_twin(model, dtype)
     run = _DryRun(blocks)
     run.watch(twin)
-    inputs = cast_floats(tree_map_only(Tensor, lambda t: t.to("meta"), microbatch), dtype)
-    with run, KnownData(inputs, microbatch, reads):
-        run_model(twin, inputs)
+    with run:
+        run_on_meta(twin, microbatch, dtype, reads)
     run.finish()
 
     users = {
@@ -217,6 +216,15 @@ def examine(
         first_names=first_names(twin),
         streams=tuple(run.streams),
     )
+
+
+def run_on_meta(
+    twin: nn.Module, microbatch: Tree, dtype: torch.dtype, reads: Sequence[DataRead]
+) -> None:
+    """Run a model's ``meta_twin`` on inputs without data; arguments as for ``examine``."""
+    inputs = cast_floats(tree_map_only(Tensor, lambda t: t.to("meta"), microbatch), dtype)
+    with KnownData(inputs, microbatch, reads):
+        run_model(twin, inputs)
 
 
 def outer_modules(model: nn.Module, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:

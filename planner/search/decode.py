@@ -77,6 +77,7 @@ def plan_of(
         memory_by_rank=price.memory_by_rank,
         costs=price.costs,
         tokens_per_step=context.global_batch_size * graph.tokens_per_sample,
+        compile=configuration.compile,
         state_form=configuration.state_form,
         flop_per_step=round((graph.forward_flop + graph.backward_flop) * samples),
     )

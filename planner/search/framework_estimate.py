@@ -103,6 +103,7 @@ class FrameworkEstimate:
             sequence_parallel=configuration.sequence_parallel,
             split_tables=self._space.facts.can_split_tables(tp),
             microbatch_size=configuration.microbatch_size,
+            compile=configuration.compile,
         )
         priced = self._space.pricer.priced(choice, network_host_s=rank.network_host_s)
         if priced is None:

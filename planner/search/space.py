@@ -24,6 +24,7 @@ from planner.strategy.rules import (
     BrokenRule,
     FixedValues,
     broken_rule,
+    compile_rule,
     configurations,
     enumerate_degrees,
     recomputation_rule,
@@ -86,6 +87,7 @@ class LayoutSpace:
         for degrees in enumerate_degrees(self.cluster.num_gpus, request.fixed):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
             rule = rule or recomputation_rule(self.facts, request.fixed)
+            rule = rule or compile_rule(degrees, request.fixed)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
                 if rule is None
@@ -134,6 +136,7 @@ class LayoutSpace:
                 sequence_parallel=configuration.sequence_parallel,
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,
+                compile=configuration.compile,
             )
             rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
             priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)

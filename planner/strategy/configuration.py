@@ -27,6 +27,8 @@ class Configuration:
     """ZeRO-3 (True) or ZeRO-2."""
     sequence_parallel: bool
     """The stream is split over the sequence on tp."""
+    compile: bool = False
+    """Blocks run compiled (``torch.compile``)."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
     optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1)."""

@@ -29,6 +29,8 @@ class ModelFacts:
     """Pipeline stages that the legal cuts allow."""
     recompute_refusals: Mapping[str, str]
     """Recomputations under which the model would fail, with the reason."""
+    autocast: str = ""
+    """Line of the model that uses ``torch.autocast``, "" where none does."""
 
     def can_split_tables(self, tp: int) -> bool:
         """Whether the rows of all tables divide over tp: they are split all or none."""
@@ -57,6 +59,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         sequence=streams.pop() if len(streams) == 1 else None,
         max_stages=len(graph.cuts) + 1,
         recompute_refusals=recompute_refusals(graph),
+        autocast=graph.autocast,
     )
 
 

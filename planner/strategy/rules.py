@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
@@ -24,6 +25,7 @@ class FixedValues:
     activation_checkpointing: str | None = None
     reshard_after_forward: bool | None = None
     sequence_parallel: bool | None = None
+    compile: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,13 @@ def broken_rule(
             detail=f"pp {degrees.pp} needs {degrees.pp} stages, but the model can be cut into "
             f"{facts.max_stages} at most",
         )
+    if degrees.pp > 1 and facts.autocast:
+        return BrokenRule(
+            rule="autocast with pp",
+            detail=f"pp {degrees.pp} with {facts.autocast}, which uses torch.autocast: what stages "
+            "send has types that the script cannot foresee; pp can be 1, or --dtype bfloat16 "
+            "stand in for autocast",
+        )
     if global_batch_size % degrees.dp:
         return BrokenRule(
             rule="global_batch_size % dp",
@@ -107,6 +116,17 @@ def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | No
     )
 
 
+def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | None:
+    """Refuse to compile split blocks: torch.compile does not trace how they run."""
+    if not fixed.compile or degrees.tp == 1:
+        return None
+    return BrokenRule(
+        rule="compile with tp",
+        detail=f"compile=true with tp {degrees.tp}: torch.compile does not trace tensors that look "
+        "whole and are split over ranks; tp can be 1, or compile false",
+    )
+
+
 def _listed(numbers: list[int]) -> str:
     shown = numbers if len(numbers) <= 10 else [*numbers[:7], "...", *numbers[-2:]]
     return ", ".join(str(number) for number in shown)
@@ -122,7 +142,7 @@ def configurations(
     out unless fixed: torch's schedules keep the parameters of a stage gathered from backward to
     backward, so that it saves no memory and gathers more often.
     """
-    samples = global_batch_size // degrees.dp
+    samples, can_split = global_batch_size // degrees.dp, _can_split(degrees, facts)
     sizes = divisors(samples)
     if fixed.microbatch_size is not None:
         if samples % fixed.microbatch_size:
@@ -136,7 +156,6 @@ def configurations(
         sizes = [fixed.microbatch_size]
     found = False
     reason: str | None = None
-    can_split = _can_split(degrees, facts)
     for size in sizes:
         for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
             reason = schedule_rule(
@@ -149,17 +168,18 @@ def configurations(
             if is_open_gpipe and samples // size >= degrees.pp:
                 continue
             found = True
-            for reshard in _reshards(degrees, fixed):
-                for split in _options(possible=can_split, fixed=fixed.sequence_parallel):
-                    yield Configuration(
-                        degrees=degrees,
-                        schedule=schedule,
-                        virtual_stages=virtual_stages,
-                        microbatch_size=size,
-                        num_microbatches=samples // size,
-                        reshard_after_forward=reshard,
-                        sequence_parallel=split,
-                    )
+            splits = _options(possible=can_split, fixed=fixed.sequence_parallel)
+            for reshard, split in product(_reshards(degrees, fixed), splits):
+                yield Configuration(
+                    degrees=degrees,
+                    schedule=schedule,
+                    virtual_stages=virtual_stages,
+                    microbatch_size=size,
+                    num_microbatches=samples // size,
+                    reshard_after_forward=reshard,
+                    sequence_parallel=split,
+                    compile=bool(fixed.compile),
+                )
     if not found and reason is not None:
         yield BrokenRule(rule="microbatches < stages", detail=reason)
 

@@ -57,6 +57,16 @@ def with_modes(plan, *modes):
     return replace(plan, stages=stages)
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_compiled_blocks_are_said(name):
+    plan = replace(DATA_PARALLEL, compile=True)
+    if name == "torchtitan":
+        assert "the plan's price is with blocks compiled" in " ".join(text_of(plan, name).split())
+    else:
+        with pytest.raises(CodegenError, match="blocks run by torch"):
+            text_of(plan, name)
+
+
 def text_of(plan, name, **options):
     return export_plan(saved(plan), name, **options).text
 

@@ -154,6 +154,16 @@ def test_saved_bytes_are_those_of_a_real_run():
     assert trace(run).saved_bytes == real
 
 
+@pytest.mark.parametrize(("device", "enabled"), [("cuda", True), ("cpu", True), ("cuda", False)])
+def test_the_line_that_switches_it_on_is_known(device, enabled):
+    def run(net, x):
+        with torch.autocast(device, dtype=bfloat16, enabled=enabled):
+            return net.linear(x)
+
+    place = f"test_graph_autocast.py:{run.__code__.co_firstlineno + 1}"
+    assert trace(run).autocast == (place if enabled else "")
+
+
 # Ways to use it --------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ class Outcome:
     """Log and checkpoint of a run."""
 
     rows: list
+    """Of steps."""
     weights: dict
 
     @property
@@ -67,7 +68,8 @@ def arguments_of(folder, *, name="run", steps=3, extra=()):
 
 
 def outcome_of(folder, *, name="run", steps=3):
-    rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    rows = [line for line in lines if "loss" in line]  # others are of evaluations
     return Outcome(rows=rows, weights=read_weights(folder / name / f"step-{steps:08d}"))
 
 

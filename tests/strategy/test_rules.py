@@ -51,6 +51,14 @@ def test_fixed_degrees_are_kept():
     assert {prod((d.dp_replicate, d.dp_shard)) for d in found} == {2}
 
 
+def test_autocast_in_the_model_refuses_stages():
+    facts = replace(FACTS, autocast="model.py:57")
+    assert broken_rule(ParallelDegrees(tp=2, dp_shard=2), facts, 64) is None
+    rule = broken_rule(ParallelDegrees(pp=2), facts, 64)
+    assert rule.rule == "autocast with pp"
+    assert "model.py:57" in rule.detail
+
+
 def test_kv_heads_refuse_with_the_values_that_work():
     rule = broken_rule(ParallelDegrees(tp=8), FACTS, 64)
     assert rule == BrokenRule(

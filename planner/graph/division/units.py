@@ -170,6 +170,7 @@ def assemble(
         cuts=tuple(_cut_point(recording, tied, cut) for cut in layout.cuts),
         refused_cuts=layout.refused_cuts,
         no_cut_reason=layout.no_cut_reason,
+        autocast=recording.autocast,
         notes=recording.notes,
     )
 

@@ -1,6 +1,9 @@
-"""Whether code looks for what lies beside it, so that a copy of it elsewhere may not find it."""
+"""Copies of the user's code, and whether it looks for what lies beside it, which they lack."""
 
 import ast
+
+COPIES_FOLDER = "model"
+"""Folder beside a script that holds them."""
 
 
 def asks_for_its_place(tree: ast.AST) -> bool:

@@ -119,6 +119,8 @@ class AutocastOnMeta:
         self._casts: dict[tuple[int, torch.dtype], Tensor] = {}
         self._library: TorchResult = None
         self._ignored: dict[UserLine, str] = {}
+        self.place = ""
+        """Line that first switched autocast on, "model.py:57"."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -156,10 +158,12 @@ class AutocastOnMeta:
             enabled: bool = True,  # noqa: FBT001, FBT002
             cache_enabled: bool | None = None,  # noqa: FBT001
         ) -> None:
+            line = next(lines_of_stack(), None) if enabled else None
+            if line is not None:
+                self.place = self.place or line.place
             if device_type not in ("cuda", "meta"):
                 make(autocast, device_type, dtype, enabled, cache_enabled)
-                line = next(lines_of_stack(), None)
-                if enabled and line is not None:
+                if line is not None:
                     self._ignored[line] = device_type
                 return
             # Without CUDA torch would switch it off again.

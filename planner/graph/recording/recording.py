@@ -52,6 +52,8 @@ class Recording:
     """Lists of modules in the model (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``)."""
     accumulations: Mapping[int, int]
     """Storage of the parameter by backward op that accumulates its gradient."""
+    autocast: str = ""
+    """Line of the model that uses ``torch.autocast``, "" where none does."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What was assumed or lost on the way, one sentence each."""
     used_hints: tuple[Hint, ...] = field(default=(), compare=False)

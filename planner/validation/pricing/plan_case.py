@@ -12,14 +12,11 @@ from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
 from planner.graph.loading.hints import Hint, make_hints
 from planner.graph.loading.load import load_model
-from planner.graph.loading.own_place import asks_for_its_place
+from planner.graph.loading.own_place import COPIES_FOLDER, asks_for_its_place
 from planner.graph.sizes.family import GraphFamily, trace_family
 from planner.plan.serialize import SavedPlan
 from planner.plan.verify import verify_plan
 from planner.validation.types import LoggedRun
-
-COPIES_FOLDER = "model"
-"""Folder of the user's code beside a script."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

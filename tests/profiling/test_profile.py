@@ -1,0 +1,199 @@
+"""Profiles say what was measured: points made from known numbers give these numbers back."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cli.main import run
+from planner.cost.link_fit import price_collective
+from planner.cost.op import OpWork, op_s
+from planner.cost.tables import CollectiveSample
+from planner.hardware.profiles import load_cluster
+from planner.hardware.spec import Provenance
+from planner.profiling.host_terms import SHAPES
+from planner.profiling.measure import profile
+from planner.profiling.points import Machine, PointFile, Settings
+
+MACHINE = Machine(
+    processor="a CPU", cores=2, torch="2.13.0", device="cpu", memory_bytes=2**34, num_sms=1, ranks=2
+)
+
+LAUNCH_S = 20e-6
+CALL_S = 2e-6
+RATE = 100e9
+BYTES_PER_S = {"add": 20e9, "gelu": 5e9, "native_layer_norm": 10e9, "embedding": 8e9}
+SCRIPT = {"step_s": 5e-3, "unit_s": 0.5e-3, "collective_s": 2e-3, "tensor_s": 0.2e-3}
+LINK = {"bandwidth": 2e9, "hop_s": 100e-6, "base_s": 200e-6}
+
+
+def row(kernel, seconds, *, read_bytes=0, flop=0, sizes=(1, 0, 0, 0), phase="forward"):
+    batch, m, n, k = sizes
+    return {
+        "group": kernel, "kernel": kernel, "phase": phase, "dtype": "float32", "shapes": "",
+        "batch": batch, "m": m, "n": n, "k": k, "causal": 0, "flop": flop,
+        "read_bytes": read_bytes, "write_bytes": 0,
+        "seconds": seconds, "seconds_p10": seconds, "seconds_p90": seconds, "repeats": 5,
+    }  # fmt: skip
+
+
+def rows():
+    for name, rate in BYTES_PER_S.items():
+        yield row(name, CALL_S, read_bytes=8)
+        for num_bytes in (2**20, 2**24):
+            yield row(name, CALL_S + num_bytes / rate, read_bytes=num_bytes)
+    for size in (64, 256, 512):
+        flop = 2 * size**3
+        yield row("mm", CALL_S + flop / RATE, flop=flop, sizes=(1, size, size, size))
+    for phase in ("forward", "backward"):
+        for length in (64, 256):
+            flop = 4 * 8 * length * length * 32
+            yield row(
+                "_scaled_dot_product_flash_attention_for_cpu", CALL_S + flop / (RATE / 2),
+                flop=flop, sizes=(8, length, length, 32), phase=phase,
+            )  # fmt: skip
+
+
+def script_s(shape):
+    blocks, number = shape["blocks"], shape["microbatches"]
+    pairs = 1.5 * number if shape["reshards"] else 1
+    return (
+        SCRIPT["step_s"]
+        + blocks * number * SCRIPT["unit_s"]
+        + blocks * pairs * SCRIPT["collective_s"]
+        + blocks * shape["tensors"] * SCRIPT["tensor_s"]
+    )
+
+
+def collective(kind, payload_bytes, spread=1.0):
+    hops, traffic = {"all_gather": (1, 0.5), "all_reduce": (2, 1.0), "send_recv": (1, 1.0)}[kind]
+    seconds = LINK["base_s"] + hops * LINK["hop_s"] + traffic * payload_bytes / LINK["bandwidth"]
+    return {
+        "kind": "collective", "collective": kind, "ranks": 2, "nodes": 1,
+        "payload_bytes": payload_bytes, "seconds": seconds, "seconds_p10": seconds,
+        "seconds_p90": seconds * spread, "repeats": 5,
+    }  # fmt: skip
+
+
+def points(settings, spread=1.0):
+    """What a machine with the numbers above would tell."""
+    tiny = [row("add", 0.0, read_bytes=8)] * 10
+    yield {"kind": "overhead", "calls": tiny, "seconds": 10 * LAUNCH_S, "resident_bytes": 2**28}
+    yield {"kind": "op", "rows": list(rows())}
+    for kind in ("all_gather", "all_reduce", "send_recv"):
+        for payload in (2**12, 2**18, 2**24):
+            yield collective(kind, payload, spread)
+    for shape in SHAPES:
+        yield {"kind": "script", "shape": shape, "calls": [], "seconds": script_s(shape)}
+    for elements in (2**16, 2**21):
+        yield {"kind": "update", "elements": elements, "seconds": 1e-4 + elements * 3e-9}
+
+
+def profiled(folder, settings, spread=1.0):
+    file = PointFile(folder / "my-points.jsonl", MACHINE, settings)
+    for number, point in enumerate(points(settings, spread)):
+        file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
+    found = profile("my", file, MACHINE, settings)
+    for name, text in found.files.items():
+        (folder / name).write_text(text)
+    return found
+
+
+def settings_of(processes):
+    return Settings(processes=processes, hosts=1, quick=True)
+
+
+def test_the_numbers_come_back(tmp_path):
+    profiled(tmp_path, settings_of(2))
+    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
+    device = cluster.device
+    assert device.kernel_launch_s == pytest.approx(LAUNCH_S, rel=0.01)
+    for name, rate in BYTES_PER_S.items():
+        work = OpWork(name=name, kind="memory", flop=0, read_bytes=2**22, write_bytes=0)
+        assert op_s(work, device, "float32") == pytest.approx(LAUNCH_S + 2**22 / rate, rel=0.02)
+    product = OpWork(
+        name="mm", kind="matmul", flop=2 * 512**3, read_bytes=3 * 2**20, write_bytes=2**20,
+        m=512, n=512, k=512,
+    )  # fmt: skip
+    assert op_s(product, device, "float32") == pytest.approx(2 * 512**3 / RATE, rel=0.1)
+    script = cluster.script_host
+    assert script is not None
+    for name, value in SCRIPT.items():
+        assert getattr(script, name) == pytest.approx(value, rel=0.01)
+    assert script.element_s == pytest.approx(3e-9, rel=0.01)
+    gather = CollectiveSample(
+        table="", system="", collective="all_gather", num_ranks=2, num_nodes=1,
+        payload_bytes=2**24, setting="", measured_s=0.0,
+    )  # fmt: skip
+    measured_s = collective("all_gather", 2**24)["seconds"]
+    assert price_collective(gather, cluster) == pytest.approx(measured_s, rel=0.1)
+
+
+def test_every_number_says_when_where_and_how(tmp_path):
+    found = profiled(tmp_path, settings_of(2))
+    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
+    assert cluster.measured_on == found.where
+    for number in (*cluster.numbers.values(), *cluster.device.numbers.values()):
+        if number.provenance is not Provenance.ASSUMED:
+            assert "a CPU" in number.source
+            assert "2 processes at once" in number.source
+
+
+def test_ranks_on_shared_cores_get_back_what_they_measured(tmp_path):
+    """Written for a core each; as many ranks as were measured take the time they showed."""
+    profiled(tmp_path, settings_of(8))
+    path = str(tmp_path / "my.toml")
+    eight, two = load_cluster(path, gpus=8), load_cluster(path, gpus=2)
+    assert eight.device.kernel_launch_s == pytest.approx(4 * two.device.kernel_launch_s)
+    assert eight.script_host.step_s == pytest.approx(4 * two.script_host.step_s)
+    assert eight.device.op_curves["gelu"][-1][1] == pytest.approx(
+        4 * two.device.op_curves["gelu"][-1][1]
+    )
+    measured_s = collective("send_recv", 2**24)["seconds"]
+    link = eight.links[0]
+    found_s = link.base_latency_s + link.latency_s + 2**24 / link.bandwidth_bytes_per_s
+    assert found_s == pytest.approx(measured_s, rel=0.1)
+
+
+def test_repeats_that_differ_are_not_written_as_measured(tmp_path):
+    profiled(tmp_path, settings_of(2), spread=3.0)
+    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
+    latency = cluster.links[0].numbers["latency_us_per_hop"]
+    assert latency.provenance is Provenance.ASSUMED
+    assert "repeats differ 3.0 times" in latency.source
+
+
+def test_a_rank_that_ends_early_leaves_no_profile(tmp_path, capsys):
+    out = tmp_path / "my.toml"
+    arguments = ["profile", "--hosts", "here", "--remote", "false", "--out", str(out)]
+    assert run(arguments) == 6
+    said = capsys.readouterr().err
+    assert "a rank ended before all was measured" in said
+    assert not out.exists()
+    assert not (tmp_path / "my-device.toml").exists()
+
+
+def test_a_profile_is_a_toml_file(tmp_path, capsys):
+    assert run(["profile", "--out", str(tmp_path / "my.json")]) == 2
+    assert "my.toml" in capsys.readouterr().err
+
+
+def test_a_gpu_is_fitted_by_the_same_points(tmp_path):
+    """Its host's terms stay the framework's, and its traffic hides behind compute."""
+    gpu = replace(MACHINE, device="a GPU", num_sms=100)
+    file = PointFile(tmp_path / "my-points.jsonl", gpu, settings_of(2))
+    for number, point in enumerate(points(settings_of(2))):
+        file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
+    for name, text in profile("my", file, gpu, settings_of(2)).files.items():
+        (tmp_path / name).write_text(text)
+    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
+    assert cluster.hides_traffic
+    assert cluster.script_host is None
+    assert cluster.device.num_sms == 100
+    assert cluster.device.op_curves == {}
+    assert not load_cluster(str(profiled_path(tmp_path / "cpu")), gpus=2).hides_traffic
+
+
+def profiled_path(folder):
+    folder.mkdir()
+    profiled(folder, settings_of(2))
+    return folder / "my.toml"
