@@ -181,6 +181,8 @@ def _append(out: Path, run: MeasuredRun) -> None:
 
 def read_runs(file: Path) -> list[MeasuredRun]:
     """What ``measure`` has appended."""
+    if not file.exists():
+        return []
     return [
         MeasuredRun(**{key: tuple(value) if isinstance(value, list) else value
                        for key, value in json.loads(line).items()})

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -21,14 +20,6 @@ from planner.pricing.traffic_rows import traffic_rows
 from planner.report.words import detail_words, layout_words
 
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """What is asked, and what was found."""
-
-    rows: list[tuple[str, str, str, bool]]
-    """Words, bar, found, met."""
 
 
 class Pricer:
@@ -145,7 +136,8 @@ def bars(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
         named = thumb if len(thumb) else group[group.why == "pick"]
         thumbs.append(float(named.measured_step_s.iloc[0]) / best_s - 1)
         if len(group) >= 4:
-            spearman.append(group.predicted_step_s.corr(group.measured_step_s, method="spearman"))
+            ranks = group[["predicted_step_s", "measured_step_s"]].rank()
+            spearman.append(ranks.corr().iloc[0, 1])
     return [
         ("runs, groups", "", f"{len(own)}, {len(losses)}"),
         ("pick over the measured best, mean", "5%", f"{statistics.fmean(losses):.1%}"),
@@ -166,3 +158,20 @@ def noise(frame: pd.DataFrame) -> float:
     keys = ["model", "cluster", "layout"]
     again = frame[frame.why == "again"].merge(frame[frame.why != "again"], on=keys)
     return float((again.measured_step_s_x / again.measured_step_s_y - 1).abs().median())
+
+
+def words(frame: pd.DataFrame) -> str:
+    """The runs for people."""
+    columns = {
+        "model": "model",
+        "cluster": "cluster",
+        "layout": "layout",
+        "measured_step_s": "measured s",
+        "predicted_step_s": "predicted s",
+        "measured_memory_mib": "MiB",
+        "predicted_memory_mib": "predicted MiB",
+        "measured_sent_mb": "sent MB",
+        "predicted_sent_mb": "predicted MB",
+        "load": "load",
+    }
+    return frame[list(columns)].rename(columns=columns).round(3).to_string(index=False)
