@@ -108,6 +108,7 @@ class Rank:
         """Run what is not done; all ranks end each job together."""
         jobs = list(self.jobs())
         left = [job for job in jobs if job.name not in done]
+        gc.freeze()  # what was imported need not be looked through after every job
         for number, job in enumerate(left):
             dist.barrier()
             wall_s, cpu_s = time.perf_counter(), time.process_time()
