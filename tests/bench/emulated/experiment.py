@@ -67,7 +67,7 @@ def run(work: Path, models: list[str], clusters: list[str], layouts: int) -> Non
 def show(work: Path, models: list[str], clusters: list[str], out: Path | None) -> None:
     """Price what was measured, and print it."""
     from measure import read_runs
-    from score import Pricer, bars, table, words
+    from score import Pricer, lines, table, words
 
     runs = [
         each
@@ -75,9 +75,7 @@ def show(work: Path, models: list[str], clusters: list[str], out: Path | None) -
         if each.model in models and each.cluster in clusters
     ]
     frame = table(runs, Pricer(work, work / "clusters"))
-    print(words(frame))
-    for name, bar, found in bars(frame):
-        print(f"{name:40} {bar:15} {found}")
+    print("\n".join([words(frame), *lines(frame)]))
     if out is not None:
         frame.to_csv(out, index=False, float_format="%.5g")
 

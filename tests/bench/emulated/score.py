@@ -1,6 +1,11 @@
-"""Prices measured runs with a cluster's profile, and holds the planner to its bars."""
+"""Prices measured runs with a cluster's profile, and holds the planner to its bars.
+
+``python tests/bench/emulated/score.py profiles/measured/emulated_runs.csv`` prints the bars of a
+table that ``experiment.py --out`` has written.
+"""
 
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -175,3 +180,12 @@ def words(frame: pd.DataFrame) -> str:
         "load": "load",
     }
     return frame[list(columns)].rename(columns=columns).round(3).to_string(index=False)
+
+
+def lines(frame: pd.DataFrame) -> list[str]:
+    """The bars for people."""
+    return [f"{name:40} {bar:15} {found}" for name, bar, found in bars(frame)]
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(pd.read_csv(sys.argv[1]))))
