@@ -26,6 +26,9 @@ from planner.report.words import detail_words, layout_words
 
 MIB = 2**20
 
+FEWEST_RANKED = 4
+"""Runs of a group whose order says something."""
+
 
 class Pricer:
     """Prices saved plans on measured clusters; work is counted once for each choice."""
@@ -140,9 +143,10 @@ def bars(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
         thumb = group[group.why == "rule of thumb"]
         named = thumb if len(thumb) else group[group.why == "pick"]
         thumbs.append(float(named.measured_step_s.iloc[0]) / best_s - 1)
-        if len(group) >= 4:
+        if len(group) >= FEWEST_RANKED:
             ranks = group[["predicted_step_s", "measured_step_s"]].rank()
             spearman.append(ranks.corr().iloc[0, 1])
+    correlations = pd.Series(spearman, dtype=float)
     return [
         ("runs, groups", "", f"{len(own)}, {len(losses)}"),
         ("pick over the measured best, mean", "5%", f"{statistics.fmean(losses):.1%}"),
@@ -150,8 +154,8 @@ def bars(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
         ("rule of thumb over the best, mean", "above the pick", f"{statistics.fmean(thumbs):.1%}"),
         ("step time, median error", "10%", f"{errors.median():.1%}"),
         ("step time, within 25%", "90%", f"{(errors <= 0.25).mean():.1%}"),
-        ("rank correlation in a group, mean", "0.9", f"{statistics.fmean(spearman):.2f}"),
-        ("rank correlation in a group, least", "", f"{min(spearman):.2f}"),
+        ("rank correlation in a group, mean", "0.9", f"{correlations.mean():.2f}"),
+        ("rank correlation in a group, least", "", f"{correlations.min():.2f}"),
         ("memory beyond the start, median error", "5%", f"{memory.median():.1%}"),
         ("traffic, median error", "", f"{sent.median():.1%}"),
         ("noise: the same layout twice, median", "", f"{noise(frame):.1%}"),
