@@ -4,6 +4,7 @@
 # make check     format, lint, types
 # make bench     print timings
 # make parity    train every model under every layout on gloo, compare with one process
+# make bench-emulated  run layouts on clusters of network namespaces, compare with the predictions
 # make validate  price the published runs, say how far off the cost model is
 # make dist      build the wheel into dist/
 # The first of them makes .venv and installs everything into it; later ones reuse it.
@@ -16,7 +17,7 @@ DEMO := plans/demo
 MACHINE := plans/machine.toml
 WORKERS ?= 2
 
-.PHONY: demo test check bench parity validate dist
+.PHONY: demo test check bench bench-emulated parity validate dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -35,6 +36,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+bench-emulated: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/emulated/experiment.py
 
 parity: $(READY)
 	$(BIN)/python tests/bench/parity.py

@@ -49,6 +49,8 @@ def reduce_scatter_s(input_bytes: float, group: CommGroup) -> float:
         input_bytes: Bytes of the unreduced tensor on one rank.
         group: Ranks and links.
     """
+    if group.reduces_whole:
+        return all_reduce_s(input_bytes, group)
     return all_gather_s(input_bytes, group)
 
 

@@ -70,13 +70,18 @@ def sample_group(sample: CollectiveSample, cluster: ClusterSpec) -> CommGroup:
     per_node = sample.num_ranks // sample.num_nodes
     if sample.num_nodes == 1:
         return CommGroup(
-            num_ranks=per_node, ranks_per_node=per_node, inner=cluster.links[0], outer=None
+            num_ranks=per_node,
+            ranks_per_node=per_node,
+            inner=cluster.links[0],
+            outer=None,
+            reduces_whole=not cluster.hides_traffic,
         )
     return CommGroup(
         num_ranks=sample.num_ranks,
         ranks_per_node=per_node,
         inner=cluster.links[0],
         outer=cluster.links[-1],
+        reduces_whole=not cluster.hides_traffic,
     )
 
 

@@ -15,6 +15,9 @@ from planner.hardware.fields import near_names
 from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
 from planner.units import GIB, MIB
 
+SCRIPT = "planner"
+"""Name of the emitted script's profile."""
+
 Owner = Literal["device", "cluster", "framework"]
 """What a constant can belong to."""
 
@@ -163,6 +166,9 @@ def in_place(
         cluster: As its profile has it.
         constants: Numbers that take the place of the profiles'; those of other owners do nothing.
 
+    What was measured of the script's own code on a cluster stands for its constants, those of a
+    calibration for both.
+
     Returns:
         The framework, and the cluster with what training reaches of its devices, with the time
         that the framework's code takes on its hosts.
@@ -186,6 +192,10 @@ def in_place(
             "block by block",
             hint="leave it out",
         )
+    if framework.name != SCRIPT:
+        cluster = replace(cluster, script_host=None)
+    elif cluster.script_host is not None:
+        framework = replace(framework, step_s=cluster.script_host.step_s, message_s=0.0)
     for key, value in own[0].items():
         device = _DEVICE[key](device, value)
     for key, value in own[1].items():

@@ -6,13 +6,11 @@ from pathlib import Path
 from planner.errors import ProfileError
 from planner.framework.calibration import load_calibration
 from planner.framework.constants import PROFILES_OWN, Constants, in_place
+from planner.framework.constants import SCRIPT as SCRIPT
 from planner.framework.profiles import load_framework
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
-
-SCRIPT = "planner"
-"""Name of its profile."""
 
 
 def framework_on_cluster(
@@ -44,9 +42,7 @@ def framework_on_cluster(
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
     spec, cluster = in_place(load_framework(framework), cluster, constants)
     if framework != SCRIPT:
-        cluster = replace(cluster, step_time_errors=(), script_host=None)
-    elif cluster.script_host is not None:
-        spec = replace(spec, step_s=cluster.script_host.step_s, message_s=0.0)
+        cluster = replace(cluster, step_time_errors=())
     if calibration is None:
         return spec, replace(cluster, uncalibrated_error=spec.uncalibrated_error)
     if "reserve_gib" in constants.framework.get(framework, {}):

@@ -218,7 +218,8 @@ class ClusterSpec:
     """Time of its hosts for the code of a framework, over that of AWS p5 (AMD EPYC 7R13); 0 where
     the host is the device."""
     hides_traffic: bool = True
-    """Whether data-parallel traffic runs beside compute; a rank on a CPU waits for it."""
+    """Whether data-parallel traffic runs beside compute; a rank on a CPU waits for gloo, which
+    reduces whole tensors on all ranks."""
     script_host: ScriptHost | None = None
     """Times of the script's code, None where a framework's constants stand for them."""
     measured_on: str = ""

@@ -22,6 +22,8 @@ class CommGroup:
     """Link between ranks of one node (or of the larger unit below ``outer``)."""
     outer: LinkSpec | None
     """Link between nodes, None where the group stays inside one."""
+    reduces_whole: bool = False
+    """A reduce-scatter is an all-reduce of which each rank takes its part, as gloo does it."""
 
     @property
     def num_nodes(self) -> int:
@@ -67,6 +69,7 @@ def comm_group(cluster: ClusterSpec, *, degree: int, stride: int) -> CommGroup:
                 ranks_per_node=degree if inside else ranks_inside,
                 inner=inner,
                 outer=None if inside else link,
+                reduces_whole=not cluster.hides_traffic,
             )
         if joined > 1:
             inner, ranks_inside = link, joined

@@ -37,7 +37,7 @@ class LinkFound:
 
 
 def fit_links(
-    device: DeviceSpec, settings: Settings, points: Sequence[Point]
+    device: DeviceSpec, settings: Settings, points: Sequence[Point], *, hides_traffic: bool
 ) -> tuple[LinkFound, ...]:
     """Find the numbers of the link inside a host, and of the one between hosts."""
     cluster = ClusterSpec(
@@ -48,6 +48,7 @@ def fit_links(
         if settings.hosts == 1
         else (replace(_START, ranks=settings.processes), _START),
         num_gpus=settings.processes * settings.hosts,
+        hides_traffic=hides_traffic,
         numbers={},
     )
     found = []

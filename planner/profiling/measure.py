@@ -127,7 +127,7 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
     date = datetime.fromtimestamp(file.path.stat().st_mtime, UTC).date().isoformat()
     device = fit_device(machine, points)
     writer = Writer(machine, settings, date, device.spread)
-    links = fit_links(device.device, settings, points)
+    links = fit_links(device.device, settings, points, hides_traffic=machine.device != "cpu")
     script = fit_script(device.device, points)
     reserve_bytes = next(p["resident_bytes"] for p in points if p["kind"] == "overhead")
     device_file = f"{name}-device.toml"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,3 +144,10 @@ def test_a_small_all_reduce_across_many_nodes_takes_the_tree() -> None:
 def test_a_transfer_costs_its_latency_and_its_bytes() -> None:
     one = link(1e9, 1e-6, 0.0, 0.0)
     assert point_to_point_s(GB, one) == pytest.approx(1 + 2e-6)
+
+
+def test_gloo_reduces_whole_tensors_for_a_scatter() -> None:
+    group = comm_group(replace(H100, hides_traffic=False), degree=8, stride=1)
+    assert group.reduces_whole
+    assert reduce_scatter_s(GB, group) == all_reduce_s(GB, group) > all_gather_s(GB, group)
+    assert not comm_group(H100, degree=8, stride=1).reduces_whole

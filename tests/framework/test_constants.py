@@ -1,11 +1,14 @@
 """Constants are refused where they belong to others, and change nothing there."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.errors import ProfileError
-from planner.framework.constants import PROFILES_OWN, Constants, in_place
+from planner.framework.constants import PROFILES_OWN, SCRIPT, Constants, in_place
 from planner.framework.profiles import load_framework
 from planner.hardware.profiles import load_cluster
+from planner.hardware.spec import ScriptHost
 
 
 def test_a_key_of_another_owner_is_refused_with_its_owner():
@@ -32,3 +35,15 @@ def test_buckets_of_sharded_parameters_are_refused():
     framework, cluster = load_framework("planner"), load_cluster("h100-sxm", gpus=8)
     with pytest.raises(ProfileError, match="'bucket_mib' has no effect"):
         in_place(framework, cluster, Constants(framework={"planner": {"bucket_mib": 25.0}}))
+
+
+def test_what_was_measured_of_the_script_stands_for_its_constants_alone():
+    host = ScriptHost(step_s=0.1, unit_s=0.0, collective_s=0.0, tensor_s=0.0, element_s=0.0)
+    cluster = replace(load_cluster("cpu", gpus=2), script_host=host)
+    script, own = in_place(load_framework(SCRIPT), cluster, PROFILES_OWN)
+    assert (script.step_s, script.message_s, own.script_host) == (0.1, 0.0, host)
+    fitted = Constants(framework={SCRIPT: {"step_us": 7.0}})
+    assert in_place(load_framework(SCRIPT), cluster, fitted)[0].step_s == pytest.approx(7e-6)
+    other, its = in_place(load_framework("nanotron"), cluster, PROFILES_OWN)
+    assert its.script_host is None
+    assert other.step_s == load_framework("nanotron").step_s

@@ -18,7 +18,7 @@ from network import Network, emulated, shape
 from paced import PacedRun, RunFailedError, paced_runs
 
 TIMED_STEPS = 5
-FIRST_STEPS = 2
+FIRST_STEPS = 1
 """Before the first cluster: memory is allocated in them."""
 SETTLING_STEPS = 1
 """On each cluster: connections find the rate of their new link."""
@@ -181,6 +181,8 @@ def _append(out: Path, run: MeasuredRun) -> None:
 
 def read_runs(file: Path) -> list[MeasuredRun]:
     """What ``measure`` has appended."""
+    if not file.exists():
+        return []
     return [
         MeasuredRun(**{key: tuple(value) if isinstance(value, list) else value
                        for key, value in json.loads(line).items()})
