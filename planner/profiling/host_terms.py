@@ -17,6 +17,7 @@ from planner.runtime.parallel_model import ParallelModel, Recipe
 from planner.runtime.part import Part
 from planner.runtime.sharding import shard_parameters
 from planner.runtime.step import Runner
+from planner.vocabulary import Axis
 
 TOKENS = 8
 STEPS = 6
@@ -53,7 +54,7 @@ def script_step(
 ) -> Callable[[], object]:
     """Make a step of the script over all ranks, as sharded data-parallel training."""
     world = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp_shard",))
+    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=(Axis.DP_SHARD,))
     user = UserModel(factory="scaled", functions={"loss_fn": loss_fn}, module=__name__)
     part = Part(scaled(blocks, tensors), user, blocks=[str(index) for index in range(blocks)])
     part.move_to(device)
