@@ -268,7 +268,8 @@ class StageMemory:
         if moment.is_ending:
             inside = [size for index, size in sizes.items() if index in blocks]
             kept -= sum(sizes.values()) - left_bytes(sum(inside), len(inside))
-        return kept
+        # What is left is a block of the mean size, which may be less than what the first received.
+        return max(0, kept)
 
     def received_bytes(self, first: int, kind: str) -> int:
         """What the first unit of a stage counts of a microbatch that lies in receive buffers."""

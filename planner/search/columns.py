@@ -80,9 +80,10 @@ class Column:
 
     def held_bytes(self, moment: StageMoment) -> float:
         """All that it holds at a moment of the schedule, but for transients."""
-        held = self.static_bytes + moment.in_flight * (self.mix.kept_bytes + self.shared_bytes)
+        kept = moment.in_flight * (self.mix.kept_bytes + self.shared_bytes)
         if moment.is_ending:
-            held -= self.mix.kept_bytes - self.mix.left_bytes
+            kept -= self.mix.kept_bytes - self.mix.left_bytes
+        held = self.static_bytes + max(0, kept)
         held += self.gradient_bytes * moment.has_gradients
         return held + self.late_gathered_bytes * moment.follows_backward
 
