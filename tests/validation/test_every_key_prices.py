@@ -37,6 +37,7 @@ GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 EXEMPT = {
     "name": "which profile it is",
     "description": "what it is",
+    "measured_on": "the machine that its numbers are of, for the screen",
     "format": "the version of the file's form; any other is refused",
     "runs": "which published runs it is for",
     "links": "a table; its own keys are here",
