@@ -5,6 +5,7 @@ changed alone, in a copy of a shipped file, until what is said of some request c
 """
 
 import json
+import re
 import tomllib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -34,13 +35,16 @@ from planner.validation.pricing.workbook import WorkBook
 
 GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 
+OWN_PROFILES = Path(__file__).parent / "profiles"
+"""A machine as ``plan profile`` writes it, cut short: no shipped one has its keys."""
+
 EXEMPT = {
     "name": "which profile it is",
     "description": "what it is",
     "measured_on": "the machine that its numbers are of, for the screen",
     "format": "the version of the file's form; any other is refused",
     "runs": "which published runs it is for",
-    "links": "a table; its own keys are here",
+    **dict.fromkeys(("links", "ops", "script"), "a table; its own keys are here"),
     "step_time_errors": "a table; its own keys are here",
 }
 """Keys that are no part of any price, and what they say."""
@@ -81,6 +85,7 @@ REQUESTS = [
     Request(framework="torchtitan-compile", cluster="h100-96gb-sxm", fix=layout()),
     Request(framework="planner", gpus=16, fix=layout(tp=2, sequence_parallel="true")),
     Request(model=SMALL, framework="planner", gpus=4, cluster="cpu", dtype="float32"),
+    Request(model=SMALL, gpus=4, cluster="measured", dtype="float32", fix=layout()),
     Request(framework="megatron", dtype="float16", fix=layout(tp=2)),
     *(Request(dtype=dtype, fix=layout(tp=2)) for dtype in ("float32", "float64")),
 ]
@@ -104,6 +109,7 @@ def read_all_files():
         load_device(name)
     for name in list_clusters():
         load_cluster(name, gpus=1)
+    load_cluster(str(OWN_PROFILES / "clusters" / "measured.toml"), gpus=1)
     for name in list_frameworks():
         load_framework(name)
 
@@ -114,7 +120,7 @@ def asked_of_files():
     finish, text = FieldReader.finish, FieldReader.text
 
     def place(reader):
-        return reader.path.parent.name, reader.prefix.partition("[")[0]
+        return reader.path.parent.name, re.split(r"[.[]", reader.prefix)[0]
 
     def finishing(reader):
         asked[place(reader)] |= reader.asked
@@ -153,7 +159,8 @@ BOOK = WorkBook()
 
 @cache
 def shipped(folder, name):
-    return tomllib.loads((PROFILES_FOLDER / folder / f"{name}.toml").read_text())
+    files = (root / folder / f"{name}.toml" for root in (PROFILES_FOLDER, OWN_PROFILES))
+    return tomllib.loads(next(file for file in files if file.exists()).read_text())
 
 
 def toml(value):
@@ -170,19 +177,25 @@ def write(file, content):
     return str(file)
 
 
+def tables(content, name):
+    """The tables of a name, () where there are none; the file itself for no name."""
+    found = content.get(name, []) if name else content
+    return found if isinstance(found, list) else [found]
+
+
 def held(content, table, key):
     """The value of a key in a file, None where it is left out."""
-    tables = content[table] if table else [content]
-    return next((each[key] for each in tables if key in each), None)
+    return next((each[key] for each in tables(content, table) if key in each), None)
 
 
 def with_key(content, table, key, value):
     """A file where each table that has the key, or else the last, has another value."""
     if not table:
         return {**content, key: value}
-    holders = [each for each in content[table] if key in each] or content[table][-1:]
-    tables = [{**each, key: value} if each in holders else each for each in content[table]]
-    return {**content, table: tables}
+    old = tables(content, table)
+    holders = [each for each in old if key in each] or old[-1:]
+    new = [{**each, key: value} if each in holders else each for each in old]
+    return {**content, table: new if isinstance(content.get(table), list) else new[0]}
 
 
 def number(value):
@@ -209,7 +222,7 @@ class Files:
 
     def __init__(self, request, folder, path):
         framework = request.framework or "planner"
-        device = shipped("clusters", request.cluster)["device"]
+        device = Path(shipped("clusters", request.cluster)["device"]).stem
         self.names = {"devices": device, "clusters": request.cluster, "frameworks": framework}
         self.request, self.folder, self.path = request, folder, path
 
@@ -252,6 +265,8 @@ def estimated(request, cluster, **options):
 def changes_an_estimate(place, path):
     for request in REQUESTS:
         files = Files(request, place[0], path)
+        if not tables(shipped(place[0], files.names[place[0]]), place[1]):
+            continue
         before = files.said()
         assert not isinstance(before, str), before
         value = held(shipped(place[0], files.names[place[0]]), *place[1:])
