@@ -4,7 +4,7 @@
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.cost.node_pricing import RankSpec
@@ -50,6 +50,9 @@ class ModelUnits:
     """Activations that units share, counted in none of them."""
     matmul_flop: tuple[int, ...] = ()
     """FLOPs of each unit's products with parameters: what frameworks divide models by."""
+    received_bytes: tuple[Mapping[str, int], ...] = ()
+    """Of what enters each unit, the bytes that it keeps and counts itself, by recomputation; none
+    where no stage can begin."""
     epilogue_units: int = 1
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
 
@@ -68,6 +71,7 @@ class ModelUnits:
             units=tuple(self.units[place] for place in places),
             entering_bytes=tuple(self.entering_bytes[place] for place in places),
             matmul_flop=tuple(self.matmul_flop[place] for place in places),
+            received_bytes=tuple(self.received_bytes[place] for place in places),
             tied=tuple(
                 replace(tied, units=tuple(_moved(tied.units, number))) for tied in self.tied
             ),
@@ -108,6 +112,8 @@ class ModelWork:
     """As in ``ModelUnits``."""
     matmul_flop: tuple[int, ...]
     """As in ``ModelUnits``."""
+    received_bytes: tuple[Mapping[str, int], ...]
+    """As in ``ModelUnits``."""
     epilogue_units: int
     """As in ``ModelUnits``."""
 
@@ -127,6 +133,7 @@ class ModelWork:
             ),
             shared=self.shared,
             matmul_flop=self.matmul_flop,
+            received_bytes=self.received_bytes,
             epilogue_units=self.epilogue_units,
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.cost.zero_bubble import zero_bubble_s
-from planner.strategy.schedules import Actions, actions_by_rank, in_flight
+from planner.strategy.schedules import Actions, actions_by_rank
 from planner.vocabulary import Schedule
 
 SPLIT_SCHEDULES: Mapping[str, int] = {Schedule.ZB_1P: 1, Schedule.ZB_2P: 2}
@@ -37,8 +37,8 @@ class PipelineTimes:
 
     step_s: float
     """From the first forward to the last backward."""
-    in_flight: tuple[tuple[tuple[int, ...], ...], ...]
-    """Microbatches that each rank holds of each of its stages at its fullest moments."""
+    in_flight: tuple[int, ...] | None = None
+    """Microbatches that each rank holds at most, for SPLIT_SCHEDULES."""
 
 
 def pipeline_times(
@@ -78,16 +78,6 @@ def pipeline_times(
             num_microbatches=num_microbatches,
             forward_s=forward_s,
             backward_s=backward_s,
-        ),
-        in_flight=tuple(
-            in_flight(
-                schedule,
-                pp=pp,
-                virtual_stages=len(forward_s) // pp,
-                num_microbatches=num_microbatches,
-                rank=rank,
-            )
-            for rank in range(pp)
         ),
     )
 
@@ -292,6 +282,4 @@ def _split(
         num_microbatches=num_microbatches,
         limit=SPLIT_SCHEDULES[schedule] * pp,
     )
-    return PipelineTimes(
-        step_s=split.step_s, in_flight=tuple(((held,),) for held in split.in_flight)
-    )
+    return PipelineTimes(step_s=split.step_s, in_flight=split.in_flight)

@@ -3,9 +3,10 @@
 Rajbhandari et al. 2020 (1910.02054) for the state, Korthikanti et al. 2022 (2205.05198) for
 activations. A rank is at its fullest at one of two moments of a step:
 
-* *backward*, when the last microbatch starts its backward: parameters and the optimiser's states,
-  gradients of the microbatches before, gathered parameters, activations of every microbatch in
-  flight, and the highest transient;
+* *backward*, when a microbatch starts its backward: parameters and the optimiser's states,
+  gradients of the backwards before, gathered parameters, activations of every microbatch in
+  flight, and the highest transient. Under a pipeline also when it ends, with the activations of
+  one block left of it: gradients, and with resharding all parameters, have come meanwhile;
 * *reduction*, when the backward is over: the state with all sharded gradients, and the
   parameters outside the blocks (the FSDP root) gathered, with their unsharded gradients and the
   input of their reduction. A weight that embedding and head share has two gradients and their
@@ -24,6 +25,7 @@ from planner.cost.model_units import ModelUnits
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
+from planner.strategy.schedules import StageMoment
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype, Recomputation
 
@@ -41,8 +43,8 @@ class HeldStage:
     """One past the last unit."""
     kinds: tuple[str, ...]
     """Recomputation of each unit."""
-    in_flight: int
-    """Microbatches whose activations it holds."""
+    moment: StageMoment
+    """What it holds of the step's microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,11 @@ class _State:
     @property
     def total(self) -> float:
         return self.params + self.grads + self.optimizer + self.buffers + self.transient
+
+
+def left_bytes(kept_bytes: int, num_blocks: int) -> int:
+    """Activations that a microbatch has left when the last of some blocks runs its backward."""
+    return kept_bytes // num_blocks if num_blocks else 0
 
 
 class StageMemory:
@@ -144,22 +151,29 @@ class StageMemory:
         return whole - self._gathered_copies_bytes(root)
 
     def gathered_bytes(self, first: int, end: int) -> int:
-        """Gathered parameters during the last backward of FSDP.
+        """Gathered parameters when a backward of FSDP starts.
 
-        With resharding the root and two blocks, the one that runs and the next; without it, and
-        under a pipeline (torch's schedules reshard nothing between backwards), all.
+        With resharding the root and two blocks, the one that runs and the next; without it all.
         """
         everything = self.whole_gathered_bytes(first, end)
-        if self._pipelined or not self._configuration.reshard_after_forward:
+        if not self._configuration.reshard_after_forward:
             return everything
         inside = range(max(first, self._model.blocks.start), min(end, self._model.blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
         return min(everything, self._root_gathered_bytes(first, end) + 2 * largest)
 
+    def late_gathered_bytes(self, first: int, end: int) -> int:
+        """Parameters that are gathered from a backward to the next forward alone.
+
+        torch's pipeline schedules reshard nothing after a backward, so that those of all its
+        blocks come together while the activations of its microbatch go.
+        """
+        if not self._is_fsdp or not self._pipelined:
+            return 0
+        return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
+
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
-        """FSDP's gradients of the microbatches before the last: sharded part, unsharded rest."""
-        if self._configuration.num_microbatches == 1:
-            return 0.0, 0.0
+        """FSDP's gradients of earlier backwards: sharded part, unsharded rest."""
         sharded = self.sharded_trained_bytes(first, end)
         if self._configuration.reshard_after_forward and not self._pipelined:
             return sharded, 0.0
@@ -177,8 +191,8 @@ class StageMemory:
         per_byte = self._framework.state.optimizer / PARAMETER_BYTES
         return per_byte * self.sharded_trained_bytes(first, end)
 
-    def _at_backward(self, first: int, end: int) -> _State:
-        """At the last microbatch's backward.
+    def _at_backward(self, first: int, end: int, moment: StageMoment) -> _State:
+        """While a backward runs.
 
         What reduces gradients runs on a stream of its own. An allocator that keeps memory by
         stream, as CUDA's does, cannot give its shards the memory of freed activations.
@@ -191,22 +205,25 @@ class StageMemory:
                 optimizer=self._optimizer_bytes(first, end),
                 buffers=0.0,
             )
-        sharded = self.sharded_trained_bytes(first, end)
-        earlier, unsharded = self.earlier_gradient_bytes(first, end)
+        sharded, unsharded = 0.0, 0.0
+        if moment.has_gradients:
+            sharded, unsharded = self.earlier_gradient_bytes(first, end)
         if self._framework.holds_gradient_shards:
-            earlier = max(earlier, gradient * sharded)
-        buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end)
+            sharded = max(sharded, gradient * self.sharded_trained_bytes(first, end))
+        buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end) + unsharded
+        if moment.follows_backward:
+            buffers += self.late_gathered_bytes(first, end)
         return _State(
             params=self._sharded_bytes(first, end),
-            grads=earlier,
+            grads=sharded,
             optimizer=self._optimizer_bytes(first, end),
-            buffers=buffers + unsharded,
+            buffers=buffers,
         )
 
     def _at_reduction(self, first: int, end: int) -> _State:
         """When the backward is over; of whole parameters less than at the backward."""
         if not self._is_fsdp:
-            return self._at_backward(first, end)
+            return self._at_backward(first, end, StageMoment(in_flight=0))
         return _State(
             params=self._sharded_bytes(first, end),
             grads=self.sharded_trained_bytes(first, end),
@@ -216,8 +233,15 @@ class StageMemory:
         )
 
     def static_bytes(self, first: int, end: int) -> float:
-        """What a stage holds at the backward moment besides activations and transients."""
-        return self._at_backward(first, end).total
+        """What a stage holds in every backward besides activations and transients."""
+        return self._at_backward(first, end, StageMoment(in_flight=0)).total
+
+    def gradient_bytes(self, first: int, end: int) -> float:
+        """What it holds more from its first backward on."""
+        if not self._is_fsdp:
+            return 0.0
+        with_them = StageMoment(in_flight=0, has_gradients=True)
+        return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """Unsharded gradients of the root and the input of their reduction."""
@@ -232,12 +256,27 @@ class StageMemory:
 
     def kept_bytes(self, stage: HeldStage) -> int:
         """Activations of all its microbatches in flight."""
-        units = range(stage.first, stage.end)
-        kept = sum(
-            self._units[index].activation_bytes[kind]
-            for index, kind in zip(units, stage.kinds, strict=True)
-        )
-        return stage.in_flight * (kept + self.shared_bytes(stage.first, stage.end))
+        blocks = self._model.blocks
+        sizes = {
+            index: self._units[index].activation_bytes[kind]
+            for index, kind in zip(range(stage.first, stage.end), stage.kinds, strict=True)
+        }
+        each, moment = sum(sizes.values()), stage.moment
+        each += self.shared_bytes(stage.first, stage.end)
+        each -= self.received_bytes(stage.first, stage.kinds[0])
+        kept = moment.in_flight * each
+        if moment.is_ending:
+            inside = [size for index, size in sizes.items() if index in blocks]
+            kept -= sum(sizes.values()) - left_bytes(sum(inside), len(inside))
+        # What is left is a block of the mean size, which may be less than what the first received.
+        return max(0, kept)
+
+    def received_bytes(self, first: int, kind: str) -> int:
+        """What the first unit of a stage counts of a microbatch that lies in receive buffers."""
+        received = self._model.received_bytes
+        if not received or not self._pipelined or not self._is_fsdp:
+            return 0
+        return received[first][kind]
 
     def shared_bytes(self, first: int, end: int) -> int:
         """What a stage keeps for one microbatch beside what its units count.
@@ -245,8 +284,13 @@ class StageMemory:
         What several of its units read, and its output: torch's stages hold on to what they sent
         until its gradient has come back.
         """
-        kept = sum(each.size_bytes for each in self._model.shared if each.counts(first, end))
-        if self._pipelined and self._is_fsdp and end < len(self._units):
+        has_buffers = self._pipelined and self._is_fsdp
+        kept = sum(
+            each.size_bytes
+            for each in self._model.shared
+            if each.counts(first, end) and not (has_buffers and first in each.received)
+        )
+        if has_buffers and end < len(self._units):
             kept += self._model.entering_bytes[end]
         return kept
 
@@ -258,11 +302,27 @@ class StageMemory:
                 highest, self._units[index].temporary_bytes[Recomputation.NONE] - released
             )
             released += self._units[index].activation_bytes[Recomputation.NONE]
-        for index, kind in zip(range(first, end), kinds, strict=True):
-            if index < self._model.blocks.stop:
-                needed = self._units[index].temporary_bytes[kind] + self.reduced_bytes(index)
-                highest = max(highest, needed - released)
-        return highest
+        before = end - sum(index >= self._model.blocks.stop for index in range(first, end))
+        earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
+        return max(highest, earlier - released)
+
+    def early_temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
+        """Highest transient of the units before the epilogue, with nothing released."""
+        return max(
+            (
+                self._units[index].temporary_bytes[kind] + self.reduced_bytes(index)
+                for index, kind in zip(range(first, end), kinds, strict=True)
+                if index < self._model.blocks.stop
+            ),
+            default=0,
+        )
+
+    def transient_bytes(self, stage: HeldStage) -> int:
+        """Highest transient at a moment."""
+        if stage.moment.is_ending:
+            kept = stage.kinds[: max(0, self._model.blocks.stop - stage.first)]
+            return self.early_temporary_bytes(stage.first, stage.first + len(kept), kept)
+        return self.temporary_bytes(stage.first, stage.end, stage.kinds)
 
     def reduced_bytes(self, index: int) -> int:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.
@@ -278,9 +338,9 @@ class StageMemory:
         return unit.trained_bytes + unit.gathered_bytes - unit.frozen_bytes
 
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
-        """The fuller of the two moments of a rank that holds some stages."""
-        backward = [self._at_backward(stage.first, stage.end) for stage in held]
-        highest = (self.temporary_bytes(s.first, s.end, s.kinds) for s in held)
+        """A rank that holds some stages in backward, or at the reduction if it is fuller then."""
+        backward = [self._at_backward(stage.first, stage.end, stage.moment) for stage in held]
+        highest = (self.transient_bytes(stage) for stage in held)
         moments = [
             self._breakdown(
                 backward,

@@ -13,6 +13,7 @@ from planner.cost.stage_memory import HeldStage
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration, axis_group
+from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import Axis, Recomputation
 
 
@@ -36,8 +37,8 @@ class StepPrice:
     """Where its time goes; the parts add up to that of the schedule's action list."""
     stages: tuple[StageSeconds, ...]
     """Seconds of each stage in model order."""
-    in_flight: tuple[tuple[tuple[int, ...], ...], ...]
-    """Microbatches that each rank holds of each of its stages at its fullest moments."""
+    moments: tuple[tuple[RankMoment, ...], ...]
+    """Fullest moments of each rank."""
     memory_by_rank: tuple[MemoryBreakdown, ...]
     """Each pipeline rank at its fullest moment."""
     fits: bool
@@ -70,31 +71,35 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
         backward_s=[each.backward_s for each in seconds],
         weight_backward_s=[each.weight_backward_s for each in seconds],
     )
-    memories = tuple(
-        _fullest(costs, stages[rank::pp], moments) for rank, moments in enumerate(times.in_flight)
+    moments = tuple(
+        configuration.fullest_moments(rank)
+        if times.in_flight is None
+        else ((StageMoment(in_flight=times.in_flight[rank]),),)
+        for rank in range(pp)
     )
+    memories = tuple(_fullest(costs, stages[rank::pp], each) for rank, each in enumerate(moments))
     most = costs.device.capacity_bytes - costs.framework.unusable_bytes
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
         stages=seconds,
-        in_flight=times.in_flight,
+        moments=moments,
         memory_by_rank=memories,
         fits=max(memory.total_bytes for memory in memories) <= most,
     )
 
 
 def _fullest(
-    costs: StageCosts, stages: Sequence[StageChoice], moments: Sequence[Sequence[int]]
+    costs: StageCosts, stages: Sequence[StageChoice], moments: Sequence[RankMoment]
 ) -> MemoryBreakdown:
     """A rank at the fullest of the moments of its schedule."""
     found = [
         costs.memory.peak(
             [
-                HeldStage(first=each.first, end=each.end, kinds=each.kinds, in_flight=number)
-                for each, number in zip(stages, counts, strict=True)
+                HeldStage(first=each.first, end=each.end, kinds=each.kinds, moment=at)
+                for each, at in zip(stages, moment, strict=True)
             ]
         )
-        for counts in moments
+        for moment in moments
     ]
     return max(found, key=lambda memory: memory.total_bytes)
 

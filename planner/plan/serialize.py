@@ -314,7 +314,11 @@ def _decode_fields(kind: type, value: JsonValue, path: str) -> object:
             )
     for name in hints:
         if name not in value:
-            raise RequestError(f"{path} lacks the field {name!r}", hint="Write it with `plan`.")
+            raise RequestError(
+                f"{path} lacks the field {name!r}: an older version wrote the file, or someone "
+                "edited it",
+                hint="Plan again: the same `plan MODEL --gpus N --out DIR`, with `--force`.",
+            )
     return kind(**{name: _decode(hints[name], value[name], f"{path}.{name}") for name in hints})
 
 

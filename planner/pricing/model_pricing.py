@@ -10,7 +10,8 @@ from planner.cost.unit_work import UnitWork
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
-from planner.graph.analysis.shared import shared_activations
+from planner.graph.analysis.retained import kept_storages
+from planner.graph.analysis.shared import cut_storages, passing_storages, shared_activations
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -24,6 +25,7 @@ from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import table_storages
 from planner.strategy.sharding import WholeModule
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
@@ -164,11 +166,13 @@ def model_work(
         works[structure] = _solution_work(solution, choice, kernels, part)
     units = [works[unit.structure] for unit in graph.units]
     entering = _entering_bytes(graph, choice, kernels)
+    received = _received_bytes(graph, choice)
     matmul_flop = [_matmul_flop(graph, unit) for unit in graph.units]
     if loss_apart:
         epilogue = solutions[graph.units[-1].structure]
         units.append(_loss_work(epilogue, choice, kernels))
         entering.append(_loss_inputs_bytes(epilogue, choice))
+        received.append(dict.fromkeys(RECOMPUTATIONS, 0))
         matmul_flop.append(0)
     return ModelWork(
         units=tuple(units),
@@ -176,6 +180,7 @@ def model_work(
         tied=_tied_works(graph, choice),
         shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
         matmul_flop=tuple(matmul_flop),
+        received_bytes=tuple(received),
         epilogue_units=1 + loss_apart,
     )
 
@@ -274,6 +279,21 @@ def _entering_bytes(
     for cut in graph.cuts:
         entering[cut.after_unit + 1] = cut.crossing_bytes // (choice.tp if split else 1)
     return entering
+
+
+def _received_bytes(graph: OperatorGraph, choice: ShardingChoice) -> list[dict[str, int]]:
+    """Bytes on a rank that each unit counts as kept of what it gets at a cut before it."""
+    received = [dict.fromkeys(RECOMPUTATIONS, 0) for _ in graph.units]
+    for cut in graph.cuts:
+        unit = graph.units[cut.after_unit + 1]
+        counted = cut_storages(graph, cut) - passing_storages(graph, unit)
+        for kind in RECOMPUTATIONS if unit.kind is UnitKind.BLOCK else (Recomputation.NONE,):
+            kept = counted & kept_storages(graph, unit, kind)
+            size_bytes = sum(graph.storages[storage].size_bytes for storage in kept)
+            received[unit.index][kind] = size_bytes // (
+                choice.tp if choice.sequence_parallel else 1
+            )
+    return received
 
 
 def _tied_works(graph: OperatorGraph, choice: ShardingChoice) -> tuple[TiedWork, ...]:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
+from planner.cost.stage_memory import left_bytes
 from planner.strategy.configuration import Configuration
+from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
@@ -31,8 +33,16 @@ class Mix:
     """Time per microbatch."""
     kept_bytes: int
     """Activations kept per microbatch."""
+    left_bytes: int
+    """What of it is left at the end of a backward."""
     temporary_bytes: float
     """Highest transient."""
+    early_temporary_bytes: float
+    """That of the units before the epilogue."""
+
+    def transient_bytes(self, moment: StageMoment) -> float:
+        """Highest transient at a moment of the schedule."""
+        return self.early_temporary_bytes if moment.is_ending else self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +62,30 @@ class Column:
     step_s: float
     """Exposed traffic and optimiser, once per step."""
     static_bytes: float
-    """Parameters, gradients, optimiser states and buffers while backward runs."""
+    """Parameters, optimiser states and buffers in every backward."""
+    gradient_bytes: float
+    """What its first backward adds to that."""
+    late_gathered_bytes: int
+    """What it has gathered after a backward and not before."""
     reduction_bytes: float
     """All that the stage holds when gradients are reduced after backward."""
     shared_bytes: int
-    """What its units keep together beside ``mix.kept_bytes``, per microbatch."""
+    """What its units keep together beside ``mix.kept_bytes``, per microbatch; less what they count
+    that lies in receive buffers."""
 
     @property
     def microbatch_s(self) -> float:
         """One microbatch, forward and backward."""
         return self.forward_s + self.backward_s
+
+    def held_bytes(self, moment: StageMoment) -> float:
+        """All that it holds at a moment of the schedule, but for transients."""
+        kept = moment.in_flight * (self.mix.kept_bytes + self.shared_bytes)
+        if moment.is_ending:
+            kept -= self.mix.kept_bytes - self.mix.left_bytes
+        held = self.static_bytes + max(0, kept)
+        held += self.gradient_bytes * moment.has_gradients
+        return held + self.late_gathered_bytes * moment.follows_backward
 
     def placed(self, first: int) -> "Column":
         """The same column where an alike run starts at another unit."""
@@ -133,25 +157,61 @@ class ColumnMaker:
         return min(uniform, key=lambda mix: (mix.kept_bytes + mix.temporary_bytes, mix.recompute_s))
 
     def cheapest(
-        self, first: int, end: int, *, in_flight: int, capacity_bytes: float
+        self, first: int, end: int, *, moments: Sequence[RankMoment], capacity_bytes: float
     ) -> Mix | None:
         """The fastest recomputation of a run that fits a rank of its own."""
         memory = self.table.memory
         if memory.reduction_bytes(first, end) > capacity_bytes:
             return None
-        room = capacity_bytes - memory.static_bytes(first, end)
-        shared = in_flight * memory.shared_bytes(first, end)
+        rooms = [
+            (moment, capacity_bytes - self._state_bytes(first, end, moment))
+            for (moment,) in moments
+        ]
+        shared = memory.shared_bytes(first, end)
+
+        def fits(kept: int, left: int, temporary: tuple[float, float], kind: str) -> bool:
+            each = kept + shared - memory.received_bytes(first, kind)
+            return all(
+                moment.in_flight * each
+                - moment.is_ending * (kept - left)
+                + temporary[moment.is_ending]
+                <= room
+                for moment, room in rooms
+            )
+
         fastest = self._fixed_mix(first, end, self.kinds[0])
-        if in_flight * fastest.kept_bytes + shared + fastest.temporary_bytes <= room:
+        temporary = fastest.temporary_bytes, fastest.early_temporary_bytes
+        if fits(fastest.kept_bytes, fastest.left_bytes, temporary, fastest.kinds[0]):
             return fastest
         if len(self.kinds) == 1:
             return None
         kept, highest, released = self._ends(first, end)
+        early_prologue = 0
+        if first == 0:
+            early_prologue = memory.early_temporary_bytes(0, 1, (Recomputation.NONE,))
         for point in self._front(first, end):
-            temporary = max(highest, point[2] - released)
-            if in_flight * (point[1] + kept) + shared + temporary <= room:
+            early = max(early_prologue, point[2])
+            temporary = max(highest, point[2] - released), early
+            left = left_bytes(point[1], sum(map(sum, point[3])))
+            if fits(point[1] + kept, left, temporary, self._first_kind(first, point)):
                 return self._finished(first, end, self._kinds_of(first, end, point), point)
         return None
+
+    def _state_bytes(self, first: int, end: int, moment: StageMoment) -> float:
+        """What a stage holds at a moment but for activations and transients."""
+        memory = self.table.memory
+        held = memory.static_bytes(first, end)
+        if moment.has_gradients:
+            held += memory.gradient_bytes(first, end)
+        if moment.follows_backward:
+            held += memory.late_gathered_bytes(first, end)
+        return held
+
+    def _first_kind(self, first: int, point: "_Point") -> str:
+        """Kind of the first unit of a run under a choice; the earliest blocks recompute most."""
+        if first in (0, self._last) or not point[3]:
+            return Recomputation.NONE
+        return _in_order(point[3][0])[0]
 
     def _ends(self, first: int, end: int) -> tuple[int, int, int]:
         """What prologue and epilogue add to a run of blocks, if it has them.
@@ -176,6 +236,7 @@ class ColumnMaker:
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
         seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
+        memory = self.table.memory
         return Column(
             first=first,
             end=end,
@@ -183,9 +244,12 @@ class ColumnMaker:
             forward_s=seconds.forward_s,
             backward_s=seconds.backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
-            static_bytes=self.table.memory.static_bytes(first, end),
-            reduction_bytes=self.table.memory.reduction_bytes(first, end),
-            shared_bytes=self.table.memory.shared_bytes(first, end),
+            static_bytes=memory.static_bytes(first, end),
+            gradient_bytes=memory.gradient_bytes(first, end),
+            late_gathered_bytes=memory.late_gathered_bytes(first, end),
+            reduction_bytes=memory.reduction_bytes(first, end),
+            shared_bytes=memory.shared_bytes(first, end)
+            - memory.received_bytes(first, mix.kinds[0]),
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
@@ -193,7 +257,7 @@ class ColumnMaker:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
-        point: _Point = (recompute_s, kept_bytes, 0.0, ())
+        point: _Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
     def _alike_blocks(self, first: int, end: int) -> "dict[_Alike, list[int]]":
@@ -253,7 +317,9 @@ class ColumnMaker:
             kinds=listed,
             recompute_s=point[0],
             kept_bytes=point[1] + kept,
+            left_bytes=left_bytes(point[1], sum(map(sum, point[3]))),
             temporary_bytes=self.table.memory.temporary_bytes(first, end, listed),
+            early_temporary_bytes=self.table.memory.early_temporary_bytes(first, end, listed),
         )
 
 

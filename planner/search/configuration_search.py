@@ -11,7 +11,7 @@ from planner.pricing.model_pricing import PricedModel
 from planner.search.bounds import least_s
 from planner.search.columns import Column, ColumnMaker, step_time_s
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import in_flight
+from planner.strategy.schedules import RankMoment
 
 REACH_UNITS = 1
 """Units by which the length of a stage on a shared rank may differ from its even share."""
@@ -46,7 +46,7 @@ class ConfigurationSearch:
         self.num_units = len(table.units)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
         """Where a stage may begin or end."""
-        self._columns: dict[tuple[int, Links, int, int], Column | None] = {}
+        self._columns: dict[tuple[tuple[RankMoment, ...], Links, int, int], Column | None] = {}
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
         whole = table.seconds_with(0, self.num_units, 0.0)
         passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
@@ -133,24 +133,13 @@ class ConfigurationSearch:
             return start, start + end - first
         return first, end
 
-    def in_flight(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Microbatches that a rank holds of each of its stages at its fullest moments."""
-        configuration = self.configuration
-        return in_flight(
-            configuration.schedule,
-            pp=configuration.degrees.pp,
-            virtual_stages=configuration.virtual_stages,
-            num_microbatches=configuration.num_microbatches,
-            rank=rank,
-        )
-
     def column(self, stage: int, first: int, end: int) -> Column | None:
         """The fastest column of a stage that has its rank for itself, None where none fits."""
-        ((number,),) = self.in_flight(stage)
+        moments = self.configuration.fullest_moments(stage)
         start, stop = self._representative(first, end)
-        key = (number, self.table.links(stage), start, stop)
+        key = (moments, self.table.links(stage), start, stop)
         if key not in self._columns:
-            mix = self.maker.cheapest(start, stop, in_flight=number, capacity_bytes=self.room_bytes)
+            mix = self.maker.cheapest(start, stop, moments=moments, capacity_bytes=self.room_bytes)
             self._columns[key] = None if mix is None else self.maker.column(stage, start, stop, mix)
         found = self._columns[key]
         return found if found is None or start == first else found.placed(first)
@@ -187,25 +176,29 @@ class ConfigurationSearch:
         Parameters and activations grow with the run. Receive buffers do not (they end with the
         model), and are left out.
         """
-        memory = self.table.memory
+        memory, pp = self.table.memory, self.configuration.degrees.pp
         held = memory.static_bytes(first, end) - memory.receive_bytes(first, end)
-        least = min(min(counts) for counts in self.in_flight(stage % self.configuration.degrees.pp))
         kept = self._least_kept[end] - self._least_kept[first]
-        return held + least * kept > self.room_bytes
+        received = self.priced.model.entering_bytes[first]
+        moments = [moment[stage // pp] for moment in self.configuration.fullest_moments(stage % pp)]
+        return any(
+            held
+            + moment.has_gradients * memory.gradient_bytes(first, end)
+            + (moment.in_flight - moment.is_ending) * kept
+            - moment.in_flight * received
+            > self.room_bytes
+            for moment in moments
+        )
 
     def fits(self, rank: int, held: Sequence[Column]) -> bool:
         """Whether a rank can hold some stages: the two moments of ``StageMemory.peak``."""
         if sum(column.reduction_bytes for column in held) > self.room_bytes:
             return False
-        transient = max(column.mix.temporary_bytes for column in held)
         return all(
-            transient
-            + sum(
-                column.static_bytes + number * (column.mix.kept_bytes + column.shared_bytes)
-                for column, number in zip(held, counts, strict=True)
-            )
+            max(c.mix.transient_bytes(at) for c, at in zip(held, moment, strict=True))
+            + sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True))
             <= self.room_bytes
-            for counts in self.in_flight(rank)
+            for moment in self.configuration.fullest_moments(rank)
         )
 
     def fits_somehow(self) -> bool:

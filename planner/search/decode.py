@@ -91,8 +91,12 @@ def _stages(
     found = []
     for index, (choice, seconds) in enumerate(zip(stages, price.stages, strict=True)):
         rank = rank_of_stage(index, pp)
-        most = max(counts[index // pp] for counts in price.in_flight[rank])
-        held = HeldStage(first=choice.first, end=choice.end, kinds=choice.kinds, in_flight=most)
+        peaks = [
+            costs.memory.peak(
+                [HeldStage(first=choice.first, end=choice.end, kinds=choice.kinds, moment=at)]
+            )
+            for at in dict.fromkeys(moment[index // pp] for moment in price.moments[rank])
+        ]
         # There is no cut where the loss begins, which other frameworks alone have apart.
         cut = cut_before.get(choice.first) if index else None
         found.append(
@@ -104,7 +108,7 @@ def _stages(
                 activation_checkpointing=choice.kinds,
                 forward_s=seconds.forward_s,
                 backward_s=seconds.backward_s,
-                memory=costs.memory.peak([held]),
+                memory=max(peaks, key=lambda memory: memory.total_bytes),
                 carried=cut.carried if cut else (),
                 stream_output=cut.stream_output if cut else None,
             )

@@ -18,6 +18,7 @@ from planner.cost.pipeline import Path
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
+from planner.strategy.schedules import StageMoment
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
@@ -69,13 +70,14 @@ class _Listing:
         self._columns = [stages[stage] for stage in mine]
         self._paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
         self._others = [stage for stage in range(len(stages)) if stage % pp != rank]
-        moments = np.array(search.in_flight(rank), float)
+        moments = search.configuration.fullest_moments(rank)
         self._seconds = [
             _path_s(self._columns[at], stage, self._paths) for at, stage in enumerate(mine)
         ]
         """For each stage: seconds of each column along each path."""
         self._bytes = [
-            _held_bytes(columns, moments[:, at]) for at, columns in enumerate(self._columns)
+            _held_bytes(columns, [moment[at] for moment in moments])
+            for at, columns in enumerate(self._columns)
         ]
         """For each stage: bytes of each column at each moment."""
 
@@ -128,12 +130,9 @@ def _path_s(columns: Sequence[Column], stage: int, paths: Sequence[Path]) -> Flo
     return seconds
 
 
-def _held_bytes(columns: Sequence[Column], numbers: Floats) -> Floats:
-    """Static memory of a stage, and its activations at moments with so many microbatches."""
-    static = np.array([[column.static_bytes] for column in columns])
-    kept = np.array([[column.mix.kept_bytes + column.shared_bytes] for column in columns], float)
-    held: Floats = static + kept * numbers[None, :]
-    return held
+def _held_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
+    """What a stage holds at each moment, but for transients."""
+    return np.array([[column.held_bytes(moment) for moment in moments] for column in columns])
 
 
 def _least(later: Sequence[Floats]) -> Floats | float:

@@ -8,13 +8,11 @@ recomputation frees at most what the stage frees that holds most microbatches.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 from planner.search.bounds import least_s
 from planner.search.columns import Column
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
-from planner.strategy.schedules import in_flight
 
 
 def sharpen(search: ConfigurationSearch) -> None:
@@ -47,36 +45,36 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
     return min(forward), min(backward)
 
 
-@lru_cache(maxsize=4096)
-def _mean_counts(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
-) -> tuple[float, ...]:
-    """Microbatches in flight of each stage, the mean over the fullest moments of its rank."""
-    counts = [0.0] * (pp * virtual_stages)
+def _means(search: ConfigurationSearch) -> tuple[list[float], list[float]]:
+    """Of each stage, the mean over the moments when a backward of its rank starts.
+
+    Returns:
+        Microbatches in flight; and how often there are gradients of earlier ones.
+    """
+    pp, stages = search.configuration.degrees.pp, search.configuration.num_stages
+    counts, shares = [0.0] * stages, [0.0] * stages
     for rank in range(pp):
-        moments = in_flight(
-            schedule,
-            pp=pp,
-            virtual_stages=virtual_stages,
-            num_microbatches=num_microbatches,
-            rank=rank,
-        )
-        for local in range(virtual_stages):
-            counts[local * pp + rank] = sum(moment[local] for moment in moments) / len(moments)
-    return tuple(counts)
+        starts = [
+            moment
+            for moment in search.configuration.fullest_moments(rank)
+            if not any(held.is_ending for held in moment)
+        ]
+        for local, stage in enumerate(range(rank, stages, pp)):
+            counts[stage] = sum(moment[local].in_flight for moment in starts) / len(starts)
+            shares[stage] = sum(moment[local].has_gradients for moment in starts) / len(starts)
+    return counts, shares
 
 
 def _recompute_s(search: ConfigurationSearch) -> float | None:
     """Least recomputation of a microbatch, all stages together; None where none is enough."""
     configuration, units, memory = search.configuration, search.table.units, search.table.memory
     pp, stages = configuration.degrees.pp, configuration.num_stages
-    counts = _mean_counts(
-        configuration.schedule, pp, configuration.virtual_stages, configuration.num_microbatches
-    )
+    counts, gradients = _means(search)
     whole = (0, search.num_units)
-    static = memory.static_bytes(*whole)
+    static = memory.static_bytes(*whole) + min(gradients) * memory.gradient_bytes(*whole)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
     static += 2 * configuration.num_microbatches * sum(sent[: stages - 1])
+    static -= max(counts) * sum(sent[1 - stages :])  # what lies in those buffers
     ends = {0, search.num_units - 1}
     kept = sum(units[i].activation_bytes["none"] for i in ends) * min(counts)
     freed: list[tuple[float, float]] = []

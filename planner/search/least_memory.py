@@ -1,11 +1,14 @@
 """What a configuration needs at the least: what is told of one that does not fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.stage_memory import HeldStage
+from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
+from planner.strategy.schedules import RankMoment
 from planner.vocabulary import Recomputation
 
 
@@ -31,33 +34,36 @@ def least_memory(search: ConfigurationSearch) -> LeastMemory:
     """The fullest rank of an even cut with the recomputation that keeps the least."""
     cuts = search.even_cut()
     pp, memory = search.configuration.degrees.pp, search.table.memory
-    mixes = [search.maker.leanest(*run) for run in pairwise(cuts)]
-    static = [memory.static_bytes(*run) for run in pairwise(cuts)]
-    reduction = [memory.reduction_bytes(*run) for run in pairwise(cuts)]
-    kept = [
-        mix.kept_bytes + memory.shared_bytes(*run)
-        for mix, run in zip(mixes, pairwise(cuts), strict=True)
+    columns = [
+        search.maker.column(stage, *run, search.maker.leanest(*run))
+        for stage, run in enumerate(pairwise(cuts))
     ]
 
-    def fullest(rank: int) -> tuple[float, int, tuple[int, ...]]:
-        """What a rank holds, itself, and the microbatches in flight of its stages."""
-        mine = slice(rank, None, pp)
-        held = sum(static[mine]) + max(mix.temporary_bytes for mix in mixes[mine])
-        in_flight_bytes, counts = max(
-            (sum(n * size for n, size in zip(counts, kept[mine], strict=True)), counts)
-            for counts in search.in_flight(rank)
+    def fullest(rank: int) -> tuple[float, int, RankMoment]:
+        """What a rank holds, itself, and when."""
+        mine = columns[rank::pp]
+        held, moment = max(
+            (
+                (_held_bytes(mine, moment), moment)
+                for moment in search.configuration.fullest_moments(rank)
+            ),
+            key=lambda each: each[0],
         )
-        return max(held + in_flight_bytes, sum(reduction[mine])), rank, counts
+        return max(held, sum(column.reduction_bytes for column in mine)), rank, moment
 
-    _, rank, counts = max((fullest(rank) for rank in range(pp)), key=lambda each: each[0])
+    _, rank, moment = max((fullest(rank) for rank in range(pp)), key=lambda each: each[0])
     stages = [
-        HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=number)
-        for ((first, end), mix), number in zip(
-            list(zip(pairwise(cuts), mixes, strict=True))[rank::pp], counts, strict=True
-        )
+        HeldStage(first=column.first, end=column.end, kinds=column.mix.kinds, moment=at)
+        for column, at in zip(columns[rank::pp], moment, strict=True)
     ]
     return LeastMemory(
         memory=memory.peak(stages),
         rank=rank,
         kinds=tuple(kind for stage in stages for kind in stage.kinds),
     )
+
+
+def _held_bytes(columns: Sequence[Column], moment: RankMoment) -> float:
+    pairs = list(zip(columns, moment, strict=True))
+    transient = max(column.mix.transient_bytes(at) for column, at in pairs)
+    return transient + sum(column.held_bytes(at) for column, at in pairs)

@@ -14,7 +14,7 @@ Variables
     F[c,s], B[c,s]   seconds of one microbatch's forward and backward in a stage
     W                seconds of all microbatches
     D                seconds once per step: exposed gradient and parameter traffic, optimiser
-    M[c,r]           highest transient of rank r, where a rank holds several stages
+    M[c,r,m]         highest transient of rank r at moment m, where it holds several stages
 
 Objective
     W + D
@@ -38,9 +38,9 @@ Constraints
     paths                W >= sum_s n[k,s] F[c,s] + o[k,s] B[c,s], for every c, k  ``add_path``
     once per step        D >= sum_{s on r} sum_j d x, for every c, r               ``_once_rows``
     cutoff               the objective is at most the best step that is known      ``cut_off``
-    memory               sum_{s on r} sum_j (static + n[s] kept) x + M <= capacity,
-                         for every vector n of microbatches in flight              ``_memory``
-                         M >= transient of each stage on r                         ``_memory``
+    memory               sum_{s on r} sum_j held x + M <= capacity, for every
+                         one of the schedule's fullest moments                     ``_memory``
+                         M >= transient of each stage on r then                    ``_memory``
                          sum_{s on r} sum_j reduction x <= capacity                ``_memory``
     no repetition        a choice that the solver's tolerance let exceed the
                          memory is excluded: sum of its x <= stages - 1            ``exclude``
@@ -61,7 +61,6 @@ from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding, placed, step_time_s
 from planner.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import in_flight
 
 _SCALED_OBJECTIVE = 1000.0
 """Seconds are scaled so that the incumbent is this: tolerances are absolute."""
@@ -317,27 +316,21 @@ class _Model:
             self._program.at_most(
                 [(column.reduction_bytes / room_bytes, x) for _, column, x in held], constant=1.0
             )
-            transient: Term = (1.0, self._program.non_negative())
-            for stage in {stage for stage, _, _ in held}:
+            pp = configuration.degrees.pp
+            for moment in configuration.fullest_moments(rank):
+                transient: Term = (1.0, self._program.non_negative())
+                for stage in {stage for stage, _, _ in held}:
+                    self._program.at_most(
+                        [
+                            (column.mix.transient_bytes(moment[stage // pp]) / room_bytes, x)
+                            for s, column, x in held
+                            if s == stage
+                        ],
+                        [transient],
+                    )
                 self._program.at_most(
                     [
-                        (column.mix.temporary_bytes / room_bytes, x)
-                        for s, column, x in held
-                        if s == stage
-                    ],
-                    [transient],
-                )
-            vectors = in_flight(
-                configuration.schedule,
-                pp=configuration.degrees.pp,
-                virtual_stages=configuration.virtual_stages,
-                num_microbatches=configuration.num_microbatches,
-                rank=rank,
-            )
-            for counts in vectors:
-                self._program.at_most(
-                    [
-                        (_resident_bytes(problem, column, counts, stage) / room_bytes, x)
+                        (column.held_bytes(moment[stage // pp]) / room_bytes, x)
                         for stage, column, x in held
                     ]
                     + [transient],
@@ -385,11 +378,3 @@ class _Model:
 
     def _chosen_index(self) -> int:
         return next(i for i, (_, u) in enumerate(self._chosen) if is_chosen(u))
-
-
-def _resident_bytes(
-    problem: StageProblem, column: Column, counts: tuple[int, ...], stage: int
-) -> float:
-    """Static memory and activations in flight of one stage at one moment of the schedule."""
-    number = counts[stage // problem.configuration.degrees.pp]
-    return column.static_bytes + number * (column.mix.kept_bytes + column.shared_bytes)

@@ -6,6 +6,7 @@ from planner.framework.spec import StateForm
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import RankMoment, StateMoves, fullest_moments
 from planner.vocabulary import MESH_ORDER
 
 
@@ -37,6 +38,18 @@ class Configuration:
     def num_stages(self) -> int:
         """Stages in all."""
         return self.degrees.pp * self.virtual_stages
+
+    def fullest_moments(self, rank: int) -> tuple[RankMoment, ...]:
+        """Moments at which a pipeline rank may hold most."""
+        is_fsdp = self.state_form == "fsdp"
+        return fullest_moments(
+            self.schedule,
+            pp=self.degrees.pp,
+            virtual_stages=self.virtual_stages,
+            num_microbatches=self.num_microbatches,
+            rank=rank,
+            moves=StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp),
+        )
 
 
 def axis_stride(degrees: ParallelDegrees, axis: str) -> int:

@@ -139,8 +139,8 @@ def configurations(
 
     GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
     microbatches in flight. One shard is not resharded, and under a pipeline resharding is left
-    out unless fixed: torch's schedules keep the parameters of a stage gathered from backward to
-    backward, so that it saves no memory and gathers more often.
+    out unless fixed: torch's schedules leave the parameters of a stage gathered from a backward to
+    the next forward, so that it saves little memory and gathers more often.
     """
     samples, can_split = global_batch_size // degrees.dp, _can_split(degrees, facts)
     sizes = divisors(samples)

@@ -1,8 +1,10 @@
-"""Pipeline schedules: their limits, their action lists and what they keep in flight.
+"""Pipeline schedules: their limits, their action lists and their fullest moments.
 
 Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from planner.vocabulary import Schedule
@@ -99,22 +101,65 @@ def shortened(schedule: str, *, pp: int, virtual_stages: int, num_microbatches: 
     return min(num_microbatches, 6 * group)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMoment:
+    """What a stage holds at one moment of a schedule, beside what it always holds."""
+
+    in_flight: int
+    """Microbatches whose activations it holds."""
+    is_ending: bool = False
+    """Whether the backward of one of them ends: it has one block to go."""
+    follows_backward: bool = False
+    """Whether a backward was the last that it did: under FSDP with resharding all its parameters
+    stay gathered from there to the next forward."""
+    has_gradients: bool = False
+    """Whether it holds gradients of backwards before."""
+
+
+RankMoment = tuple[StageMoment, ...]
+"""A moment of all stages of a rank, in model order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMoves:
+    """What of a stage's state comes and goes during a step."""
+
+    reshards: bool = False
+    """Whether a forward leaves parameters sharded that a backward leaves gathered."""
+    accumulates: bool = False
+    """Whether memory for gradients is there from the first backward on alone."""
+
+
 @cache
-def in_flight(
-    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int, rank: int
-) -> tuple[tuple[int, ...], ...]:
-    """Microbatches whose activations a rank holds at its fullest moments.
+def fullest_moments(
+    schedule: str,
+    *,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    rank: int,
+    moves: StateMoves,
+) -> tuple[RankMoment, ...]:
+    """Moments at which a rank may hold most: each backward when it starts and when it ends.
 
     Returns:
-        Count vectors over the rank's stages in model order; no other moment of the schedule
-        holds as many or more on every stage than one of these.
+        No other moment holds as much or more on every stage than one of these.
     """
     if schedule == Schedule.NONE:
-        return ((1,),)
-    if schedule == Schedule.GPIPE:
-        return ((num_microbatches,),)
-    if schedule == Schedule.ONE_F_ONE_B:
-        return ((min(num_microbatches, pp - rank),),)
+        return (
+            (StageMoment(in_flight=1, has_gradients=moves.accumulates and num_microbatches > 1),),
+        )
+    if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+        most = num_microbatches
+        if schedule == Schedule.ONE_F_ONE_B:
+            most = min(num_microbatches, pp - rank)
+        has_gradients = moves.accumulates and num_microbatches > most
+        starts = StageMoment(in_flight=most, has_gradients=has_gradients)
+        ends = _ended(starts, moves)
+        moments = [starts, ends]
+        if most > 1:
+            moments.append(replace(ends, in_flight=most - 1, is_ending=False))
+        return _fullest([(moment,) for moment in moments])
     rows = actions_by_rank(
         schedule,
         pp=pp,
@@ -123,15 +168,50 @@ def in_flight(
             schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
         ),
     )
-    counts = [0] * virtual_stages
-    seen: set[tuple[int, ...]] = set()
+    now = [StageMoment(in_flight=0)] * virtual_stages
+    seen: dict[RankMoment, None] = {}
     for stage, is_forward in rows[rank]:
-        counts[stage // pp] += 1 if is_forward else -1
+        local = stage // pp
+        held = now[local]
         if is_forward:
-            seen.add(tuple(counts))
+            now[local] = replace(held, in_flight=held.in_flight + 1, follows_backward=False)
+            continue
+        seen[tuple(now)] = None
+        ending = _ended(held, moves)
+        seen[(*now[:local], ending, *now[local + 1 :])] = None
+        now[local] = replace(ending, in_flight=held.in_flight - 1, is_ending=False)
+    return _fullest(list(seen))
+
+
+def _ended(held: StageMoment, moves: StateMoves) -> StageMoment:
+    return replace(
+        held,
+        is_ending=True,
+        follows_backward=moves.reshards,
+        has_gradients=moves.accumulates,
+    )
+
+
+def _fullest(moments: Sequence[RankMoment]) -> tuple[RankMoment, ...]:
+    """Moments without those that hold no more than another on any stage."""
     import numpy as np  # the command line reads this module before it knows what is asked
 
-    vectors = np.array(sorted(seen))
+    vectors = np.array(
+        [
+            [
+                number
+                for held in moment
+                for number in (
+                    held.in_flight,
+                    held.in_flight - held.is_ending,
+                    not held.is_ending,
+                    held.follows_backward,
+                    held.has_gradients,
+                )
+            ]
+            for moment in moments
+        ]
+    )
     as_many = (vectors[:, None] <= vectors[None, :]).all(axis=2)
     highest = as_many.sum(axis=1) == 1  # by itself alone
-    return tuple(tuple(vector) for vector in vectors[highest].tolist())
+    return tuple(moments[place] for place in np.flatnonzero(highest).tolist())

@@ -15,7 +15,6 @@ from planner.checking.check import check_plan
 from planner.errors import PlannerError
 
 LLAMA = Path(__file__).parents[2] / "examples" / "llama.py"
-LORA = Path(__file__).parents[1] / "run" / "lora_llama.py"
 MICROBATCHES = 32
 """Per step and data-parallel rank; of long pipelines fewer, so that all of them are run."""
 

@@ -71,7 +71,7 @@ CASES = (
     small("hf gpt2", config("gpt2", "GPT2LMHeadModel", GPT2)),
     small("hf llama, tp", config("llama", "LlamaForCausalLM", DECODER), "--fix", "tp=2"),
     small("hf mixtral", config("mixtral", "MixtralForCausalLM", MIXTRAL)),
-    large("llama 8b, lora", f"{RUN / 'lora_llama.py'}", 1),
+    large("llama 8b, lora", ROOT / "tests" / "bench" / "lora_llama_8b.py", 1),
     large("qwen 7b", config("qwen2", "Qwen2ForCausalLM", QWEN_7B), 8),
     large("llama 70b", f"{ROOT / 'examples' / 'llama.py'}:llama_70b", 64),
 )

@@ -25,6 +25,7 @@ from planner.pricing.model_pricing import ModelPricer, model_work
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import StageMoment
 from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)
@@ -50,6 +51,10 @@ ZERO_3 = Configuration(
     reshard_after_forward=True,
     sequence_parallel=False,
 )
+
+
+AT_BACKWARD = StageMoment(in_flight=1, has_gradients=True)
+"""Of the last microbatch."""
 
 
 def traced(folder, name, *, width, length):
@@ -150,7 +155,7 @@ def stage_bytes(graph, prices, kind):
     units = tuple(prices[unit.structure] for unit in graph.units)
     model = ModelUnits(units=units, entering_bytes=(0,) * len(units), tied=(), shared=())
     kinds = tuple(kind if each.kind is UnitKind.BLOCK else "none" for each in graph.units)
-    stage = HeldStage(first=0, end=len(units), kinds=kinds, in_flight=1)
+    stage = HeldStage(first=0, end=len(units), kinds=kinds, moment=AT_BACKWARD)
     return StageMemory(model, ZERO_3, CLUSTER.device, FRAMEWORK).peak([stage]).total_bytes
 
 

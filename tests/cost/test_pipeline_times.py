@@ -116,7 +116,6 @@ def test_interleaving_divides_the_bubble(pp, rounds, virtual_stages, forward, ba
     )  # fmt: skip
     expected = (rounds * pp * virtual_stages + pp - 1) * (forward + backward)
     assert times.step_s == pytest.approx(expected)
-    assert len(times.in_flight) == pp
 
 
 def test_thousands_of_microbatches_cost_no_more_than_a_few():
@@ -132,7 +131,6 @@ def test_one_rank_has_no_bubble(num_microbatches):
         "none", pp=1, num_microbatches=num_microbatches, forward_s=[1.0], backward_s=[2.0]
     )
     assert times.step_s == 3 * num_microbatches
-    assert times.in_flight == (((1,),),)
 
 
 @pytest.mark.parametrize(("schedule", "windows"), [("ZB-1p", 1), ("ZB-2p", 2)])
@@ -144,4 +142,4 @@ def test_split_backward_is_faster_within_its_memory(schedule, windows):
         )  # fmt: skip
 
     assert 3 * 24 <= times(schedule).step_s < times("1F1B").step_s
-    assert max(held for ((held,),) in times(schedule).in_flight) <= windows * 4
+    assert max(times(schedule).in_flight) <= windows * 4

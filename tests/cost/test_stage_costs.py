@@ -18,6 +18,7 @@ from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
 from planner.strategy.configuration import Configuration, axis_stride
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import StageMoment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORK = load_framework(SCRIPT)
@@ -73,7 +74,14 @@ def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
 def test_state_is_sixteen_bytes_per_parameter_over_the_shards(model, cluster):
     for shards in (1, 2, 8):
         memory = table(model, cluster, dp_shard=shards, dp_replicate=8 // shards).memory.peak(
-            [HeldStage(first=0, end=14, kinds=("none",) * 14, in_flight=1)]
+            [
+                HeldStage(
+                    first=0,
+                    end=14,
+                    kinds=("none",) * 14,
+                    moment=StageMoment(in_flight=1, has_gradients=True),
+                )
+            ]
         )
         state = memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
         elements = sum(u.trained_bytes for u in model.units) / 4 - 50304 * 768
@@ -95,7 +103,6 @@ def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, clus
     def earlier(**options):
         return table(model, cluster, dp_shard=8, **options).memory.earlier_gradient_bytes(0, 14)
 
-    assert earlier(microbatches=1) == (0, 0)
     assert earlier(reshard=True) == (local / 8, 0)
     assert earlier(reshard=False) == (local / 8, local * 7 / 8)
 
@@ -106,7 +113,8 @@ def test_the_fuller_moment_counts(model, cluster):
 
     def peak(kind):
         kinds = ("none", *(kind,) * 12, "none")
-        return memory.peak([HeldStage(first=0, end=14, kinds=kinds, in_flight=1)])
+        alone = StageMoment(in_flight=1)
+        return memory.peak([HeldStage(first=0, end=14, kinds=kinds, moment=alone)])
 
     assert peak("none").activations_bytes > 0
     assert peak("none").total_bytes >= peak("full").total_bytes
@@ -265,3 +273,31 @@ def test_replicas_share_the_link_time_with_gathers_and_scatters(model, cluster):
         max(0, gather_s - unit.forward_s) + max(0, back_s - unit.backward_s)
     )
     assert back_s > unit.backward_s
+
+
+def test_a_resharded_stage_gathers_as_its_activations_go(model, cluster):
+    """Few blocks are gathered when a backward starts, all of them when it ends."""
+    costs = table(model, cluster, pp=2, dp_shard=4, reshard=True, microbatches=8)
+    memory, kinds = costs.memory, ("none",) * 7
+    kept, block = (sum(u.activation_bytes["none"] for u in model.units[a:7]) for a in (0, 6))
+
+    def held(moment):
+        return memory.peak([HeldStage(first=0, end=7, kinds=kinds, moment=moment)]).total_bytes
+
+    starts, ends, _ = costs.configuration.fullest_moments(0)
+    assert starts == (StageMoment(in_flight=2, has_gradients=True),)
+    blocks = 6 * model.units[1].gathered_bytes
+    less = kept - block
+    assert held(ends[0]) - held(starts[0]) == pytest.approx(4 / 6 * blocks - less, abs=2)
+    (whole,) = table(
+        model, cluster, pp=2, dp_shard=4, reshard=False, microbatches=8
+    ).configuration.fullest_moments(0)
+    assert whole == starts
+
+
+def test_what_lies_in_receive_buffers_is_not_counted_again(model, cluster):
+    memory = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory
+    for kind in ("none", "full"):
+        assert memory.received_bytes(6, kind) == model.entering_bytes[6]
+    assert memory.received_bytes(0, "none") == 0
+    assert table(model, cluster, dp_shard=8).memory.received_bytes(6, "none") == 0

@@ -17,6 +17,7 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import StageMoment
 
 BLOCKS, BLOCK, TABLE = 6, 40_000_000, 50_000_000
 END = BLOCKS + 3
@@ -95,7 +96,7 @@ def peak(costs, *held, kind="none"):
                 first=first,
                 end=end,
                 kinds=tuple(kind if 1 <= i <= BLOCKS else "none" for i in range(first, end)),
-                in_flight=number,
+                moment=StageMoment(in_flight=number),
             )
             for first, end, number in held
         ]

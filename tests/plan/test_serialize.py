@@ -147,7 +147,7 @@ def test_mixed_checkpointing_is_spelled_with_counts():
         (lambda d: d["costs"].update(compute_s=0.001), "step_time_s"),
         (lambda d: d.update(activation_checkpointing="full"), "activation_checkpointing"),
         (lambda d: d["stages"][0].update(activation_checkpointing=["none"]), "another number"),
-        (lambda d: d.pop("schedule"), "lacks the field 'schedule'"),
+        (lambda d: d.pop("schedule"), "lacks the field 'schedule': an older version"),
         (lambda d: d.update(shedule="1F1B"), "Did you mean 'schedule'"),
         (lambda d: d.update(microbatch_size="2"), "must be int"),
         (lambda d: d.update(microbatch_size=True), "must be int"),

@@ -22,7 +22,7 @@ from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import in_flight, schedule_rule
+from planner.strategy.schedules import StageMoment, schedule_rule
 from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)
@@ -140,7 +140,7 @@ def configurations(model):
                 virtual_stages=virtual_stages,
                 microbatch_size=1,
                 num_microbatches=microbatches,
-                reshard_after_forward=pp == 1,
+                reshard_after_forward=pp == 1 or pp * tp == 4,
                 sequence_parallel=False,
             )
 
@@ -194,18 +194,14 @@ def best_of_cut(configuration, costs, runs, pp, room):
         fitting = []
         for kinds in product(*(all_kinds(configuration, *runs[s], last) for s in mine)):
             held = [(runs[s], k) for s, k in zip(mine, kinds, strict=True)]
-            moments = in_flight(
-                configuration.schedule, pp=pp, virtual_stages=configuration.virtual_stages,
-                num_microbatches=configuration.num_microbatches, rank=rank,
-            )  # fmt: skip
             peak = max(
                 costs.memory.peak(
                     [
-                        HeldStage(first=a, end=b, kinds=k, in_flight=n)
-                        for ((a, b), k), n in zip(held, counts, strict=True)
+                        HeldStage(first=a, end=b, kinds=k, moment=at)
+                        for ((a, b), k), at in zip(held, moment, strict=True)
                     ]
                 ).total_bytes
-                for counts in moments
+                for moment in configuration.fullest_moments(rank)
             )
             if peak <= room:
                 seconds = [
@@ -288,10 +284,11 @@ def test_a_column_costs_what_its_units_cost(model, cluster, share):
                 for mix in (maker.uniform_mixes(first, end)[0], maker.leanest(first, end))
             )
             room = least + share * max(0.0, most - least)
-            mix = maker.cheapest(first, end, in_flight=1, capacity_bytes=room)
+            alone = StageMoment(in_flight=1)
+            mix = maker.cheapest(first, end, moments=[(alone,)], capacity_bytes=room)
             if mix is not None:
                 column = maker.column(0, first, end, mix)
-                held = HeldStage(first=first, end=end, kinds=mix.kinds, in_flight=1)
+                held = HeldStage(first=first, end=end, kinds=mix.kinds, moment=alone)
                 assert (
                     costs.memory.peak([held]).total_bytes <= room + costs.memory.reserve_bytes + 1
                 )

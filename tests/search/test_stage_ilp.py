@@ -11,7 +11,6 @@ from planner.search.columns import Column, Mix, step_time_s
 from planner.search.stage_ilp import Effort, StageProblem, solve_stages
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import in_flight
 
 ROOM = 1000.0
 
@@ -30,7 +29,14 @@ def configuration(pp, virtual_stages, num_microbatches):
 
 
 def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 3):
-    mix = Mix(kinds=(kind,) * (end - first), recompute_s=0.0, kept_bytes=kept, temporary_bytes=0.0)
+    mix = Mix(
+        kinds=(kind,) * (end - first),
+        recompute_s=0.0,
+        kept_bytes=kept,
+        left_bytes=kept // 2,
+        temporary_bytes=0.0,
+        early_temporary_bytes=0.0,
+    )
     return Column(
         first=first,
         end=end,
@@ -40,6 +46,8 @@ def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 
         shared_bytes=0,
         step_s=step,
         static_bytes=static,
+        gradient_bytes=static / 2,
+        late_gathered_bytes=round(static / 2),
         reduction_bytes=static,
     )
 
@@ -87,13 +95,8 @@ def fits(problem, chosen):
         return True
     for rank in range(config.degrees.pp):
         held = chosen[rank :: config.degrees.pp]
-        for counts in in_flight(
-            config.schedule, pp=config.degrees.pp, virtual_stages=config.virtual_stages,
-            num_microbatches=config.num_microbatches, rank=rank,
-        ):  # fmt: skip
-            size = sum(
-                c.static_bytes + n * c.mix.kept_bytes for c, n in zip(held, counts, strict=True)
-            )
+        for moment in config.fullest_moments(rank):
+            size = sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True))
             if size > problem.room_bytes:
                 return False
     return True

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.analysis.retained import saved_values
-from planner.graph.operator_graph import OperatorGraph, Unit
+from planner.graph.operator_graph import CutPoint, OperatorGraph, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class SharedActivation:
     owners: frozenset[int]
     """Units that keep it and count it themselves: a stage with one of them needs no second
     count."""
+    received: frozenset[int] = frozenset()
+    """Units at whose front a stage receives it: there it lies in the stage's receive buffers."""
 
     def counts(self, first: int, end: int) -> bool:
         """Tell whether it adds to what the units from ``first`` to ``end`` count themselves."""
@@ -80,9 +82,17 @@ def shared_activations(
             size_bytes=graph.storages[storage].size_bytes,
             units=frozenset(units[storage]),
             owners=frozenset(owners[storage]),
+            received=frozenset(
+                cut.after_unit + 1 for cut in graph.cuts if storage in cut_storages(graph, cut)
+            ),
         )
         for storage in sorted(units)
     )
+
+
+def cut_storages(graph: OperatorGraph, cut: CutPoint) -> frozenset[int]:
+    """Storages of what is sent where the model is cut."""
+    return frozenset(graph.values[value].storage for value in cut.values)
 
 
 def _entering(graph: OperatorGraph, unit: Unit) -> list[int]:
