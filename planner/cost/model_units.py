@@ -4,7 +4,7 @@
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from planner.cost.node_pricing import RankSpec
@@ -50,9 +50,9 @@ class ModelUnits:
     """Activations that units share, counted in none of them."""
     matmul_flop: tuple[int, ...] = ()
     """FLOPs of each unit's products with parameters: what frameworks divide models by."""
-    received_bytes: tuple[Mapping[str, int], ...] = ()
-    """Of what enters each unit, the bytes that it keeps and counts itself, by recomputation; none
-    where no stage can begin."""
+    received_bytes: tuple[int, ...] = ()
+    """Of what enters each unit, the bytes that it keeps and counts itself, whatever it recomputes;
+    0 where no stage can begin."""
     epilogue_units: int = 1
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
 
@@ -112,7 +112,7 @@ class ModelWork:
     """As in ``ModelUnits``."""
     matmul_flop: tuple[int, ...]
     """As in ``ModelUnits``."""
-    received_bytes: tuple[Mapping[str, int], ...]
+    received_bytes: tuple[int, ...]
     """As in ``ModelUnits``."""
     epilogue_units: int
     """As in ``ModelUnits``."""

@@ -67,6 +67,20 @@ def left_bytes(kept_bytes: int, num_blocks: int) -> int:
     return kept_bytes // num_blocks if num_blocks else 0
 
 
+def moment_bytes(moment: StageMoment, *, kept: int, left: int, beside: int) -> int:
+    """Activations that a stage holds at a moment of the schedule.
+
+    Args:
+        moment: The moment.
+        kept: What its units count of a microbatch, bytes.
+        left: What of that is left at the end of a backward.
+        beside: What else it keeps of a microbatch, less what lies in receive buffers.
+    """
+    held = moment.in_flight * (kept + beside) - moment.is_ending * (kept - left)
+    # What is left is a block of the mean size, which may be less than what the first received.
+    return max(0, held)
+
+
 class StageMemory:
     """Sizes the stages of one configuration."""
 
@@ -256,27 +270,34 @@ class StageMemory:
 
     def kept_bytes(self, stage: HeldStage) -> int:
         """Activations of all its microbatches in flight."""
-        blocks = self._model.blocks
         sizes = {
             index: self._units[index].activation_bytes[kind]
             for index, kind in zip(range(stage.first, stage.end), stage.kinds, strict=True)
         }
-        each, moment = sum(sizes.values()), stage.moment
-        each += self.shared_bytes(stage.first, stage.end)
-        each -= self.received_bytes(stage.first, stage.kinds[0])
-        kept = moment.in_flight * each
-        if moment.is_ending:
-            inside = [size for index, size in sizes.items() if index in blocks]
-            kept -= sum(sizes.values()) - left_bytes(sum(inside), len(inside))
-        # What is left is a block of the mean size, which may be less than what the first received.
-        return max(0, kept)
+        inside = [size for index, size in sizes.items() if index in self._model.blocks]
+        return moment_bytes(
+            stage.moment,
+            kept=sum(sizes.values()),
+            left=left_bytes(sum(inside), len(inside)),
+            beside=self.beside_bytes(stage.first, stage.end),
+        )
 
-    def received_bytes(self, first: int, kind: str) -> int:
-        """What the first unit of a stage counts of a microbatch that lies in receive buffers."""
+    def beside_bytes(self, first: int, end: int) -> int:
+        """What a stage keeps of a microbatch beside what its units count.
+
+        Less what its first unit counts of it that lies in receive buffers.
+        """
+        return self.shared_bytes(first, end) - self.received_bytes(first)
+
+    def received_bytes(self, first: int) -> int:
+        """What the first unit of a stage counts of a microbatch that lies in receive buffers.
+
+        0 for the end of the model, where a stage without units begins.
+        """
         received = self._model.received_bytes
-        if not received or not self._pipelined or not self._is_fsdp:
+        if not self._pipelined or not self._is_fsdp or first >= len(received):
             return 0
-        return received[first][kind]
+        return received[first]
 
     def shared_bytes(self, first: int, end: int) -> int:
         """What a stage keeps for one microbatch beside what its units count.

@@ -172,7 +172,7 @@ def model_work(
         epilogue = solutions[graph.units[-1].structure]
         units.append(_loss_work(epilogue, choice, kernels))
         entering.append(_loss_inputs_bytes(epilogue, choice))
-        received.append(dict.fromkeys(RECOMPUTATIONS, 0))
+        received.append(0)
         matmul_flop.append(0)
     return ModelWork(
         units=tuple(units),
@@ -281,18 +281,17 @@ def _entering_bytes(
     return entering
 
 
-def _received_bytes(graph: OperatorGraph, choice: ShardingChoice) -> list[dict[str, int]]:
-    """Bytes on a rank that each unit counts as kept of what it gets at a cut before it."""
-    received = [dict.fromkeys(RECOMPUTATIONS, 0) for _ in graph.units]
+def _received_bytes(graph: OperatorGraph, choice: ShardingChoice) -> list[int]:
+    """Bytes on a rank that each unit counts, under any recomputation, of what a cut sends it."""
+    received = [0] * len(graph.units)
     for cut in graph.cuts:
         unit = graph.units[cut.after_unit + 1]
         counted = cut_storages(graph, cut) - passing_storages(graph, unit)
-        for kind in RECOMPUTATIONS if unit.kind is UnitKind.BLOCK else (Recomputation.NONE,):
-            kept = counted & kept_storages(graph, unit, kind)
-            size_bytes = sum(graph.storages[storage].size_bytes for storage in kept)
-            received[unit.index][kind] = size_bytes // (
-                choice.tp if choice.sequence_parallel else 1
-            )
+        is_block = unit.kind is UnitKind.BLOCK
+        for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
+            counted &= kept_storages(graph, unit, kind)
+        size_bytes = sum(graph.storages[storage].size_bytes for storage in counted)
+        received[unit.index] = size_bytes // (choice.tp if choice.sequence_parallel else 1)
     return received
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import left_bytes
+from planner.cost.stage_memory import left_bytes, moment_bytes
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
@@ -69,9 +69,8 @@ class Column:
     """What it has gathered after a backward and not before."""
     reduction_bytes: float
     """All that the stage holds when gradients are reduced after backward."""
-    shared_bytes: int
-    """What its units keep together beside ``mix.kept_bytes``, per microbatch; less what they count
-    that lies in receive buffers."""
+    beside_bytes: int
+    """``StageMemory.beside_bytes``."""
 
     @property
     def microbatch_s(self) -> float:
@@ -80,10 +79,9 @@ class Column:
 
     def held_bytes(self, moment: StageMoment) -> float:
         """All that it holds at a moment of the schedule, but for transients."""
-        kept = moment.in_flight * (self.mix.kept_bytes + self.shared_bytes)
-        if moment.is_ending:
-            kept -= self.mix.kept_bytes - self.mix.left_bytes
-        held = self.static_bytes + max(0, kept)
+        held = self.static_bytes + moment_bytes(
+            moment, kept=self.mix.kept_bytes, left=self.mix.left_bytes, beside=self.beside_bytes
+        )
         held += self.gradient_bytes * moment.has_gradients
         return held + self.late_gathered_bytes * moment.follows_backward
 
@@ -145,7 +143,9 @@ class ColumnMaker:
         kept: list[Mix] = []
         for mix in fixed:
             if all(
-                mix.kept_bytes < other.kept_bytes or mix.temporary_bytes < other.temporary_bytes
+                mix.kept_bytes < other.kept_bytes
+                or mix.temporary_bytes < other.temporary_bytes
+                or mix.early_temporary_bytes < other.early_temporary_bytes
                 for other in kept
             ):
                 kept.append(mix)
@@ -167,13 +167,11 @@ class ColumnMaker:
             (moment, capacity_bytes - self._state_bytes(first, end, moment))
             for (moment,) in moments
         ]
-        shared = memory.shared_bytes(first, end)
+        beside = memory.beside_bytes(first, end)
 
-        def fits(kept: int, left: int, temporary: tuple[float, float], kind: str) -> bool:
-            each = kept + shared - memory.received_bytes(first, kind)
+        def fits(kept: int, left: int, temporary: tuple[float, float]) -> bool:
             return all(
-                moment.in_flight * each
-                - moment.is_ending * (kept - left)
+                moment_bytes(moment, kept=kept, left=left, beside=beside)
                 + temporary[moment.is_ending]
                 <= room
                 for moment, room in rooms
@@ -181,7 +179,7 @@ class ColumnMaker:
 
         fastest = self._fixed_mix(first, end, self.kinds[0])
         temporary = fastest.temporary_bytes, fastest.early_temporary_bytes
-        if fits(fastest.kept_bytes, fastest.left_bytes, temporary, fastest.kinds[0]):
+        if fits(fastest.kept_bytes, fastest.left_bytes, temporary):
             return fastest
         if len(self.kinds) == 1:
             return None
@@ -193,7 +191,7 @@ class ColumnMaker:
             early = max(early_prologue, point[2])
             temporary = max(highest, point[2] - released), early
             left = left_bytes(point[1], sum(map(sum, point[3])))
-            if fits(point[1] + kept, left, temporary, self._first_kind(first, point)):
+            if fits(point[1] + kept, left, temporary):
                 return self._finished(first, end, self._kinds_of(first, end, point), point)
         return None
 
@@ -206,12 +204,6 @@ class ColumnMaker:
         if moment.follows_backward:
             held += memory.late_gathered_bytes(first, end)
         return held
-
-    def _first_kind(self, first: int, point: "_Point") -> str:
-        """Kind of the first unit of a run under a choice; the earliest blocks recompute most."""
-        if first in (0, self._last) or not point[3]:
-            return Recomputation.NONE
-        return _in_order(point[3][0])[0]
 
     def _ends(self, first: int, end: int) -> tuple[int, int, int]:
         """What prologue and epilogue add to a run of blocks, if it has them.
@@ -248,8 +240,7 @@ class ColumnMaker:
             gradient_bytes=memory.gradient_bytes(first, end),
             late_gathered_bytes=memory.late_gathered_bytes(first, end),
             reduction_bytes=memory.reduction_bytes(first, end),
-            shared_bytes=memory.shared_bytes(first, end)
-            - memory.received_bytes(first, mix.kinds[0]),
+            beside_bytes=memory.beside_bytes(first, end),
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:

@@ -96,14 +96,14 @@ class ConfigurationSearch:
         run from another, and so does a cut that sends more than others.
         """
         model = self.priced.model
-        blocks = self.table.units[1:-1]
+        blocks, inner = self.table.units[1:-1], range(1, self.num_units - 1)
         if (
             len(self.positions) < self.num_units + 1
             or len({unit.structure for unit in blocks}) != 1
             or len(set(model.entering_bytes[1:])) != 1
+            or len({self.table.memory.received_bytes(unit) for unit in inner}) != 1
         ):
             return None
-        inner = range(1, self.num_units - 1)
         start = 1 if len(blocks) == 1 or self._is_like(1, 2) else 2
         if any(unit in inner for tied in model.tied for unit in tied.units) or any(
             sum(unit in held for unit in inner[start - 1 :]) not in (0, len(inner) + 1 - start)
@@ -179,7 +179,7 @@ class ConfigurationSearch:
         memory, pp = self.table.memory, self.configuration.degrees.pp
         held = memory.static_bytes(first, end) - memory.receive_bytes(first, end)
         kept = self._least_kept[end] - self._least_kept[first]
-        received = self.priced.model.entering_bytes[first]
+        received = memory.received_bytes(first)
         moments = [moment[stage // pp] for moment in self.configuration.fullest_moments(stage % pp)]
         return any(
             held

@@ -97,6 +97,10 @@ def model_units(all_units, entering, tied, shared):
         entering_bytes=entering,
         tied=tied,
         shared=shared,
+        received_bytes=tuple(
+            min(sent, *unit.activation_bytes.values())
+            for sent, unit in zip(entering, all_units, strict=True)
+        ),
         matmul_flop=(1,) * len(all_units),
     )
 
@@ -187,31 +191,12 @@ def enumerated_s(search):
 def best_of_cut(configuration, costs, runs, pp, room):
     """Ranks do not compete with each other, so that each takes its own best where stages are
     alone; where they share a rank, all of its stages' choices are tried together."""
-    last = len(costs.units) - 1
     options = []
     for rank in range(pp):
         mine = list(range(rank, len(runs), pp))
-        fitting = []
-        for kinds in product(*(all_kinds(configuration, *runs[s], last) for s in mine)):
-            held = [(runs[s], k) for s, k in zip(mine, kinds, strict=True)]
-            peak = max(
-                costs.memory.peak(
-                    [
-                        HeldStage(first=a, end=b, kinds=k, moment=at)
-                        for ((a, b), k), at in zip(held, moment, strict=True)
-                    ]
-                ).total_bytes
-                for moment in configuration.fullest_moments(rank)
-            )
-            if peak <= room:
-                seconds = [
-                    costs.seconds(a, b, k, stage=s)
-                    for s, ((a, b), k) in zip(mine, held, strict=True)
-                ]
-                fitting.append(seconds)
-        if not fitting:
+        options.append(fastest_that_fit(configuration, costs, rank, [runs[s] for s in mine], room))
+        if not options[-1]:
             return float("inf")
-        options.append(undominated(fitting))
     best = float("inf")
     for choice in product(*options):
         seconds = [choice[s % pp][s // pp] for s in range(len(runs))]
@@ -225,17 +210,44 @@ def best_of_cut(configuration, costs, runs, pp, room):
     return best
 
 
-def undominated(options):
-    """Without choices that are no faster in any stage than another."""
+def fastest_that_fit(configuration, costs, rank, runs, room):
+    """Seconds of a rank's stages under all recomputations that fit, without those that are no
+    faster in any stage than another."""
+    last, pp = len(costs.units) - 1, configuration.degrees.pp
+    moments = configuration.fullest_moments(rank)
+
+    def seconds(kinds):
+        return [
+            costs.seconds(*run, each, stage=rank + pp * at)
+            for at, (run, each) in enumerate(zip(runs, kinds, strict=True))
+        ]
+
+    def fits(kinds):
+        return all(
+            costs.memory.peak(
+                [
+                    HeldStage(first=a, end=b, kinds=each, moment=at)
+                    for (a, b), each, at in zip(runs, kinds, moment, strict=True)
+                ]
+            ).total_bytes
+            <= room
+            for moment in moments
+        )
+
+    options = [
+        (seconds(kinds), kinds)
+        for kinds in product(*(all_kinds(configuration, *run, last) for run in runs))
+    ]
     kept = []
-    for option in sorted(options, key=lambda o: sum(each.backward_s for each in o)):
-        if not any(
+    for option, kinds in sorted(options, key=lambda o: sum(each.backward_s for each in o[0])):
+        is_needless = any(
             all(
                 a.backward_s <= b.backward_s and a.step_s <= b.step_s
                 for a, b in zip(other, option, strict=True)
             )
             for other in kept
-        ):
+        )
+        if not is_needless and fits(kinds):
             kept.append(option)
     return kept
 

@@ -43,7 +43,7 @@ def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 
         mix=mix,
         forward_s=time * forward_share,
         backward_s=time * (1 - forward_share),
-        shared_bytes=0,
+        beside_bytes=0,
         step_s=step,
         static_bytes=static,
         gradient_bytes=static / 2,
