@@ -1,4 +1,4 @@
-# make demo      measure this CPU, plan a small GPT for 8 processes on it, run the script, compare its
+# make demo      measure this CPU, plan a small GPT for 4 processes on it, run the script, compare its
 #                losses, and the step times of three layouts with those predicted
 # make test      run the tests, in WORKERS processes of about 2 GiB each
 # make check     format, lint, types
@@ -21,9 +21,9 @@ WORKERS ?= 2
 .DELETE_ON_ERROR:
 
 demo: $(READY)
-	$(BIN)/plan profile --quick --processes 8 --out $(MACHINE) --force
-	$(BIN)/plan examples/gpt.py --gpus 8 --cluster $(MACHINE) --dtype float32 --out $(DEMO) --force
-	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 8 --steps 3
+	$(BIN)/plan profile --quick --processes 4 --out $(MACHINE) --force
+	$(BIN)/plan examples/gpt.py --gpus 4 --cluster $(MACHINE) --dtype float32 --out $(DEMO) --force
+	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 4 --steps 3
 	$(BIN)/python examples/compare_layouts.py $(DEMO) --cluster $(MACHINE)
 
 test: $(READY)

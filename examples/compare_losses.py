@@ -2,7 +2,7 @@
 
 Shows the measured step time beside the predicted one, too.
 
-    python examples/compare_losses.py plans/demo --processes 8 --steps 3
+    python examples/compare_losses.py plans/demo --processes 4 --steps 3
 
 Both runs start from the same weights and read the same global batches, so that their losses agree
 to rounding. Exits with 1 where they do not.

@@ -141,7 +141,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     name = reader.text("name")
     device = load_device(reader.text("device"), base=path.parent)
     profile_gpus_per_node = reader.count("gpus_per_node")
-    full_speed = reader.count(_FULL_SPEED) if reader.has(_FULL_SPEED) else None
+    full_speed = reader.positive(_FULL_SPEED) if reader.has(_FULL_SPEED) else None
     links = tuple(
         _read_link(path, index, table) for index, table in enumerate(reader.tables("links"))
     )

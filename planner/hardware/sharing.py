@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from planner.hardware.spec import ClusterSpec, ScriptHost
 
 
-def share_node(cluster: ClusterSpec, full_speed_ranks: int) -> ClusterSpec:
+def share_node(cluster: ClusterSpec, full_speed_ranks: float) -> ClusterSpec:
     """Slow ranks and links down where more processes run on a node than it has cores for."""
     share = min(1.0, full_speed_ranks / cluster.gpus_per_node)
     device = cluster.device

@@ -196,6 +196,9 @@ class ScriptHost:
     """Gathering and reducing the parameters of a block once, beyond the collectives themselves."""
     tensor_s: float
     """A step of one parameter, whatever its size: clipping and the optimiser."""
+    message_s: float
+    """One microbatch of a stage at one of its boundaries, forward and backward, beyond ops and
+    transfers: torch's pipeline schedule."""
     element_s: float
     """A step of one element of a parameter."""
 

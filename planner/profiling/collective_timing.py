@@ -1,5 +1,10 @@
-"""Times collectives and transfers of a process group, all groups of a kind at once."""
+"""Times collectives and transfers of a process group, all groups of a kind at once.
 
+Alone, and between work of the ranks: those that share cores do not reach a collective together, and
+each waits for the last of them.
+"""
+
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +15,10 @@ import torch.distributed as dist
 from planner.profiling.clock import Spread
 
 STRETCHES = 5
+_TURNS = 4
+_JOINING_BYTES = 2**17
+_SIDE = 256
+_PRODUCTS = 8
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv")
 
 
@@ -70,6 +79,52 @@ def time_collective(
     once_s = _slowest(_timed(call, 1, device), device)
     calls = max(1, min(200, int(limit_s / STRETCHES / once_s)))
     return Spread.of([_slowest(_timed(call, calls, device), device) for _ in range(STRETCHES)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Ranks that work between collectives."""
+
+    own_s: float
+    """Thread time of the work before each collective, mean of the ranks."""
+    both_s: float
+    """Work and collective, of the slowest rank."""
+    alone_s: float
+    """The collective without work."""
+
+
+def time_together(work_s: float, group: dist.ProcessGroup, members: list[int]) -> Together:
+    """Time ranks of a CPU that do about ``work_s`` of their own work before each collective."""
+    cpu = torch.device("cpu")
+    gather = _call("all_gather", _JOINING_BYTES, group, members, cpu)
+    left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
+
+    def work(products: int) -> None:
+        for _ in range(products):
+            torch.mm(left, right)
+
+    work(_PRODUCTS)
+    start_s = time.thread_time()
+    work(_PRODUCTS)
+    products = max(1, round(work_s * _PRODUCTS / (time.thread_time() - start_s)))
+    own_s = 0.0
+
+    def both() -> None:
+        nonlocal own_s
+        start_s = time.thread_time()
+        work(products)
+        own_s += time.thread_time() - start_s
+        gather()
+
+    alone = [_slowest(_timed(gather, _TURNS, cpu), cpu) for _ in range(STRETCHES)]
+    walls = [_slowest(_timed(both, _TURNS, cpu), cpu) for _ in range(STRETCHES)]
+    total = torch.tensor(own_s, dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return Together(
+        own_s=float(total) / len(members) / _TURNS / STRETCHES,
+        both_s=statistics.median(walls),
+        alone_s=statistics.median(alone),
+    )
 
 
 def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:

@@ -132,7 +132,13 @@ def _curve(op: str, curve: Curve, writer: Writer) -> str:
 
 
 def cluster_text(
-    name: str, device_file: str, writer: Writer, *, links: Sequence[LinkFound], script: ScriptHost
+    name: str,
+    device_file: str,
+    writer: Writer,
+    *,
+    links: Sequence[LinkFound],
+    script: ScriptHost,
+    full_speed_ranks: float,
 ) -> str:
     """Write the profile of the cluster.
 
@@ -140,9 +146,7 @@ def cluster_text(
     them by the ranks that there are.
     """
     machine, settings = writer.machine, writer.settings
-    cores = machine.cores if machine.device == "cpu" else settings.processes
-    full_speed = min(settings.processes, cores)
-    share = full_speed / settings.processes
+    share = full_speed_ranks / settings.processes
     lines = [
         f"format = {FORMAT}",
         f"name = {json.dumps(name)}",
@@ -154,7 +158,11 @@ def cluster_text(
     if machine.device == "cpu":
         host = "the host runs the op itself: contained in kernel_launch_us"
         lines += [
-            writer.number("full_speed_ranks_per_node", full_speed, "cores of the machine"),
+            writer.number(
+                "full_speed_ranks_per_node",
+                full_speed_ranks,
+                "work of all ranks between collectives, beside that of one",
+            ),
             writer.number("host_time_factor", 0, host, Provenance.ASSUMED),
             'traffic = "waited_for"',
         ]
@@ -177,6 +185,7 @@ def _script(script: ScriptHost, writer: Writer) -> Iterable[str]:
         ("unit_us", script.unit_s * 1e6),
         ("collective_us", script.collective_s * 1e6),
         ("tensor_us", script.tensor_s * 1e6),
+        ("message_us", script.message_s * 1e6),
         ("ns_per_element", script.element_s * GB),
     ):
         yield writer.number(key, value, how, Provenance.FITTED, spread=writer.spread)

@@ -29,8 +29,21 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
         unit_s=unit_s,
         collective_s=collective_s,
         tensor_s=tensor_s,
+        message_s=_message_s(device, points),
         element_s=max(0.0, (many_s - few_s) / (many - few)),
     )
+
+
+def _message_s(device: DeviceSpec, points: Sequence[Point]) -> float:
+    """What a microbatch adds to a step of a pipeline of two stages, beyond its ops."""
+    found = sorted(
+        (p["microbatches"], p["seconds"], p["calls"]) for p in points if p["kind"] == "pipeline"
+    )
+    if len(found) < 2:  # one rank
+        return 0.0
+    (few, few_s, calls), (many, many_s, _) = found[0], found[-1]
+    ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(calls))
+    return float(max(0.0, (many_s - few_s) / (many - few) - ops_s))
 
 
 def _counts(shape: dict[str, int]) -> list[float]:

@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from planner.profiling.clock import Clock, Spread
-from planner.profiling.host_model import WIDTH, loss_fn, scaled, transformer
+from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transformer
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
@@ -20,7 +21,7 @@ from planner.runtime.step import Runner
 from planner.vocabulary import Axis
 
 TOKENS = 8
-STEPS = 6
+STEPS = 4
 
 SHAPES = (
     {"blocks": 2, "tensors": 2, "microbatches": 1, "reshards": False},
@@ -45,7 +46,7 @@ def op_overhead(clock: Clock) -> dict[str, Any]:
 
     with Capture() as captured:
         step()
-    spread = clock.time_call(step, limit_s=0.1)
+    spread = clock.time_call(step, limit_s=0.05)
     return {"calls": [described(call) for call in captured.calls], "spread": spread}
 
 
@@ -80,8 +81,10 @@ def _fused_adamw(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optim
 
 def time_script(shape: dict[str, Any], device: torch.device) -> Spread:
     """Time steps by what the rank's own thread runs: what it waits for is not counted."""
-    step = script_step(**shape, device=device)
-    step()
+    return _own_time(script_step(**shape, device=device))
+
+
+def _own_time(step: Callable[[], object]) -> Spread:
     step()
     seconds = []
     for _ in range(STEPS):
@@ -89,6 +92,36 @@ def time_script(shape: dict[str, Any], device: torch.device) -> Spread:
         step()
         seconds.append(time.thread_time() - start_s)
     return Spread.of(seconds)
+
+
+def time_pipeline(
+    num_microbatches: int, group: dist.ProcessGroup, members: list[int], device: torch.device
+) -> Spread:
+    """Time steps of a pipeline of two ranks, a block each, by what a rank's own thread runs."""
+    place, batch = members.index(dist.get_rank()), _batch().to(device)
+    example = batch.clone().requires_grad_()
+    stage = PipelineStage(
+        Block().to(device), place, 2, device, input_args=(example,), output_args=(example,),
+        group=group,
+    )  # fmt: skip
+    schedule = Schedule1F1B(stage, num_microbatches, loss_fn=loss_fn)
+    whole = batch.repeat(num_microbatches, 1, 1)
+
+    def step() -> None:
+        if place == 0:
+            schedule.step(whole)
+        else:
+            schedule.step(target=whole, losses=[])
+
+    return _own_time(step)
+
+
+def block_ops() -> list[KernelRow]:
+    """The ops of one microbatch of a block."""
+    block, x = Block(), _batch()
+    with Capture() as captured:
+        torch.autograd.backward(loss_fn(block(x), x))
+    return [described(call) for call in captured.calls]
 
 
 def scaled_ops(shape: dict[str, Any]) -> list[KernelRow]:

@@ -43,9 +43,9 @@ class Call:
         """Name in the operator graph."""
         return packet_name(self.op)
 
-    def run(self) -> None:
+    def run(self) -> object:
         """Call it again."""
-        self.op(*self.args, **self.kwargs)
+        return self.op(*self.args, **self.kwargs)
 
 
 class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,11 +3,12 @@
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -130,17 +131,42 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
     links = fit_links(device.device, settings, points, hides_traffic=machine.device != "cpu")
     script = fit_script(device.device, points)
     reserve_bytes = next(p["resident_bytes"] for p in points if p["kind"] == "overhead")
+    full_speed = full_speed_ranks(machine, settings, points)
     device_file = f"{name}-device.toml"
     files = {
-        f"{name}.toml": cluster_text(name, device_file, writer, links=links, script=script),
+        f"{name}.toml": cluster_text(
+            name,
+            device_file,
+            writer,
+            links=links,
+            script=script,
+            full_speed_ranks=full_speed,
+        ),
         device_file: device_text(
             f"{name}-device", device.device, writer, reserve_bytes=reserve_bytes
         ),
     }
     ops = [p for p in points if p["kind"] == "op"]
-    turns = max(1.0, settings.processes / machine.cores) if machine.device == "cpu" else 1.0
+    turns = settings.processes / full_speed
     busy = sum(p["wall_s"] for p in ops) / max(1e-9, turns * sum(p["cpu_s"] for p in ops))
     return Measured(files=files, device=device, links=links, where=writer.where, busy=busy)
+
+
+def full_speed_ranks(machine: Machine, settings: Settings, points: Sequence[Point]) -> float:
+    """Find how many ranks of a host get on as fast as one alone would.
+
+    No more than it has cores; less where a rank that is done waits for one that is not, and where
+    cores share what they work with.
+    """
+    if machine.device != "cpu":
+        return float(settings.processes)
+    cores = float(min(settings.processes, machine.cores))
+    found = [
+        settings.processes * p["own_s"] / max(p["both_s"] - p["alone_s"], p["own_s"])
+        for p in points
+        if p["kind"] == "together"
+    ]
+    return min(cores, statistics.fmean(found)) if found else cores
 
 
 def _points(

@@ -25,6 +25,7 @@ from planner.profiling.collective_timing import (
     Groups,
     groups_of,
     time_collective,
+    time_together,
 )
 from planner.profiling.cpu_cases import cpu_cases
 from planner.profiling.kernel_cases import kernel_groups
@@ -37,6 +38,10 @@ MARK = "planner-point: "
 QUICK_PAYLOADS = (2**12, 2**17, 2**21)
 PAYLOADS = (2**10, 2**13, 2**16, 2**19, 2**22, 2**25)
 UPDATED_ELEMENTS = (2**16, 2**21)
+PIPELINED = (2, 10)
+"""Microbatches of a step."""
+WORKED_S = (0.004, 0.01)
+"""Work between two collectives: that of a block of a small model."""
 
 Found = dict[str, Any]
 
@@ -91,9 +96,19 @@ class Rank:
             name = f"{kind} of {groups.num_ranks}, {groups.stride} apart, {payload} B"
             run = partial(self._collective, kind, payload, groups)
             yield Job(name=name, kind="collective", run=run)
+        inside = Groups(num_ranks=self._task.processes, stride=1)
+        if self._device.type == "cpu" and inside in self._groups:
+            for work_s in WORKED_S:
+                run = partial(self._together, work_s, inside)
+                yield Job(name=f"work of {work_s} s", kind="together", run=run)
         for number, shape in enumerate(host_terms.SHAPES):
             run = partial(self._script, shape)
             yield Job(name=f"script {number}", kind="script", run=run)
+        pairs = Groups(num_ranks=2, stride=1)
+        if pairs in self._groups:
+            for number in PIPELINED:
+                run = partial(self._pipeline, number, pairs)
+                yield Job(name=f"pipeline of {number}", kind="pipeline", run=run)
         for elements in UPDATED_ELEMENTS:
             run = partial(self._update, elements)
             yield Job(name=f"update {elements}", kind="update", run=run)
@@ -162,10 +177,18 @@ class Rank:
             **_fields(spread),
         }
 
+    def _together(self, work_s: float, groups: Groups) -> Found:
+        return asdict(time_together(work_s, *self._groups[groups]))
+
     def _script(self, shape: dict[str, Any]) -> Found:
         ops = [asdict(call) for call in host_terms.scaled_ops(shape)]
         spread = host_terms.time_script(shape, self._device)
         return {"shape": shape, "calls": ops, **_over_ranks(spread)}
+
+    def _pipeline(self, num_microbatches: int, pairs: Groups) -> Found:
+        spread = host_terms.time_pipeline(num_microbatches, *self._groups[pairs], self._device)
+        calls = [asdict(call) for call in host_terms.block_ops()]
+        return {"microbatches": num_microbatches, "calls": calls, **_over_ranks(spread)}
 
     def _update(self, elements: int) -> Found:
         step = host_terms.update_step(elements, self._device)

@@ -38,7 +38,9 @@ def test_buckets_of_sharded_parameters_are_refused():
 
 
 def test_what_was_measured_of_the_script_stands_for_its_constants_alone():
-    host = ScriptHost(step_s=0.1, unit_s=0.0, collective_s=0.0, tensor_s=0.0, element_s=0.0)
+    host = ScriptHost(
+        step_s=0.1, unit_s=0.0, collective_s=0.0, tensor_s=0.0, message_s=0.0, element_s=0.0
+    )
     cluster = replace(load_cluster("cpu", gpus=2), script_host=host)
     script, own = in_place(load_framework(SCRIPT), cluster, PROFILES_OWN)
     assert (script.step_s, script.message_s, own.script_host) == (0.1, 0.0, host)

@@ -18,11 +18,19 @@ MACHINE = Machine(
     processor="a CPU", cores=2, torch="2.13.0", device="cpu", memory_bytes=2**34, num_sms=1, ranks=2
 )
 
+FULL_SPEED = 1.6
+"""Ranks that get on as fast as one alone."""
 LAUNCH_S = 20e-6
 CALL_S = 2e-6
 RATE = 100e9
 BYTES_PER_S = {"add": 20e9, "gelu": 5e9, "native_layer_norm": 10e9, "embedding": 8e9}
-SCRIPT = {"step_s": 5e-3, "unit_s": 0.5e-3, "collective_s": 2e-3, "tensor_s": 0.2e-3}
+SCRIPT = {
+    "step_s": 5e-3,
+    "unit_s": 0.5e-3,
+    "collective_s": 2e-3,
+    "tensor_s": 0.2e-3,
+    "message_s": 0.7e-3,
+}
 LINK = {"bandwidth": 2e9, "hop_s": 100e-6, "base_s": 200e-6}
 
 
@@ -84,6 +92,16 @@ def points(settings, spread=1.0):
             yield collective(kind, payload, spread)
     for shape in SHAPES:
         yield {"kind": "script", "shape": shape, "calls": [], "seconds": script_s(shape)}
+    # Between collectives of 5 ms, each rank works for 10 ms.
+    own_s, alone_s, turns = 0.01, 0.005, settings.processes / FULL_SPEED
+    yield {
+        "kind": "together", "own_s": own_s, "alone_s": alone_s, "both_s": alone_s + turns * own_s,
+    }  # fmt: skip
+    for number in (2, 10):
+        yield {
+            "kind": "pipeline", "microbatches": number, "calls": [],
+            "seconds": 4e-3 + number * SCRIPT["message_s"],
+        }  # fmt: skip
     for elements in (2**16, 2**21):
         yield {"kind": "update", "elements": elements, "seconds": 1e-4 + elements * 3e-9}
 
@@ -104,8 +122,9 @@ def settings_of(processes):
 
 def test_the_numbers_come_back(tmp_path):
     profiled(tmp_path, settings_of(2))
-    cluster = load_cluster(str(tmp_path / "my.toml"), gpus=2)
-    device = cluster.device
+    path = str(tmp_path / "my.toml")
+    one, two = load_cluster(path, gpus=1), load_cluster(path, gpus=2)
+    device = one.device
     assert device.kernel_launch_s == pytest.approx(LAUNCH_S, rel=0.01)
     for name, rate in BYTES_PER_S.items():
         work = OpWork(name=name, kind="memory", flop=0, read_bytes=2**22, write_bytes=0)
@@ -115,7 +134,7 @@ def test_the_numbers_come_back(tmp_path):
         m=512, n=512, k=512,
     )  # fmt: skip
     assert op_s(product, device, "float32") == pytest.approx(2 * 512**3 / RATE, rel=0.1)
-    script = cluster.script_host
+    script = one.script_host
     assert script is not None
     for name, value in SCRIPT.items():
         assert getattr(script, name) == pytest.approx(value, rel=0.01)
@@ -125,7 +144,7 @@ def test_the_numbers_come_back(tmp_path):
         payload_bytes=2**24, setting="", measured_s=0.0,
     )  # fmt: skip
     measured_s = collective("all_gather", 2**24)["seconds"]
-    assert price_collective(gather, cluster) == pytest.approx(measured_s, rel=0.1)
+    assert price_collective(gather, two) == pytest.approx(measured_s, rel=0.1)
 
 
 def test_every_number_says_when_where_and_how(tmp_path):
@@ -148,6 +167,8 @@ def test_ranks_on_shared_cores_get_back_what_they_measured(tmp_path):
     assert eight.device.op_curves["gelu"][-1][1] == pytest.approx(
         4 * two.device.op_curves["gelu"][-1][1]
     )
+    slowed = eight.device.kernel_launch_s / load_cluster(path, gpus=1).device.kernel_launch_s
+    assert slowed == pytest.approx(8 / FULL_SPEED)
     measured_s = collective("send_recv", 2**24)["seconds"]
     link = eight.links[0]
     found_s = link.base_latency_s + link.latency_s + 2**24 / link.bandwidth_bytes_per_s
