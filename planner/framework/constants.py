@@ -194,8 +194,7 @@ def in_place(
         )
     if framework.name != SCRIPT:
         cluster = replace(cluster, script_host=None)
-    elif cluster.script_host is not None:
-        host = cluster.script_host
+    elif (host := cluster.script_host) is not None:
         framework = replace(framework, step_s=host.step_s, message_s=host.message_s)
     for key, value in own[0].items():
         device = _DEVICE[key](device, value)
