@@ -212,17 +212,16 @@ class ColumnMaker:
             Activations kept, highest transient, and what the epilogue has released when the
             blocks run their backward.
         """
-        units = self.table.units
+        units, none = self.table.units, (Recomputation.NONE,)
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         fixed = self.table.memory.temporary_bytes
-        highest = max(
-            (fixed(i, i + 1, (Recomputation.NONE,)) for i in {0, self._last} if first <= i < end),
-            default=0,
-        )
-        released = (
-            units[self._last].activation_bytes[Recomputation.NONE] if end == self._last + 1 else 0
-        )
+        highest = released = 0
+        if end == self._last + 1:
+            highest = fixed(self._last, end, none)
+            released = units[self._last].activation_bytes[Recomputation.NONE]
+        if first == 0 < self._last:
+            highest = max(highest, fixed(0, 1, none) - released)
         return kept, highest, released
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:

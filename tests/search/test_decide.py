@@ -252,8 +252,11 @@ def fastest_that_fit(configuration, costs, rank, runs, room):
     return kept
 
 
-def check(model, cluster):
-    searches = [search_of(model, c, cluster) for c in configurations(model)]
+def check_all(model, cluster):
+    check([search_of(model, c, cluster) for c in configurations(model)])
+
+
+def check(searches):
     least = {id(search): enumerated_s(search) for search in searches}
     for search in searches:
         assert search.bound_s <= least[id(search)] * (1 + 1e-9), search.configuration
@@ -273,14 +276,48 @@ def check(model, cluster):
 @settings(max_examples=300)
 @given(models(), clusters())
 def test_the_search_equals_enumeration(model, cluster):
-    check(model, cluster)
+    check_all(model, cluster)
+
+
+def peak_of_some_rank(configuration, model, cluster, choose):
+    """What a rank holds under some cut and some recomputations."""
+    costs, pp = search_of(model, configuration, cluster).table, configuration.degrees.pp
+    count, rank = len(costs.units), choose(range(pp))
+    cuts = choose(list(combinations(range(1, count), configuration.num_stages - 1)))
+    runs = list(pairwise((0, *cuts, count)))[rank::pp]
+    kinds = [choose(list(all_kinds(configuration, *run, count - 1))) for run in runs]
+    return max(
+        costs.memory.peak(
+            [
+                HeldStage(first=a, end=b, kinds=each, moment=at)
+                for (a, b), each, at in zip(runs, kinds, moment, strict=True)
+            ]
+        ).total_bytes
+        for moment in configuration.fullest_moments(rank)
+    )
+
+
+@settings(max_examples=500)
+@given(models(), clusters(), st.data())
+def test_a_device_that_just_holds_a_stage_is_filled(model, cluster, data):
+    """Where the search takes a stage for larger than it is, it finds less."""
+
+    def choose(among):
+        return data.draw(st.sampled_from(among))
+
+    known = list(configurations(model))
+    pp = choose(sorted({each.degrees.pp for each in known}))
+    configuration = choose([each for each in known if each.degrees.pp == pp])
+    memory_bytes = peak_of_some_rank(configuration, model, cluster, choose)
+    device = replace(cluster.device, memory_bytes=memory_bytes)
+    check([search_of(model, configuration, replace(cluster, device=device))])
 
 
 @pytest.mark.bench
 @settings(max_examples=5000)
 @given(models(), clusters())
 def test_the_search_equals_enumeration_often(model, cluster):
-    check(model, cluster)
+    check_all(model, cluster)
 
 
 @settings(max_examples=60)
