@@ -62,6 +62,18 @@ _FULL_SPEED = "full_speed_ranks_per_node"
 
 BITS_PER_BYTE = 8
 
+_NO_LINK = LinkSpec(
+    name="none",
+    ranks=None,
+    bandwidth_bytes_per_s=1.0,
+    latency_s=0.0,
+    base_latency_s=0.0,
+    ramp_bytes=0.0,
+    switch_all_reduce_fraction=0.0,
+    numbers={},
+)
+"""Where a rank is alone: nothing is sent, so no number of it counts."""
+
 _LINK_RATE_KEYS = (
     "peak_gb_per_s_per_gpu_unidirectional",
     "peak_gbit_per_s_per_gpu_unidirectional",
@@ -132,7 +144,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
 
     Raises:
         ProfileError: There is no such profile, or a field of it is wrong.
-        RequestError: The ranks do not fill whole nodes.
+        RequestError: The ranks do not fill whole nodes, or nothing joins them.
     """
     path = _find("clusters", name_or_path, base=None)
     reader = FieldReader(path=path, table=read_toml(path))
@@ -143,12 +155,19 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     profile_gpus_per_node = reader.count("gpus_per_node")
     full_speed = reader.positive(_FULL_SPEED) if reader.has(_FULL_SPEED) else None
     links = tuple(
-        _read_link(path, index, table) for index, table in enumerate(reader.tables("links"))
+        _read_link(path, index, table)
+        for index, table in enumerate(reader.tables("links") if reader.has("links") else ())
     )
     host = "host_time_factor"
     host_time_factor = reader.number(host) if reader.has(host) else 1.0
     in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
     numbers = reader.finish()
+    if not links and gpus > 1:
+        raise RequestError(
+            f"{gpus} GPUs on cluster {name!r}, which has no link between GPUs ({path})",
+            hint="--gpus 1, or add [[links]]: plan profile --processes N measures them",
+        )
+    links = links or (_NO_LINK,)
     _check_links(path, links)
     wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
     per_node = _resolve_node(gpus, wished, name)

@@ -16,9 +16,13 @@ from planner.profiling.clock import Spread
 
 STRETCHES = 5
 _TURNS = 4
+"""Calls of a stretch, where ranks work between them."""
 _JOINING_BYTES = 2**17
+"""Gathered between work: the parameters of a small layer."""
 _SIDE = 256
+"""Of the square matrices that are multiplied as work: a product takes far less than all of it."""
 _PRODUCTS = 8
+"""Products by which it is found how many are the work asked for."""
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv")
 
 
@@ -50,14 +54,13 @@ class Groups:
 
 def groups_of(world: int, per_node: int, *, quick: bool) -> list[Groups]:
     """Groups inside a node, and across nodes."""
-    inside = {min(2, per_node), per_node}
-    if not quick:
-        inside |= {size for size in range(2, per_node) if per_node % size == 0}
-    found = [Groups(num_ranks=size, stride=1) for size in sorted(inside) if size > 1]
+    most = min(2, per_node) if quick else per_node
+    inside = {size for size in range(2, most + 1) if per_node % size == 0} | {per_node} - {1}
+    found = [Groups(num_ranks=size, stride=1) for size in sorted(inside)]
     if world > per_node:
         nodes = world // per_node
         found.append(Groups(num_ranks=nodes, stride=per_node))
-        if nodes > 2:
+        if nodes > 2 and nodes % 2 == 0:
             found.append(Groups(num_ranks=2, stride=per_node))
         if per_node > 1:
             found.append(Groups(num_ranks=world, stride=1))

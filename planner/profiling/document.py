@@ -31,7 +31,10 @@ class Writer:
         self.settings = settings
         self.spread = spread
         hosts = "" if settings.hosts == 1 else f"{settings.hosts} hosts, on each "
-        self.where = f"{date}, {hosts}{machine.words}, {settings.processes} processes at once"
+        ranks = (
+            "1 process" if settings.processes == 1 else f"{settings.processes} processes at once"
+        )
+        self.where = f"{date}, {hosts}{machine.words}, {ranks}"
 
     def number(
         self,
@@ -168,7 +171,7 @@ def cluster_text(
         ]
         lines += ["", "[script]", *_script(script, writer)]
     names = ["inside a host"] if settings.hosts == 1 else ["inside a host", "between hosts"]
-    names = names[-len(links) :]
+    names = names[len(names) - len(links) :]
     for index, (link_name, link) in enumerate(zip(names, links, strict=True)):
         is_last = index == len(links) - 1
         lines += [

@@ -35,15 +35,17 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
 
 
 def _message_s(device: DeviceSpec, points: Sequence[Point]) -> float:
-    """What a microbatch adds to a step of a pipeline of two stages, beyond its ops."""
+    """What a microbatch adds to a pipeline's step at a boundary of a stage, beyond its ops."""
     found = sorted(
-        (p["microbatches"], p["seconds"], p["calls"]) for p in points if p["kind"] == "pipeline"
+        (p for p in points if p["kind"] == "pipeline"), key=lambda point: point["microbatches"]
     )
     if len(found) < 2:  # one rank
         return 0.0
-    (few, few_s, calls), (many, many_s, _) = found[0], found[-1]
-    ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(calls))
-    return float(max(0.0, (many_s - few_s) / (many - few) - ops_s))
+    few, many = found[0], found[-1]
+    ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(few["calls"]))
+    each_s = (many["seconds"] - few["seconds"]) / (many["microbatches"] - few["microbatches"])
+    boundaries = 2 * (few["stages"] - 1) / few["stages"]  # of a stage in the mean: ends have one
+    return float(max(0.0, (each_s - ops_s) / boundaries))
 
 
 def _counts(shape: dict[str, int]) -> list[float]:

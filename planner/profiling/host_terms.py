@@ -97,21 +97,20 @@ def _own_time(step: Callable[[], object]) -> Spread:
 def time_pipeline(
     num_microbatches: int, group: dist.ProcessGroup, members: list[int], device: torch.device
 ) -> Spread:
-    """Time steps of a pipeline of two ranks, a block each, by what a rank's own thread runs."""
-    place, batch = members.index(dist.get_rank()), _batch().to(device)
+    """Time steps of a pipeline of these ranks, a block each, by what a rank's own thread runs."""
+    place, stages = members.index(dist.get_rank()), len(members)
+    batch = _batch().to(device)
     example = batch.clone().requires_grad_()
     stage = PipelineStage(
-        Block().to(device), place, 2, device, input_args=(example,), output_args=(example,),
+        Block().to(device), place, stages, device, input_args=(example,), output_args=(example,),
         group=group,
     )  # fmt: skip
     schedule = Schedule1F1B(stage, num_microbatches, loss_fn=loss_fn)
     whole = batch.repeat(num_microbatches, 1, 1)
 
     def step() -> None:
-        if place == 0:
-            schedule.step(whole)
-        else:
-            schedule.step(target=whole, losses=[])
+        ends: dict[str, Any] = {"target": whole, "losses": []} if place == stages - 1 else {}
+        schedule.step(*((whole,) if place == 0 else ()), **ends)
 
     return _own_time(step)
 

@@ -39,7 +39,10 @@ class LinkFound:
 def fit_links(
     device: DeviceSpec, settings: Settings, points: Sequence[Point], *, hides_traffic: bool
 ) -> tuple[LinkFound, ...]:
-    """Find the numbers of the link inside a host, and of the one between hosts."""
+    """Find the numbers of the link inside a host, and of the one between hosts.
+
+    A host of one rank has none inside, and such a host alone none at all.
+    """
     cluster = ClusterSpec(
         name="measured",
         device=device,
@@ -54,7 +57,7 @@ def fit_links(
     found = []
     for index in range(len(cluster.links)):
         own = [p for p in points if p["kind"] == "collective" and (p["nodes"] > 1) == (index > 0)]
-        if not own and index == 0:  # one rank on each host
+        if not own:
             continue
         samples = [_sample(point) for point in own]
         values = fit_link_to(cluster, index, samples, fixed=_FIXED)

@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -38,8 +38,8 @@ MARK = "planner-point: "
 QUICK_PAYLOADS = (2**12, 2**17, 2**21)
 PAYLOADS = (2**10, 2**13, 2**16, 2**19, 2**22, 2**25)
 UPDATED_ELEMENTS = (2**16, 2**21)
-PIPELINED = (2, 10)
-"""Microbatches of a step."""
+PIPELINED = (1, 5)
+"""Microbatches of a step for each stage."""
 WORKED_S = (0.004, 0.01)
 """Work between two collectives: that of a block of a small model."""
 
@@ -104,10 +104,10 @@ class Rank:
         for number, shape in enumerate(host_terms.SHAPES):
             run = partial(self._script, shape)
             yield Job(name=f"script {number}", kind="script", run=run)
-        pairs = Groups(num_ranks=2, stride=1)
-        if pairs in self._groups:
-            for number in PIPELINED:
-                run = partial(self._pipeline, number, pairs)
+        if self._groups:
+            nearest = min(self._groups, key=lambda groups: (groups.stride, groups.num_ranks))
+            for number in (each * nearest.num_ranks for each in PIPELINED):
+                run = partial(self._pipeline, number, nearest)
                 yield Job(name=f"pipeline of {number}", kind="pipeline", run=run)
         for elements in UPDATED_ELEMENTS:
             run = partial(self._update, elements)
@@ -185,10 +185,14 @@ class Rank:
         spread = host_terms.time_script(shape, self._device)
         return {"shape": shape, "calls": ops, **_over_ranks(spread)}
 
-    def _pipeline(self, num_microbatches: int, pairs: Groups) -> Found:
-        spread = host_terms.time_pipeline(num_microbatches, *self._groups[pairs], self._device)
-        calls = [asdict(call) for call in host_terms.block_ops()]
-        return {"microbatches": num_microbatches, "calls": calls, **_over_ranks(spread)}
+    def _pipeline(self, num_microbatches: int, groups: Groups) -> Found:
+        spread = host_terms.time_pipeline(num_microbatches, *self._groups[groups], self._device)
+        return {
+            "microbatches": num_microbatches,
+            "stages": groups.num_ranks,
+            "calls": [asdict(call) for call in host_terms.block_ops()],
+            **_over_ranks(spread, average=statistics.fmean),
+        }
 
     def _update(self, elements: int) -> Found:
         step = host_terms.update_step(elements, self._device)
@@ -205,11 +209,13 @@ def _fields(spread: Spread) -> Found:
     }
 
 
-def _over_ranks(spread: Spread) -> Found:
-    """The median rank's times."""
+def _over_ranks(
+    spread: Spread, *, average: Callable[[Iterable[float]], float] = statistics.median
+) -> Found:
+    """The times of all ranks in one: of the median rank where all do the same."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, _fields(spread))
-    return {key: statistics.median(each[key] for each in every) for key in every[0]}
+    return {key: average(each[key] for each in every) for key in every[0]}
 
 
 def main(task: Task) -> None:

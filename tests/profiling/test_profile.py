@@ -8,10 +8,11 @@ from planner.cli.main import run
 from planner.cost.link_fit import price_collective
 from planner.cost.op import OpWork, op_s
 from planner.cost.tables import CollectiveSample
+from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import Provenance
 from planner.profiling.host_terms import SHAPES
-from planner.profiling.measure import profile
+from planner.profiling.measure import full_speed_ranks, profile
 from planner.profiling.points import Machine, PointFile, Settings
 
 MACHINE = Machine(
@@ -99,7 +100,7 @@ def points(settings, spread=1.0):
     }  # fmt: skip
     for number in (2, 10):
         yield {
-            "kind": "pipeline", "microbatches": number, "calls": [],
+            "kind": "pipeline", "microbatches": number, "stages": 2, "calls": [],
             "seconds": 4e-3 + number * SCRIPT["message_s"],
         }  # fmt: skip
     for elements in (2**16, 2**21):
@@ -145,6 +146,41 @@ def test_the_numbers_come_back(tmp_path):
     )  # fmt: skip
     measured_s = collective("all_gather", 2**24)["seconds"]
     assert price_collective(gather, two) == pytest.approx(measured_s, rel=0.1)
+
+
+def test_a_rank_alone_knows_no_link(tmp_path, capsys):
+    """Its profile plans one rank, and refuses more with what would help."""
+    file = PointFile(tmp_path / "my-points.jsonl", MACHINE, settings_of(1))
+    alone = [
+        p for p in points(settings_of(1)) if p["kind"] in ("overhead", "op", "script", "update")
+    ]
+    for number, point in enumerate(alone):
+        file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
+    found = profile("my", file, MACHINE, settings_of(1))
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+    assert found.links == ()
+    path = str(tmp_path / "my.toml")
+    assert load_cluster(path, gpus=1).num_gpus == 1
+    with pytest.raises(RequestError, match="no link between GPUs") as refused:
+        load_cluster(path, gpus=2)
+    assert "--gpus 1" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("both_s", "ranks"),
+    [
+        (0.001, 2.0),  # less than the work of one
+        (0.015, 2.0),  # as if each had a core, and there are two
+        (0.025, 2.0),
+        (0.045, 1.0),  # one after the other
+    ],
+)
+def test_no_more_ranks_get_on_at_full_speed_than_there_are_cores(both_s, ranks):
+    together = {"kind": "together", "own_s": 0.01, "alone_s": 0.005, "both_s": both_s}
+    assert full_speed_ranks(MACHINE, settings_of(4), [together]) == pytest.approx(ranks)
+    assert full_speed_ranks(MACHINE, settings_of(4), []) == MACHINE.cores
+    assert full_speed_ranks(MACHINE, settings_of(1), []) == 1
 
 
 def test_every_number_says_when_where_and_how(tmp_path):

@@ -20,7 +20,7 @@ from gpt import GPT, GPTConfig, example_batch, loss_fn
 
 
 def build_model():
-    return GPT(GPTConfig(vocab_size=4096, block_size=256, n_layer=8, n_head=8, n_embd=256))
+    return GPT(GPTConfig(vocab_size=4096, block_size=128, n_layer=6, n_head=8, n_embd=256))
 """
 
 ADAPTERS = f"""
@@ -73,7 +73,7 @@ def check(source, fixed, tmp_path):
     model.write_text(source)
     gpus = max(2, fixed.get("tp", 1) * fixed.get("pp", 1))
     result = planner.estimate(
-        str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=256, global_batch_size=16,
+        str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=128, global_batch_size=16,
         fix=fixed,
     )  # fmt: skip
     folder = tmp_path / "run"
