@@ -250,6 +250,20 @@ class StageMemory:
         """What a stage holds in every backward besides activations and transients."""
         return self._at_backward(first, end, StageMoment(in_flight=0)).total
 
+    def least_static_bytes(self) -> float:
+        """What all stages together hold in every backward at the least, wherever they are cut.
+
+        All but the gathered blocks adds up; some stage gathers the largest of these, and no more
+        is certain.
+        """
+        whole = (0, len(self._units))
+        static = self.static_bytes(*whole)
+        if not self._is_fsdp or not self._configuration.reshard_after_forward:
+            return static
+        largest = max((self._units[i].gathered_bytes for i in self._model.blocks), default=0)
+        beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
+        return static - beyond
+
     def gradient_bytes(self, first: int, end: int) -> float:
         """What it holds more from its first backward on."""
         if not self._is_fsdp:

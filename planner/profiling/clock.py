@@ -7,7 +7,7 @@ a core, which all ranks on a core have in common (``full_speed_ranks_per_node`` 
 
 A training step writes each result to memory that it has not just used, since it keeps what its
 backward needs. So what calls return is kept for a while: written to the same place again and again,
-a result that stays in a cache takes half the time.
+a result stays in a cache and takes less time.
 """
 
 import statistics

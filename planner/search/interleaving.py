@@ -71,7 +71,7 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     pp, stages = configuration.degrees.pp, configuration.num_stages
     counts, gradients = _means(search)
     whole = (0, search.num_units)
-    static = memory.static_bytes(*whole) + min(gradients) * memory.gradient_bytes(*whole)
+    static = memory.least_static_bytes() + min(gradients) * memory.gradient_bytes(*whole)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
     static += 2 * configuration.num_microbatches * sum(sent[: stages - 1])
     static -= max(counts) * sum(sent[1 - stages :])  # what lies in those buffers

@@ -1,6 +1,7 @@
 """Stages priced by prefix sums: additive where they must be, and sized as the runtime is."""
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,21 @@ def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     cut = table(model, cluster, pp=2, dp_shard=4)
     halves = cut.memory.sharded_trained_bytes(0, 6) + cut.memory.sharded_trained_bytes(6, 14)
     assert halves == pytest.approx(total / 4)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("large", [0, 1, 4, 12])
+def test_stages_hold_what_is_said_at_the_least(model, cluster, reshard, large):
+    """Wherever they are cut, also where one block is larger than the others, or an end."""
+    units = list(model.units)
+    units[large] = replace(units[large], gathered_bytes=20 * units[large].gathered_bytes)
+    uneven = replace(model, units=tuple(units))
+    memory = table(uneven, cluster, pp=2, dp_shard=4, reshard=reshard).memory
+    for pieces in (1, 2, 3):
+        for inner in combinations(range(1, 14), pieces - 1):
+            stages = list(pairwise((0, *inner, 14)))
+            held = sum(memory.static_bytes(*stage) for stage in stages)
+            assert held >= memory.least_static_bytes() * (1 - 1e-12), stages
 
 
 def test_state_is_sixteen_bytes_per_parameter_over_the_shards(model, cluster):
