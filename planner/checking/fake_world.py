@@ -75,6 +75,7 @@ class FakeWorld:
             for place, name, wrap in _KEPT_REAL:
                 stack.enter_context(_patched(place, name, wrap(getattr(place, name))))
             stack.enter_context(_patched(_SCHEDULE, "_warmup_p2p", _all_static))
+            stack.enter_context(_patched(torch._subclasses, "FakeTensor", _NoTensor))
             stack.enter_context(fused_kernels("AutogradCPU"))
             stack.enter_context(self._mode)
             yield
@@ -104,6 +105,10 @@ def _all_static(_: object, stages: list[Any], *__: object) -> None:
     """All stages know the shapes that they receive; torch asks the other ranks."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
+
+
+class _NoTensor:
+    """What no tensor is: a model that asks whether its inputs are fake goes on as with real ones."""
 
 
 _SCHEDULE = schedules._PipelineSchedule

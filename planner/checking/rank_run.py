@@ -20,11 +20,16 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
+from planner.checking.known_reads import NotedReads
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
+from planner.runtime.anatomy import meta_twin
 from planner.runtime.first_weights import DeferredInit, build_deferred
 from planner.runtime.known_data import DataRead, PlannedReads
+from planner.runtime.model import run_model
+from planner.runtime.trees import cast_floats
 
 Theirs: TypeAlias = Any
 """A module, function or object of the script."""
@@ -47,7 +52,7 @@ class RankRun:
         self._folder = folder
         self._rank = rank
         self._num_microbatches = num_microbatches
-        self._reads = PlannedReads(reads)
+        self._planned = reads
         self._world = FakeWorld()
         self._live = LiveBytes()
         self._traffic = Traffic()
@@ -57,10 +62,14 @@ class RankRun:
         script = self._script()
         script.NUM_MICROBATCHES = self._num_microbatches
         with fake_group(self._rank, script.WORLD_SIZE):
-            trained = script.parallelize(_undrawn(script))
-            batch = self._world.fake(_batch(script, trained.data_parallel_rank))
+            model = _undrawn(script)
+            dtype = script.DTYPES[script.DTYPE]
+            twin = meta_twin(model, dtype)
+            trained = script.parallelize(model)
+            batch = _batch(script, trained.data_parallel_rank)
+            reads = PlannedReads(self._known_reads(twin, cast_floats(batch[0][0], dtype)))
             with self._watched():
-                self._step(trained, batch)
+                self._step(trained, self._world.fake(batch), reads)
         collectives = [
             {"kind": kind, "group_size": size, "count": count, "bytes": num_bytes}
             for (kind, size), (count, num_bytes) in sorted(self._traffic.found.items())
@@ -96,7 +105,20 @@ class RankRun:
         with self._world.entered(), self._live.resizes_seen(), Watch(self._live, self._traffic):
             yield
 
-    def _step(self, trained: Theirs, batch: Theirs) -> None:
+    def _known_reads(self, twin: nn.Module, inputs: Theirs) -> list[DataRead]:
+        """Return the planned answers, and those that follow from a microbatch and constants.
+
+        What a model reads after an error here, it reads in the step again, which tells it.
+        """
+        planned = {(read.file, read.line) for read in self._planned}
+        on_meta = tree_map_only(Tensor, lambda t: t.to("meta"), inputs)
+        noted = NotedReads(on_meta, inputs, self._planned)
+        with contextlib.suppress(Exception), noted:
+            run_model(twin, on_meta)
+        found = [read for read in noted.noted if (read.file, read.line) not in planned]
+        return [*self._planned, *found]
+
+    def _step(self, trained: Theirs, batch: Theirs, reads: PlannedReads) -> None:
         """Take a step; what an optimiser makes in its first one is made before."""
         for optimizer in trained.optimizers:
             for parameter in _parameters(optimizer):
@@ -106,7 +128,7 @@ class RankRun:
         gc.collect()
         self._traffic.found.clear()
         self._live.restart(lambda: _held(trained))
-        with self._reads:
+        with reads:
             trained.step_over(batch)
 
 

@@ -132,7 +132,7 @@ class KnownData(PlannedReads):
         return func(*cpu_args, **cpu_kwargs)
 
 
-_CASTS: Mapping[str, Callable[[float], object]] = {
+NUMBER_READS: Mapping[str, Callable[[float], object]] = {
     "__bool__": bool,
     "is_nonzero": bool,
     "equal": bool,
@@ -154,8 +154,8 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
         RuntimeError: It is no function whose result the answers tell.
     """
     name, source = getattr(func, "__name__", ""), args[0]
-    if name in _CASTS:
-        return _CASTS[name](next(answers))
+    if name in NUMBER_READS:
+        return NUMBER_READS[name](next(answers))
     if name == "item":
         answer = next(answers)
         if source.dtype is torch.bool:

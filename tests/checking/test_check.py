@@ -83,6 +83,44 @@ def test_a_model_of_billions_takes_no_memory(tmp_path):
     assert check.traffic_holds
 
 
+ASKING = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import torch
+from gpt import GPT, GPTConfig, example_batch, loss_fn
+
+
+class Asking(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = GPT(GPTConfig(vocab_size=512, block_size=128, n_layer=2, n_head=2, n_embd=128))
+
+    def forward(self, tokens):
+        scores = self.inner(tokens)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        is_traced = isinstance(scores, torch._subclasses.FakeTensor)
+        if is_traced or not (places.diff() == 1).all() or places[places > 3].shape[0] != 124:
+            scores = scores.exp().exp().exp().log().log().log()
+        if places[-1].item() == 127 and places.nonzero().shape[0] == 127:
+            return scores
+        return scores.sin().sin().sin()
+
+
+def build_model():
+    return Asking()
+"""
+
+
+def test_a_model_that_asks_takes_the_way_that_it_takes_in_training(tmp_path):
+    """It asks whether its tensors are fake, and for what constants tell: as transformers does."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    fix = {"dp_shard": 2, "microbatch_size": 8, "activation_checkpointing": "none"}
+    folder = save(tmp_path / "plan", tmp_path / "asking.py", gpus=2, fix=fix, seq_len=128,
+                  global_batch_size=16)  # fmt: skip
+    (stage,) = check_plan(folder).stages
+    assert stage.tracked_peak_bytes == pytest.approx(stage.predicted_peak_bytes, rel=0.02)
+
+
 @pytest.mark.run
 def test_a_small_plan_trains_as_one_process(tmp_path, capsys):
     folder = save(
