@@ -108,7 +108,7 @@ def _all_static(_: object, stages: list[Any], *__: object) -> None:
 
 
 class _NoTensor:
-    """What no tensor is: a model that asks whether its inputs are fake goes on as with real ones."""
+    """What no tensor is: a model that asks whether its inputs are fake goes on as with others."""
 
 
 _SCHEDULE = schedules._PipelineSchedule
