@@ -253,16 +253,14 @@ class StageMemory:
     def least_static_bytes(self) -> float:
         """What all stages together hold in every backward at the least, wherever they are cut.
 
-        All but the gathered blocks adds up; some stage gathers the largest of these, and no more
-        is certain.
+        All adds up but gathered blocks, of which it is certain that a stage has the largest.
         """
         whole = (0, len(self._units))
-        static = self.static_bytes(*whole)
-        if not self._is_fsdp or not self._configuration.reshard_after_forward:
-            return static
-        largest = max((self._units[i].gathered_bytes for i in self._model.blocks), default=0)
-        beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
-        return static - beyond
+        beyond = 0
+        if self._is_fsdp and self._configuration.reshard_after_forward:
+            largest = max((self._units[i].gathered_bytes for i in self._model.blocks), default=0)
+            beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
+        return self.static_bytes(*whole) - beyond
 
     def gradient_bytes(self, first: int, end: int) -> float:
         """What it holds more from its first backward on."""
@@ -309,9 +307,8 @@ class StageMemory:
         0 for the end of the model, where a stage without units begins.
         """
         received = self._model.received_bytes
-        if not self._pipelined or not self._is_fsdp or first >= len(received):
-            return 0
-        return received[first]
+        has_buffers = self._pipelined and self._is_fsdp
+        return received[first] if has_buffers and first < len(received) else 0
 
     def shared_bytes(self, first: int, end: int) -> int:
         """What a stage keeps for one microbatch beside what its units count.
@@ -333,10 +330,9 @@ class StageMemory:
         """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
         highest = released = 0
         for index in reversed(range(max(first, self._model.blocks.stop), end)):
-            highest = max(
-                highest, self._units[index].temporary_bytes[Recomputation.NONE] - released
-            )
-            released += self._units[index].activation_bytes[Recomputation.NONE]
+            unit = self._units[index]
+            highest = max(highest, unit.temporary_bytes[Recomputation.NONE] - released)
+            released += unit.activation_bytes[Recomputation.NONE]
         before = end - sum(index >= self._model.blocks.stop for index in range(first, end))
         earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
         return max(highest, earlier - released)
@@ -375,12 +371,11 @@ class StageMemory:
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
         """A rank that holds some stages in backward, or at the reduction if it is fuller then."""
         backward = [self._at_backward(stage.first, stage.end, stage.moment) for stage in held]
-        highest = (self.transient_bytes(stage) for stage in held)
         moments = [
             self._breakdown(
                 backward,
-                activations_bytes=sum(self.kept_bytes(stage) for stage in held),
-                temporary_bytes=max(highest, default=0),
+                activations_bytes=sum(map(self.kept_bytes, held)),
+                temporary_bytes=max(map(self.transient_bytes, held), default=0),
             )
         ]
         if self._is_fsdp:

@@ -154,21 +154,11 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     device = load_device(reader.text("device"), base=path.parent)
     profile_gpus_per_node = reader.count("gpus_per_node")
     full_speed = reader.positive(_FULL_SPEED) if reader.has(_FULL_SPEED) else None
-    links = tuple(
-        _read_link(path, index, table)
-        for index, table in enumerate(reader.tables("links") if reader.has("links") else ())
-    )
+    links = _read_links(reader, name, gpus)
     host = "host_time_factor"
     host_time_factor = reader.number(host) if reader.has(host) else 1.0
     in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
     numbers = reader.finish()
-    if not links and gpus > 1:
-        raise RequestError(
-            f"{gpus} GPUs on cluster {name!r}, which has no link between GPUs ({path})",
-            hint="--gpus 1, or add [[links]]: plan profile --processes N measures them",
-        )
-    links = links or (_NO_LINK,)
-    _check_links(path, links)
     wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
     per_node = _resolve_node(gpus, wished, name)
     if gpus_per_node is not None:
@@ -277,6 +267,20 @@ def _read_link(path: Path, index: int, table: Mapping[str, object]) -> LinkSpec:
     )
     reader.finish()
     return link
+
+
+def _read_links(reader: FieldReader, name: str, gpus: int) -> tuple[LinkSpec, ...]:
+    """Read the links of a cluster, which one GPU alone does without."""
+    tables = reader.tables("links") if reader.has("links") else []
+    if not tables and gpus > 1:
+        raise RequestError(
+            f"{gpus} GPUs on cluster {name!r}, which has no link between GPUs ({reader.path})",
+            hint="--gpus 1, or add [[links]]: plan profile --processes N measures them",
+        )
+    links = tuple(_read_link(reader.path, index, table) for index, table in enumerate(tables))
+    if links:
+        _check_links(reader.path, links)
+    return links or (_NO_LINK,)
 
 
 def _check_links(path: Path, links: tuple[LinkSpec, ...]) -> None:
