@@ -184,7 +184,7 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("fake_world", "trained"),
+        ("fake_world", "known_reads", "trained"),
         ("check", "watch"),
         ("rank_run",),
         ("document",),
