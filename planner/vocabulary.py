@@ -71,6 +71,9 @@ class Style(_Word):
     """Its weight is split over input features."""
     VOCAB_EMBEDDING = "vocab_embedding"
     """The rows of its table are split."""
+    INNER = "inner"
+    """Its parameters are split along dims of products inside it: it reads its inputs whole, and
+    its output is a sum over ranks."""
     REPLICATE = "replicate"
     """Its parameters are whole on each rank; layouts of input and output change as stated."""
     ON_PART = "on_part"
@@ -78,7 +81,7 @@ class Style(_Word):
     heads), so that its gradients are summed over tp after backward."""
 
 
-SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING)
+SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING, Style.INNER)
 """Styles that split parameters."""
 
 

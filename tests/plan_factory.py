@@ -125,7 +125,6 @@ def make_shardings():
     column = ModuleSharding(
         module="mlp.c_fc",
         style="column",
-        fused=1,
         input_layout="Replicate",
         output_layout="Shard(-1)",
         split=(SplitParameter(name="weight", dim=0),),

@@ -103,7 +103,7 @@ ORDERS = {
         ("configuration", "conversion", "nodes"),
         ("propagation",),
         ("module_strategies",),
-        ("region_strategies",),
+        ("inner_strategies", "region_strategies"),
         ("problem",),
         ("facts",),
         ("rules",),

@@ -328,14 +328,12 @@ def _module_source(module: ModuleSharding, *, indent: int) -> str:
     """Write one instruction; what is the default of the runtime's own class is left out."""
     arguments = [quote(module.module), quote(module.style)]
     if module.split:
-        pairs = [f"({quote(each.name)}, {each.dim})" for each in module.split]
-        arguments.append(f"split={tuple_of(pairs)}")
+        parts = [f"({quote(each.name)}, {each.dim}, {each.fused})" for each in module.split]
+        arguments.append(f"split={tuple_of(parts)}")
     if module.input_layout != "Replicate":
         arguments.append(f"input_layout={quote(module.input_layout)}")
     if module.output_layout != "Replicate":
         arguments.append(f"output_layout={quote(module.output_layout)}")
-    if module.fused != 1:
-        arguments.append(f"fused={module.fused}")
     return call_of("ModuleSharding", arguments, indent=indent)
 
 

@@ -21,14 +21,12 @@ class TriedModule:
     """Path in its block, or in the model."""
     style: str
     """A ``Style``."""
-    split: tuple[tuple[str, int], ...]
-    """Names of split parameters, and the dim of each."""
+    split: tuple[tuple[str, int, int], ...]
+    """Names of split parameters, the dim of each, and projections along it."""
     input_layout: str
     """Layout of its first input."""
     output_layout: str
     """Layout of its output."""
-    fused: int
-    """Projections held in one weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +93,7 @@ class LayoutTrial:
             return dry_run
         shardings = [
             ModuleSharding(
-                each.module, each.style, each.split, each.input_layout, each.output_layout,
-                each.fused,
+                each.module, each.style, each.split, each.input_layout, each.output_layout
             )
             for each in modules
         ]  # fmt: skip

@@ -40,6 +40,7 @@ _PART = "part"
 _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     Style.COLUMN: (frozenset({_REPLICATE}), frozenset({_LAST, _REPLICATE})),
     Style.ROW: (frozenset({_LAST}), frozenset({_REPLICATE, _STREAM})),
+    Style.INNER: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.ON_PART: (frozenset({_PART}), frozenset({_PART})),
@@ -222,11 +223,16 @@ def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> fro
 
 
 def _fused_projections(plan: Plan) -> Iterator[str]:
-    """Several projections only in a weight split by columns, whose output stays split."""
+    """Several projections only where they stay split until they are apart."""
     for _, module in _instructions(plan):
-        may_fuse = module.style == Style.COLUMN and module.output_layout == _LAST
-        if module.fused < 1 or (module.fused > 1 and not may_fuse):
-            yield f"{module.module}, style {module.style}, holds {module.fused} projections"
+        is_column = module.style == Style.COLUMN and module.output_layout == _LAST
+        may_fuse = is_column or module.style == Style.INNER
+        for each in module.split:
+            if each.fused < 1 or (each.fused > 1 and not may_fuse):
+                yield (
+                    f"{each.name} of {module.module}, style {module.style}, holds {each.fused} "
+                    "projections"
+                )
 
 
 def _tied_parameters(plan: Plan) -> Iterator[str]:
@@ -263,8 +269,8 @@ def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterat
 def _split(module: ModuleSharding, parameter: str) -> str:
     """Say how a module splits one of its parameters."""
     name = parameter.rpartition(".")[2]
-    dims = [each.dim for each in module.split if each.name == name]
-    return f"along dim {dims[0]} ({module.fused})" if dims else "whole"
+    parts = [each for each in module.split if each.name == name]
+    return f"along dim {parts[0].dim} ({parts[0].fused})" if parts else "whole"
 
 
 def _crossings(plan: Plan) -> Iterator[str]:

@@ -12,7 +12,7 @@ from planner.graph.trial import LayoutTrial, Refusal, TriedModule
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.runtime.layout import REPLICATE, Layout
 from planner.strategy.nodes import NodeKind, NodeStrategy
-from planner.strategy.sharding import ModuleSharding, SplitParameter, WholeModule
+from planner.strategy.sharding import ModuleSharding, WholeModule
 from planner.vocabulary import SPLIT_STYLES, Style
 
 Solve = Callable[[frozenset[str]], ShardingSolution | None]
@@ -79,10 +79,9 @@ def tried(modules: Sequence[ModuleSharding]) -> tuple[TriedModule, ...]:
         TriedModule(
             module=each.module,
             style=each.style,
-            split=tuple((parameter.name, parameter.dim) for parameter in each.split),
+            split=tuple((part.name, part.dim, part.fused) for part in each.split),
             input_layout=each.input_layout,
             output_layout=each.output_layout,
-            fused=each.fused,
         )
         for each in modules
     )
@@ -106,10 +105,9 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
         found[path] = ModuleSharding(
             module=path,
             style=strategy.style,
-            fused=strategy.fused,
             input_layout=_spelled(entering, _input_ndim(graph, strategy)),
             output_layout=_spelled(leaving, ndim),
-            split=tuple(SplitParameter(name=n, dim=dim) for n, dim in strategy.split),
+            split=strategy.split,
         )
     return tuple(found.values())
 

@@ -237,6 +237,7 @@ def split_words(record: PlanRecord) -> tuple[tuple[str, str], ...]:
 _SPLIT_WORDS: dict[str, str] = {
     Style.COLUMN: "by columns",
     Style.ROW: "by rows",
+    Style.INNER: "inside its products",
     Style.VOCAB_EMBEDDING: "by vocabulary",
 }
 """What each way to split a module is called."""

@@ -7,7 +7,7 @@ another layout before anything reads it.
 from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
-from .op_rules import Call, Found, Operand, _pointwise, _reduction, _same, rule_of
+from .op_rules import Call, Found, Operand, Shape, _pointwise, _reduction, _same, rule_of
 
 Wanted = tuple[Found, Sequence[Layout | None]]
 """Layouts of the outputs, and for whole operands the layout of which each rank takes its part."""
@@ -16,6 +16,9 @@ Wanted = tuple[Found, Sequence[Layout | None]]
 def product_layouts(call: Call, tp: int) -> Wanted:
     """Lay out a product: ``mm``, ``bmm``, and ``addmm``, ``baddbmm`` with a summand before it."""
     del tp
+    if call.op.name == "_grouped_mm":
+        found, both = _grouped_product(*call.operands[:2])
+        return ([found] if found else None), (*both, *[None] * len(call.operands[2:]))
     has_summand = call.op.name in ("addmm", "baddbmm", "addbmm")
     first, second = call.operands[-2:]
     found, parts = _product(first, second)
@@ -44,6 +47,34 @@ def _product(first: Operand, second: Operand) -> tuple[Layout | None, tuple[Layo
     if (a and a != split) or (b and b != other):
         return None, (None, None)
     return PARTIAL, (split, other)
+
+
+def grouped_shape(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape of grouped products of two operands, with where each group ends third."""
+    first, second = shapes[:2]
+    if len(first) == len(second) == 2:
+        return (*shapes[2], first[0], second[1])
+    groups = first[:1] if len(first) == len(second) == 3 else ()
+    return (*groups, first[-2], second[-1])
+
+
+def _grouped_product(
+    first: Operand, second: Operand
+) -> tuple[Layout | None, tuple[Layout | None, Layout | None]]:
+    """Lay out rows (t, k) by groups times (groups, k, n), or its gradient (k, t) times (t, n)."""
+    none, a, b = (None, None), first.split, second.split
+    if len(first.shape) != 2:
+        return None, none
+    if len(second.shape) == 2:  # one product per group over its part of t, which is not split
+        if a and a.dim == 0 and not b:
+            return shard(1, a.outer), none
+        return (shard(2, b.outer), none) if b and b.dim == 1 and not a else (None, none)
+    if b and b.dim == 2:
+        return (None if a else shard(1, b.outer)), none
+    split = a or shard(1, b.outer if b else 1)
+    if split.dim != 1 or (b and b != split):
+        return None, none
+    return PARTIAL, (split, split)
 
 
 def _beside_result(summand: Operand, found: Layout, ndim: int) -> tuple[bool, Layout | None]:
@@ -182,10 +213,15 @@ def sum_layouts(call: Call) -> Found:
     if any(layout is not None and layout.is_shard for layout in layouts):
         return None
     all_sums = all(layout == PARTIAL for layout in layouts)
+    if name == "index":
+        return [PARTIAL] if layouts.count(PARTIAL) == 1 and layouts[0] == PARTIAL else None
+    if name == "index_put":  # the first rank keeps what is whole
+        return [PARTIAL] if layouts[-1] == PARTIAL else None
     if name in LINEAR_OPS:
         return [PARTIAL] * len(call.targets) if all_sums else None
     if name not in SCALED_OPS:
         return None
     if name in ("mul", "div"):
-        return [PARTIAL] if layouts[0] == PARTIAL and layouts.count(PARTIAL) == 1 else None
+        is_scaled = layouts[0] == PARTIAL or name == "mul"
+        return [PARTIAL] if is_scaled and layouts.count(PARTIAL) == 1 else None
     return [PARTIAL] if layouts[0] == PARTIAL else None

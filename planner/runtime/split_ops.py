@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
-from .op_rules import MATMULS, Call, Found, Operand, Shape, _pointwise, rule_of
-from .product_rules import GRADIENT_RULES, product_layouts, sum_layouts
+from .op_rules import PRODUCTS, Call, Found, Operand, Shape, _pointwise, rule_of
+from .product_rules import GRADIENT_RULES, grouped_shape, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, layout_of
 from .trees import Args, Function, Kwargs, Tree
 
@@ -27,6 +27,13 @@ _MADE_WHOLE = frozenset(
     {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "scalar_tensor"}
 )
 """Ops that read of a tensor no more than dtype and device."""
+
+
+_SUMMANDS = {
+    **{"addmm": 0, "baddbmm": 0, "index_put": 0},
+    **{"add": 1, "add_": 1, "sub": 1, "copy_": 1},
+}
+"""Position of what may be whole where the rest is a sum over ranks."""
 
 
 class SplitError(RuntimeError):
@@ -105,8 +112,11 @@ def _decide(
 ) -> _Decision:
     """Decide how an op runs."""
     name = func.overloadpacket.__name__
-    results = _tensors_in((_on_meta(func, args, kwargs),))
-    targets = [tuple(each.shape) for each in results]
+    if name == "_grouped_mm":  # on the meta device it takes bfloat16 only
+        targets = [grouped_shape([tuple(each.shape) for each in tensors])]
+    else:
+        results = _tensors_in((_on_meta(func, args, kwargs),))
+        targets = [tuple(each.shape) for each in results]
     op = _Op(name, torch.Tag.pointwise in func.tags, _plain(args))
     operands = [_operand(each) for each in tensors]
     call = Call(op, operands, targets)
@@ -157,7 +167,7 @@ def _layouts(call: Call, tp: int) -> tuple[Found, tuple[Layout | None, ...]]:
     if not any(each.split for each in call.operands):
         # Whole on each rank, with a gradient of which each knows a part.
         return [Layout("replicate_partial_grad")] * len(call.targets), none
-    if name in MATMULS:
+    if name in PRODUCTS:
         found, wanted = product_layouts(call, tp)
         return found, tuple(wanted)
     rule = GRADIENT_RULES.get(name) or rule_of(call.op)
@@ -257,7 +267,7 @@ def _wrap(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
 
 def _without_summand(name: str, tensors: Sequence[Tensor], args: Args) -> Args:
     """Leave out what is whole and is added to a sum over ranks: the first rank adds it."""
-    position = {"addmm": 0, "baddbmm": 0, "add": 1, "add_": 1, "sub": 1, "copy_": 1}.get(name)
+    position = _SUMMANDS.get(name)
     if position is None or not isinstance(args[position], Tensor | int | float):
         return args
     of_sum = position < len(tensors) and isinstance(tensors[position], SplitTensor)

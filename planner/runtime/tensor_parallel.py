@@ -34,16 +34,16 @@ class ModuleSharding:
     module: str
     """Path in its block, or in the model for modules outside the blocks."""
     style: str
-    """"column", "row", "vocab_embedding", "replicate" or "on_part" (whole parameters on a part
-    of the input, so that their gradients are sums over ranks)."""
-    split: tuple[tuple[str, int], ...] = ()
-    """Names of the parameters that are split, and the dim of each; the others are whole."""
+    """"column", "row", "inner" (whole inputs, an output that is a sum over ranks),
+    "vocab_embedding", "replicate" or "on_part" (whole parameters on a part of the input, so that
+    their gradients are sums over ranks)."""
+    split: tuple[tuple[str, int, int], ...] = ()
+    """Names of the parameters that are split, the dim of each, and how many equal projections lie
+    side by side along it; the others are whole."""
     input_layout: str = "Replicate"
     """Layout that the first input must have."""
     output_layout: str = "Replicate"
     """Layout that the output leaves with."""
-    fused: int = 1
-    """Equal projections held in one weight along the split dim."""
 
 
 def placement(layout: str, ndim: int) -> Layout:
@@ -123,21 +123,21 @@ class TensorParallel:
     def _shard(self, module: nn.Module, prefix: str, sharding: ModuleSharding) -> None:
         if sharding.style == "on_part":
             self.part.sequence_modules.append(module)
-        dims = dict(sharding.split)
+        parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
         layouts: dict[str, Layout] = {}
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if name in dims:
-                layouts[name] = shard(dims[name], sharding.fused)
+            if name in parts:
+                layouts[name] = parts[name]
                 module._parameters[name] = self._distributed(parameter, layouts[name])
             else:
                 layouts[name] = PARTIAL if sharding.style == "on_part" else REPLICATE
-        if sharding.fused > 1:
-            path = f"{prefix}{sharding.module}".removesuffix(".")
-            for name in dims:
+        path = f"{prefix}{sharding.module}".removesuffix(".")
+        for name, layout in parts.items():
+            if layout.outer > 1:
                 first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
-                self.part.orders[first] = RankOrder(layouts[name], self.ranks.size)
+                self.part.orders[first] = RankOrder(layout, self.ranks.size)
         edge = _Edge(sharding, self.ranks, layouts)
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
         module.register_forward_hook(edge.leave)
@@ -230,7 +230,12 @@ class _Edge:
         self._cover(module)
         if self.sharding.style == "vocab_embedding":
             return args, kwargs
+        if self.sharding.style == "inner":
+            each = functools.partial(self._shared, target=REPLICATE_PARTIAL_GRAD)
+            return _with_all(args, kwargs, each)
         if self.sharding.style == "replicate":  # all inputs whole
+            if not any(isinstance(t, SplitTensor) for t in tensors_of((args, kwargs))):
+                return args, kwargs
             whole = functools.partial(self._shared, target=REPLICATE)
             return _with_all(args, kwargs, whole)
         first = stream_of(args, kwargs)
@@ -291,10 +296,7 @@ def _with_all(
     args: Args, kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[Args, Kwargs]:
     """Change all tensors among arguments."""
-    tensors = tensors_of((args, kwargs))
-    if not any(isinstance(each, SplitTensor) for each in tensors):
-        return args, kwargs
-    new = {index: change(each) for index, each in enumerate(tensors)}
+    new = {index: change(each) for index, each in enumerate(tensors_of((args, kwargs)))}
     changed_args, changed_kwargs = with_tensors((args, kwargs), new)
     return changed_args, changed_kwargs
 

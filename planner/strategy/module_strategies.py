@@ -14,11 +14,12 @@ from planner.runtime.layout import (
 )
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
+from planner.strategy.sharding import SplitParameter
 from planner.vocabulary import Style
 
-_MAX_FUSED = 8
+MAX_FUSED = 8
 """Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
-_SPLITS = frozenset({"split", "split_with_sizes", "chunk", "slice", "narrow"})
+SPLITS = frozenset({"split", "split_with_sizes", "chunk", "slice", "narrow"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,14 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
         found += _kept(node, context, layout)
     linear = _linear_op(node, context)
     if linear is not None:
-        split = _split_parameters(node, context, linear)
-        found += [replace(each, split=split[0]) for each in _columns(node, context, linear)]
-        found += [replace(each, split=split[1]) for each in _rows(node, context, linear)]
+        columns, rows = _split_parameters(node, context, linear)
+        found += _columns(node, context, linear, columns)
+        found += [replace(each, split=_parts_of(rows)) for each in _rows(node, context, linear)]
     embedding = _embedding_op(node, context)
     if embedding is not None:
-        rows = tuple((name, 0) for name in _own_parameters(node, context))
-        found += [replace(each, split=rows) for each in _vocabularies(node, context, embedding)]
+        rows = tuple((name, 0) for name in own_parameters(node, context))
+        tables = _vocabularies(node, context, embedding)
+        found += [replace(each, split=_parts_of(rows)) for each in tables]
     return tuple(found)
 
 
@@ -73,7 +75,7 @@ def _parts(node: Node, context: UnitContext) -> list[Layout]:
     return list(dict.fromkeys([*([context.stream] if context.stream.is_shard else []), *inner]))
 
 
-def _exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
+def exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
     """Layouts in which a module may leave its output: as it is, whole, or as the stream."""
     if layout.is_shard:
         return tuple(dict.fromkeys((layout, REPLICATE)))
@@ -88,14 +90,14 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
     }
     layouts = dict.fromkeys(values, REPLICATE)
     inputs = dict.fromkeys(node.inputs, REPLICATE)
-    exits = _exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
+    leaves = exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
     return [
-        _strategy(
+        strategy(
             node, Style.REPLICATE, layouts, inputs,
             outputs=dict.fromkeys(node.outputs, leaving),
         )
-        for leaving in exits
-        if all(_fits(output, leaving, context) for output in node.outputs)
+        for leaving in leaves
+        if all(fits(output, leaving, context) for output in node.outputs)
     ]  # fmt: skip
 
 
@@ -131,25 +133,26 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     if any(layouts[value] != layout for value in node.outputs):
         return []
     whole = {value: found or REPLICATE for value, found in layouts.items()}
-    return [_strategy(node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout))]
+    return [strategy(node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout))]
 
 
-def _strategy(
+def strategy(
     node: Node,
     style: str,
     layouts: dict[int, Layout],
     inputs: dict[int, Layout],
     *,
     outputs: dict[int, Layout] | None = None,
-    fused: int = 1,
+    split: tuple[SplitParameter, ...] = (),
 ) -> NodeStrategy:
+    """Make a strategy; values that leave as they lie inside need no ``outputs``."""
     return NodeStrategy(
         style=style,
-        fused=fused,
         inputs=inputs,
         outputs=outputs or {value: layouts[value] for value in node.outputs},
         layouts=layouts,
         loss_rows=0,
+        split=split,
     )
 
 
@@ -177,7 +180,7 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     return matmuls[0] if _weight_name(node, context, matmuls[0]) is not None else None
 
 
-def _own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
+def own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
     """Parameters of a module by their names in it."""
     prefix = f"{node.module}."
     return {
@@ -191,7 +194,7 @@ def _own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
 def _weight_name(node: Node, context: UnitContext, linear: OpNode) -> str | None:
     """Name of the weight, None where it is read through more than a transposition."""
     weight = context.graph.values[linear.inputs[-1]]
-    for name, parameter in _own_parameters(node, context).items():
+    for name, parameter in own_parameters(node, context).items():
         if parameter.storage == weight.storage and set(parameter.shape) == set(weight.shape):
             return name
     return None
@@ -218,12 +221,16 @@ def _split_parameters(node: Node, context: UnitContext, linear: OpNode) -> tuple
     weight = _weight_name(node, context, linear)
     assert weight is not None
     rows, columns = _stored_dims(node, context, linear)
-    own = _own_parameters(node, context).items()
+    own = own_parameters(node, context).items()
     biases = [(name, 0) for name, each in own if name != weight and len(each.shape) == 1]
     return ((weight, columns), *biases), ((weight, rows),)
 
 
-def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy]:
+def _parts_of(split: _Split, fused: int = 1) -> tuple[SplitParameter, ...]:
+    return tuple(SplitParameter(name=name, dim=dim, fused=fused) for name, dim in split)
+
+
+def _columns(node: Node, context: UnitContext, linear: OpNode, split: _Split) -> list[NodeStrategy]:
     """Weight split over output features (Shoeybi et al. 2019, 1909.08053, section 3).
 
     No communication forward, an all-reduce of the input's gradient backward. Where the stream is
@@ -249,19 +256,11 @@ def _columns(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrat
             layouts[value] = shard(len(graph.values[value].shape) - 1, fused)
         inputs = {node.inputs[0]: REPLICATE_PARTIAL_GRAD}
         (output,) = node.outputs
-        for leaving in _exits(layouts[output], context):
+        for leaving in exits(layouts[output], context):
             if leaving == REPLICATE and (fused > 1 or context.stream.is_shard):
                 continue
-            found.append(
-                _strategy(
-                    node,
-                    Style.COLUMN,
-                    layouts,
-                    inputs,
-                    outputs={output: leaving},
-                    fused=fused,
-                )
-            )
+            way = strategy(node, Style.COLUMN, layouts, inputs, outputs={output: leaving})
+            found.append(replace(way, split=_parts_of(split, fused)))
     return found
 
 
@@ -274,11 +273,11 @@ def _fused_counts(node: Node, context: UnitContext, features: int) -> set[int]:
     for op_id in context.readers.get(output, ()):
         op = graph.nodes[op_id]
         target = graph.values[op.outputs[0]].shape
-        if op.name in _SPLITS and len(target) == ndim and features % target[-1] == 0:
+        if op.name in SPLITS and len(target) == ndim and features % target[-1] == 0:
             counts.add(features // target[-1])
         elif op.is_view and len(target) > ndim:
             counts.add(target[ndim - 1])
-    return {count for count in counts if count <= _MAX_FUSED}
+    return {count for count in counts if count <= MAX_FUSED}
 
 
 def _unsplit(node: Node, context: UnitContext, linear: OpNode) -> set[int]:
@@ -314,9 +313,9 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
     inputs = {node.inputs[0]: layouts[node.inputs[0]]}
     (output,) = node.outputs
     return [
-        _strategy(node, Style.ROW, layouts, inputs, outputs={output: leaving})
-        for leaving in _exits(PARTIAL, context)
-        if _fits(output, leaving, context)
+        strategy(node, Style.ROW, layouts, inputs, outputs={output: leaving})
+        for leaving in exits(PARTIAL, context)
+        if fits(output, leaving, context)
     ]
 
 
@@ -343,13 +342,13 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
     layouts[embedding.inputs[0]] = shard(0)
     (output,) = node.outputs
     return [
-        _strategy(node, Style.VOCAB_EMBEDDING, layouts, {}, outputs={output: leaving})
-        for leaving in _exits(PARTIAL, context)
-        if _fits(output, leaving, context)
+        strategy(node, Style.VOCAB_EMBEDDING, layouts, {}, outputs={output: leaving})
+        for leaving in exits(PARTIAL, context)
+        if fits(output, leaving, context)
     ]
 
 
-def _fits(value: int, layout: Layout, context: UnitContext) -> bool:
+def fits(value: int, layout: Layout, context: UnitContext) -> bool:
     """Whether the value has the dim that the layout splits, and it splits evenly."""
     shape = context.graph.values[value].shape
     return not layout.is_shard or (layout.dim < len(shape) and can_shard(shape, layout, context.tp))

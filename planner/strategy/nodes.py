@@ -15,6 +15,7 @@ import networkx as nx
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
 from planner.runtime.layout import Layout
+from planner.strategy.sharding import SplitParameter
 
 
 class NodeKind(StrEnum):
@@ -31,8 +32,6 @@ class NodeStrategy:
 
     style: str
     """``ModuleSharding.style`` for a module, "region" for glue."""
-    fused: int
-    """Projections held in one weight (columns only), else 1."""
     inputs: Mapping[int, Layout]
     """Layout in which each value from outside is read."""
     outputs: Mapping[int, Layout]
@@ -41,8 +40,8 @@ class NodeStrategy:
     """Layout of every value inside, parameters included, before collectives."""
     loss_rows: int
     """Rows of a vocabulary-parallel loss, whose softmax needs three small all-reduces; else 0."""
-    split: tuple[tuple[str, int], ...] = ()
-    """Names of the parameters that are split (kind MODULE), and the dim of each."""
+    split: tuple[SplitParameter, ...] = ()
+    """The parameters that are split (kind MODULE)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
+from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import region_strategies
@@ -108,7 +109,7 @@ def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
 def _way(strategy: NodeStrategy) -> tuple[object, ...]:
     """A strategy apart from the values of one call."""
     layouts = (tuple(strategy.inputs.values()), tuple(strategy.outputs.values()))
-    return strategy.style, strategy.fused, strategy.split, *layouts
+    return strategy.style, strategy.split, *layouts
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]
@@ -130,7 +131,7 @@ def _module_strategies(
 ) -> Strategies:
     """Strategies of the unit's modules; on one rank there is one way to run each."""
     modules = {
-        node.index: _of_place(module_strategies(node, context), node, unit)
+        node.index: _of_place(_ways(node, context), node, unit)
         for node in folded.nodes
         if node.kind is NodeKind.MODULE
     }
@@ -144,6 +145,14 @@ def _module_strategies(
         index: tuple(s for s in found if _treats_tables(s, graph, tables, split=split_tables))
         for index, found in modules.items()
     }
+
+
+def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
+    """All strategies of a module: inside a product of its own only where it is no other layer."""
+    found = module_strategies(node, context)
+    if context.tp == 1 or any(each.style in SPLIT_STYLES for each in found):
+        return found
+    return (*found, *inner_strategies(node, context))
 
 
 def _candidates(folded: FoldedUnit, modules: Strategies, stream: Layout) -> dict[int, list[Layout]]:
@@ -188,7 +197,7 @@ def _treats_tables(
 
 
 def _constant(node: Node) -> NodeStrategy:
-    return NodeStrategy(style="region", fused=1, inputs={}, outputs={}, layouts={}, loss_rows=0)
+    return NodeStrategy(style="region", inputs={}, outputs={}, layouts={}, loss_rows=0)
 
 
 def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:

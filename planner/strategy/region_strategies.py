@@ -117,7 +117,6 @@ def _strategy(
                 loss_rows += _rows(shape)
     return NodeStrategy(
         style="region",
-        fused=1,
         inputs={value: known[value] for value in node.inputs},
         outputs={value: known.get(value, REPLICATE) for value in node.outputs},
         layouts=known,

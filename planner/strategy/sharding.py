@@ -11,6 +11,9 @@ class SplitParameter:
     """Its name in its module: "weight"."""
     dim: int
     """Dim that is split, of the parameter as it is stored."""
+    fused: int = 1
+    """Equal projections that lie side by side along that dim, each of which is split (3 for fused
+    qkv)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +30,6 @@ class ModuleSharding:
     relative to the model: "transformer.wte"."""
     style: str
     """A ``Style``."""
-    fused: int
-    """Equal projections held in one weight along the output features (3 for fused qkv), 1 when
-    not fused. Only for ``Style.COLUMN``."""
     input_layout: str
     """Layout that the module's first input must have."""
     output_layout: str

@@ -35,10 +35,11 @@ modules = st.builds(
     ModuleSharding,
     module=names,
     style=names,
-    fused=counts,
     input_layout=names,
     output_layout=names,
-    split=st.lists(st.builds(SplitParameter, name=names, dim=counts), max_size=2).map(tuple),
+    split=st.lists(st.builds(SplitParameter, name=names, dim=counts, fused=counts), max_size=2).map(
+        tuple
+    ),
 )
 shardings = st.builds(
     UnitSharding,

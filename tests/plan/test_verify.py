@@ -25,6 +25,7 @@ from planner.pricing.reprice import verify_price
 from planner.report.document import plan_json
 from planner.result import PlanResult
 from planner.search.run import Search
+from planner.strategy.sharding import SplitParameter
 
 __all__ = ["big_gpt", "gpt", "llama", "mlp"]
 
@@ -138,6 +139,10 @@ def change_both_memories(**changes):
     return lambda plan: change_stage(0, memory=replace(plan.stages[0].memory, **changes))(
         change_rank(0, **changes)(plan)
     )
+
+
+def weight(**fields):
+    return SplitParameter(name="weight", dim=0, **fields)
 
 
 def change_module(style, /, **changes):
@@ -400,8 +405,12 @@ MUTATIONS = {
     "a sequence module without a split sequence": (
         "tensor", "layouts", change(sequence_parallel=False)
     ),
-    "no projections": ("tensor", "fused projections", change_module("column", fused=0)),
-    "fused projections of rows": ("tensor", "fused projections", change_module("row", fused=3)),
+    "no projections": (
+        "tensor", "fused projections", change_module("column", split=(weight(fused=0),))
+    ),
+    "fused projections of rows": (
+        "tensor", "fused projections", change_module("row", split=(weight(fused=3),))
+    ),
     "a parameter tied to nothing": ("flat", "tied parameters", tie_to_itself),
     "a parameter in two groups": ("flat", "tied parameters", tie_in_two_groups),
     "tied weights split in two ways": ("tensor", "tied parameters", split_head_otherwise),

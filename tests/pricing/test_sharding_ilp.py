@@ -86,7 +86,10 @@ def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, c
 def styles(solution):
     prefix = f"{solution.problem.unit.name}."
     return {
-        node.module.removeprefix(prefix): (strategy.style, strategy.fused)
+        node.module.removeprefix(prefix): (
+            strategy.style,
+            max((each.fused for each in strategy.split), default=1),
+        )
         for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True)
         if node.kind is NodeKind.MODULE
     }

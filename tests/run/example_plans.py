@@ -110,10 +110,9 @@ def module_sharding(
     return ModuleSharding(
         module=module,
         style=style,
-        fused=fused,
         input_layout=input_layout,
         output_layout=output_layout,
-        split=tuple(SplitParameter(name=name, dim=dim) for name, dim in split),
+        split=tuple(SplitParameter(name=name, dim=dim, fused=fused) for name, dim in split),
     )
 
 

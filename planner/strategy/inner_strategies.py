@@ -1,0 +1,173 @@
+"""Modules of several products on weights of their own, as those of experts are.
+
+What Megatron-LM does to an MLP in two modules (Shoeybi et al. 2019, 1909.08053, section 3), inside
+one: its inputs are whole, with gradients that are sums over ranks; the weights of its first
+products are split over their outputs, those of the last over their inputs, and its output is a sum
+over ranks. Which dims these are follows op by op from the rules, so that it holds for any number of
+weights however they are stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.graph.operator_graph import OpNode, Parameter
+from planner.runtime.layout import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_PARTIAL_GRAD,
+    Layout,
+    can_shard,
+    shard,
+)
+from planner.runtime.op_rules import PRODUCTS, Call, Operand
+from planner.runtime.product_rules import product_layouts, sum_layouts
+from planner.strategy.module_strategies import (
+    MAX_FUSED,
+    SPLITS,
+    UnitContext,
+    exits,
+    fits,
+    own_parameters,
+    strategy,
+)
+from planner.strategy.nodes import Node, NodeStrategy
+from planner.strategy.propagation import output_layouts
+from planner.strategy.sharding import SplitParameter
+from planner.vocabulary import Style
+
+_MOST_STATES = 256
+"""Assignments followed at a time."""
+
+_ADDITIONS = frozenset({"add", "add_"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Layouts so far."""
+
+    layouts: Mapping[int, Layout | None] = field(default_factory=dict)
+    """By value; None for what is whole, with a gradient that is summed over ranks at the edge."""
+    parameters: Mapping[str, Layout] = field(default_factory=dict)
+    """By name, as it is stored; REPLICATE for those that one rank adds to a sum."""
+
+
+def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
+    """Enumerate the splits of a module's weights that leave its one output as a sum over ranks.
+
+    Every parameter is split, or added to a sum.
+    """
+    own = own_parameters(node, context)
+    if len(node.outputs) != 1 or not any(len(each.shape) > 1 for each in own.values()):
+        return []
+    (output,) = node.outputs
+    states = [_State()]
+    for op_id in node.ops:
+        op = context.graph.nodes[op_id]
+        for value in op.inputs:
+            states = [new for state in states for new in _branch(state, value, own, node, context)]
+        states = [new for state in states if (new := _run(op, state, context)) is not None]
+        if len(states) > _MOST_STATES:
+            return []
+    found = []
+    for state in states:
+        if state.layouts.get(output) != PARTIAL or set(state.parameters) != set(own):
+            continue
+        split = tuple(
+            SplitParameter(name=name, dim=layout.dim, fused=layout.outer)
+            for name, layout in state.parameters.items()
+            if layout.is_shard
+        )
+        inputs = {
+            value: REPLICATE_PARTIAL_GRAD
+            if context.graph.values[value].requires_grad
+            else REPLICATE
+            for value in node.inputs
+        }
+        layouts = {value: layout or REPLICATE for value, layout in state.layouts.items()}
+        found += [
+            strategy(node, Style.INNER, layouts, inputs, outputs={output: leaving}, split=split)
+            for leaving in exits(PARTIAL, context)
+            if fits(output, leaving, context)
+        ]
+    return found
+
+
+def _branch(
+    state: _State, value: int, own: Mapping[str, Parameter], node: Node, context: UnitContext
+) -> Iterator[_State]:
+    """Try all layouts of a parameter where it is read for the first time."""
+    graph = context.graph
+    if value in state.layouts or not context.is_parameter(value):
+        yield state
+        return
+    storage, shape = graph.values[value].storage, graph.values[value].shape
+    name = next((name for name, each in own.items() if each.storage == storage), None)
+    if name is None or own[name].shape != shape:
+        return  # of another module, or read through a view that was made elsewhere
+    if name in state.parameters:
+        options = [state.parameters[name]]
+    else:
+        counts = _fused_counts(node, context)
+        shards = (shard(dim, count) for dim in range(len(shape)) for count in counts)
+        options = [REPLICATE, *(each for each in shards if can_shard(shape, each, context.tp))]
+    for layout in options:
+        yield _State(
+            layouts={**state.layouts, value: layout},
+            parameters={**state.parameters, name: layout},
+        )
+
+
+def _fused_counts(node: Node, context: UnitContext) -> list[int]:
+    """How many equal pieces the module takes anything apart into."""
+    counts = {1}
+    for op in (context.graph.nodes[op_id] for op_id in node.ops):
+        if op.name in SPLITS:
+            whole, piece = (context.graph.values[v].shape for v in (op.inputs[0], op.outputs[0]))
+            if len(whole) == len(piece) and piece[-1] and whole[-1] % piece[-1] == 0:
+                counts.add(whole[-1] // piece[-1])
+    return sorted(count for count in counts if count <= MAX_FUSED)
+
+
+def _run(op: OpNode, state: _State, context: UnitContext) -> _State | None:
+    """Add the layouts of an op's outputs, None where it cannot run so."""
+    known = [state.layouts.get(value) for value in op.inputs]
+    found = _output_layouts(op, known, context)
+    if found is None:
+        return None
+    layouts = {**dict.fromkeys(op.inputs), **state.layouts}
+    return _State(
+        layouts=layouts | dict(zip(op.outputs, found, strict=True)), parameters=state.parameters
+    )
+
+
+def _output_layouts(
+    op: OpNode, known: Sequence[Layout | None], context: UnitContext
+) -> Sequence[Layout | None] | None:
+    graph = context.graph
+    if REPLICATE in known:
+        return _with_whole_parameter(op, known)
+    operands = [
+        Operand(graph.values[value].shape, layout)
+        for value, layout in zip(op.inputs, known, strict=True)
+    ]
+    call = Call(op, operands, [graph.values[value].shape for value in op.outputs])
+    if PARTIAL in known:
+        return sum_layouts(call)
+    if op.name not in PRODUCTS or not any(known):
+        return output_layouts(graph, op, known, context.tp)
+    found, _ = product_layouts(call, context.tp)
+    if found is None or not all(
+        can_shard(shape, layout, context.tp)
+        for shape, layout in zip(call.targets, found, strict=True)
+    ):
+        return None
+    return found
+
+
+def _with_whole_parameter(
+    op: OpNode, known: Sequence[Layout | None]
+) -> Sequence[Layout | None] | None:
+    """A whole parameter may be viewed, and added to a sum: its gradient is whole on each rank."""
+    if op.is_view and known == [REPLICATE]:
+        return [REPLICATE] * len(op.outputs)
+    return [PARTIAL] if op.name in _ADDITIONS and known == [PARTIAL, REPLICATE] else None
