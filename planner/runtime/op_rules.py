@@ -23,8 +23,6 @@ from .layout import through_segments as segment_layout
 
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 """Matrix products."""
-PRODUCTS = MATMULS | {"_grouped_mm"}
-"""Those, and the products of groups of rows (the tokens of each expert) with a matrix each."""
 ATTENTIONS = frozenset(
     {
         "_scaled_dot_product_flash_attention",

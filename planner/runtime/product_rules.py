@@ -7,7 +7,14 @@ another layout before anything reads it.
 from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
-from .op_rules import Call, Found, Operand, Shape, _pointwise, _reduction, _same, rule_of
+from .op_rules import MATMULS, Call, Found, Operand, Shape, _pointwise, _reduction, _same, rule_of
+
+PRODUCTS = MATMULS | {"_grouped_mm"}
+"""Products that may leave a sum over ranks: of matrices, and of groups of rows (the tokens of each
+expert) with a matrix each."""
+
+_ALIGNED = 8
+"""Elements of two bytes in 16 bytes."""
 
 Wanted = tuple[Found, Sequence[Layout | None]]
 """Layouts of the outputs, and for whole operands the layout of which each rank takes its part."""
@@ -15,9 +22,10 @@ Wanted = tuple[Found, Sequence[Layout | None]]
 
 def product_layouts(call: Call, tp: int) -> Wanted:
     """Lay out a product: ``mm``, ``bmm``, and ``addmm``, ``baddbmm`` with a summand before it."""
-    del tp
     if call.op.name == "_grouped_mm":
         found, both = _grouped_product(*call.operands[:2])
+        if not all(_is_aligned(each, tp) for each in call.operands[:2]):
+            found = None
         return ([found] if found else None), (*both, *[None] * len(call.operands[2:]))
     has_summand = call.op.name in ("addmm", "baddbmm", "addbmm")
     first, second = call.operands[-2:]
@@ -47,6 +55,11 @@ def _product(first: Operand, second: Operand) -> tuple[Layout | None, tuple[Layo
     if (a and a != split) or (b and b != other):
         return None, (None, None)
     return PARTIAL, (split, other)
+
+
+def _is_aligned(operand: Operand, tp: int) -> bool:
+    """Say whether the kernel of grouped products takes a part: rows of 16 bytes in any dtype."""
+    return operand.split is None or operand.shape[operand.split.dim] // tp % _ALIGNED == 0
 
 
 def grouped_shape(shapes: Sequence[Shape]) -> Shape:

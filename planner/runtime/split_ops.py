@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
-from .op_rules import PRODUCTS, Call, Found, Operand, Shape, _pointwise, rule_of
-from .product_rules import GRADIENT_RULES, grouped_shape, product_layouts, sum_layouts
+from .op_rules import Call, Found, Operand, Shape, _pointwise, rule_of
+from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, layout_of
 from .trees import Args, Function, Kwargs, Tree
 

@@ -19,8 +19,8 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
-from planner.runtime.op_rules import PRODUCTS, Call, Operand
-from planner.runtime.product_rules import product_layouts, sum_layouts
+from planner.runtime.op_rules import Call, Operand
+from planner.runtime.product_rules import PRODUCTS, product_layouts, sum_layouts
 from planner.strategy.module_strategies import (
     MAX_FUSED,
     SPLITS,
@@ -39,6 +39,7 @@ _MOST_STATES = 256
 """Assignments followed at a time."""
 
 _ADDITIONS = frozenset({"add", "add_"})
+_FACTORS = frozenset({"mul", "div"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,10 @@ def _output_layouts(
     ]
     call = Call(op, operands, [graph.values[value].shape for value in op.outputs])
     if PARTIAL in known:
+        # What is added to a sum by one rank has a whole gradient on each: no part to sum up.
+        added = () if op.name in _FACTORS else zip(op.inputs, known, strict=True)
+        if any(each is None and graph.values[value].requires_grad for value, each in added):
+            return None
         return sum_layouts(call)
     if op.name not in PRODUCTS or not any(known):
         return output_layouts(graph, op, known, context.tp)

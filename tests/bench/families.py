@@ -173,7 +173,7 @@ def fast_links(folder: Path) -> str:
 def split_words(best) -> str:
     """How many of the blocks have something split, and which modules of the first kind of block."""
     blocks = [unit for unit, name in enumerate(best.units) if name not in ("prologue", "epilogue")]
-    styles = ("column", "row")
+    styles = ("column", "row", "inner")
     split = {
         unit
         for group in best.shardings

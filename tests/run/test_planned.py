@@ -23,7 +23,7 @@ pytestmark = pytest.mark.run
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = {
     name: Path(__file__).with_name(f"{name}.py")
-    for name in ("joint_streams", "odd_vocabulary", "whole_rows")
+    for name in ("joint_streams", "odd_vocabulary", "own_weights", "whole_rows")
 }
 """Models that are no examples."""
 
@@ -43,6 +43,8 @@ CASES = {
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
     "joint_streams-tp_2": ("joint_streams", {"tp": 2, "dp_shard": 2}),
     "joint_streams-tp_2_pp_2": ("joint_streams", {"tp": 2, "pp": 2}),
+    "own_weights-tp_2": ("own_weights", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
+    "own_weights-tp_2_sequence": ("own_weights", {"tp": 2, "pp": 2, "sequence_parallel": True}),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
 }
@@ -110,6 +112,21 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
     assert styles["attention.wo"] == styles["feed_forward.w2"] == "row"
     assert styles["attention_norm"] == styles["ffn_norm"] == "on_part"
+
+
+@pytest.mark.parametrize("name", ["own_weights-tp_2", "own_weights-tp_2_sequence"])
+def test_weights_of_no_linear_layer_are_split(outcomes, name):
+    _, plans, _ = outcomes
+    splits = {
+        module.module: {(each.name, each.dim, each.fused) for each in module.split}
+        for sharding in plans[name].shardings
+        for module in sharding.modules
+        if module.style == "inner"
+    }
+    assert splits == {
+        "experts": {("into", 2, 2), ("out_of", 1, 1)},
+        "perceptron": {("first", 1, 1), ("second", 1, 1)},
+    }
 
 
 @pytest.mark.parametrize("name", ["whole_rows-tp_2", "whole_rows-tp_2_sequence"])
