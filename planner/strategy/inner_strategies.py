@@ -66,9 +66,9 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
         op = context.graph.nodes[op_id]
         for value in op.inputs:
             states = [new for state in states for new in _branch(state, value, own, node, context)]
+            if len(states) > _MOST_STATES:  # an op that reads a dozen weights, as recurrent ones do
+                return []
         states = [new for state in states if (new := _run(op, state, context)) is not None]
-        if len(states) > _MOST_STATES:
-            return []
     found = []
     for state in states:
         if state.layouts.get(output) != PARTIAL or set(state.parameters) != set(own):

@@ -87,6 +87,16 @@ def test_what_stands_between_the_products_decides(forward, tmp_path):
     assert ways == ([FOUND[forward]] if FOUND[forward] else [])
 
 
+def test_a_layer_of_many_weights_is_no_module_of_products(tmp_path):
+    """All splits of a dozen weights that one op reads would be more than can be tried."""
+    file = tmp_path / "model.py"
+    source = OWN_WEIGHTS.read_text().replace("self.perceptron(x)", "self.perceptron(x)[0]")
+    layers = "nn.LSTM(WIDTH, WIDTH, num_layers=3, batch_first=True)"
+    file.write_text(source.replace("self.perceptron = Perceptron()", f"self.perceptron = {layers}"))
+    _, found = splits_of(file, "perceptron")
+    assert found == []
+
+
 class GroupedProduct:
     name, is_pointwise, arguments = "_grouped_mm", False, ()
 
