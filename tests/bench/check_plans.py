@@ -77,7 +77,7 @@ CASES = (
     llama("405b", 512, tp=8, dp_shard=64, **PARTS, **ZERO_3, **FULL),
     llama("405b", 512, tp=8, pp=8, dp_shard=8, **PARTS, **F1B, **FULL),
     llama("405b", 256, tp=8, pp=16, dp_shard=2, **PARTS, **F1B, **FULL),
-    llama("405b", 512, tp=8, pp=4, dp_shard=16, **PARTS, **ZERO_3, **F1B, **FULL),
+    llama("405b", 1024, tp=8, pp=8, dp_shard=16, **PARTS, **ZERO_3, **F1B, **FULL),
 )  # fmt: skip
 
 
