@@ -23,21 +23,24 @@ pytestmark = pytest.mark.run
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = {
     name: Path(__file__).with_name(f"{name}.py")
-    for name in ("joint_streams", "odd_vocabulary", "own_weights", "whole_rows")
+    for name in (
+        *("joint_streams", "odd_vocabulary", "own_weights", "whole_rows"),
+        *("shallow_gpt", "shallow_llama"),
+    )
 }
 """Models that are no examples."""
 
 CASES = {
-    "gpt-dp_shard_4": ("gpt", {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2}),
-    "gpt-tp_4": ("gpt", {"tp": 4, "sequence_parallel": False}),
-    "gpt-tp_4_sequence": ("gpt", {"tp": 4, "sequence_parallel": True}),
-    "gpt-pp_4": ("gpt", {"pp": 4, "schedule": "1F1B"}),
-    "gpt-full": ("gpt", {"tp": 2, "dp_shard": 2, "activation_checkpointing": "full"}),
-    "llama-hsdp": ("llama", {"dp_replicate": 2, "dp_shard": 2}),
-    "llama-tp_4": ("llama", {"tp": 4, "sequence_parallel": False}),
-    "llama-tp_4_sequence": ("llama", {"tp": 4, "sequence_parallel": True}),
-    "llama-pp_2_tp_2": ("llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
-    "llama-selective": ("llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
+    "gpt-dp_shard_4": ("shallow_gpt", {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2}),
+    "gpt-tp_4": ("shallow_gpt", {"tp": 4, "sequence_parallel": False}),
+    "gpt-tp_4_sequence": ("shallow_gpt", {"tp": 4, "sequence_parallel": True}),
+    "gpt-pp_4": ("shallow_gpt", {"pp": 4, "schedule": "1F1B"}),
+    "gpt-full": ("shallow_gpt", {"tp": 2, "dp_shard": 2, "activation_checkpointing": "full"}),
+    "llama-hsdp": ("shallow_llama", {"dp_replicate": 2, "dp_shard": 2}),
+    "llama-tp_4": ("shallow_llama", {"tp": 4, "sequence_parallel": False}),
+    "llama-tp_4_sequence": ("shallow_llama", {"tp": 4, "sequence_parallel": True}),
+    "llama-pp_2_tp_2": ("shallow_llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
+    "llama-selective": ("shallow_llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2, "dp_shard": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
@@ -49,10 +52,10 @@ CASES = {
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
 }
 SLOW_LINKS = {
-    "gpt-slow": ("gpt", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
-    "gpt-slow_sequence": ("gpt", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
-    "llama-slow": ("llama", {"tp": 2, "pp": 2, "sequence_parallel": False}),
-    "llama-slow_sequence": ("llama", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    "gpt-slow": ("shallow_gpt", {"tp": 2, "dp_shard": 2, "sequence_parallel": False}),
+    "gpt-slow_sequence": ("shallow_gpt", {"tp": 2, "dp_shard": 2, "sequence_parallel": True}),
+    "llama-slow": ("shallow_llama", {"tp": 2, "pp": 2, "sequence_parallel": False}),
+    "llama-slow_sequence": ("shallow_llama", {"tp": 2, "pp": 2, "sequence_parallel": True}),
 }
 """On the CPU's own links the search keeps parts of these models whole."""
 CASES |= SLOW_LINKS
