@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from planner.graph.loading.load import load_model
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.recording.kernels import fused_kernels
+from planner.graph.trace import trace_model
 from planner.runtime import recompute as runtime_recompute
 from planner.runtime.recompute import SAVED_OPS, recompute_activations
 
@@ -54,6 +56,12 @@ MODELS = {
 
 def load(name: str) -> LoadedModel:
     return load_model(str(MODELS[name]))
+
+
+@cache
+def traced(name: str, *, size: int, dtype: str = "float32") -> OperatorGraph:
+    """A model's graph, which tests only read."""
+    return trace_model(load(name), microbatch_size=size, dtype=dtype)
 
 
 def build(loaded: LoadedModel, size: int) -> tuple[nn.Module, Batch]:

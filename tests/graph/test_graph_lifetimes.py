@@ -1,10 +1,12 @@
 """Peaks of memory replayed from traces, against live tensors of real runs."""
 
+from functools import cache
+
 import pytest
 from graph_models import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
-from real_runs import MODELS, ZOO, load, measure, measure_on_meta
+from real_runs import MODELS, ZOO, load, measure, measure_on_meta, traced
 from step_replay import step_peaks
 
 from planner.graph.analysis.lifetimes import Moment, live_bytes
@@ -20,7 +22,7 @@ SIZE = 4
 @pytest.mark.parametrize("name", ["gpt", "llama", "resnet", "unet", "moe", "gpt_dropout"])
 def test_the_peak_of_a_step_is_that_of_a_real_run(name, recomputation):
     loaded = load(name)
-    graph = trace_model(loaded, microbatch_size=SIZE, dtype="float32")
+    graph = traced(name, size=SIZE)
     measured = measure(loaded, graph, recomputation, SIZE).peak_bytes
     assert step_peaks(graph, recomputation).step_bytes == pytest.approx(measured, rel=0.01)
 
@@ -29,14 +31,14 @@ def test_the_peak_of_a_step_is_that_of_a_real_run(name, recomputation):
 def test_the_peak_under_selective_recomputation_is_that_of_a_real_run(name):
     """What is kept is given back op by op while the rest is made again."""
     loaded = load(name)
-    graph = trace_model(loaded, microbatch_size=SIZE, dtype="float32")
+    graph = traced(name, size=SIZE)
     measured = measure(loaded, graph, "selective", SIZE).peak_bytes
     assert step_peaks(graph, "selective").step_bytes == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_lies_above_what_is_kept_and_all_gradients(name):
-    graph = trace_model(load(name), microbatch_size=1, dtype="bfloat16")
+    graph = traced(name, size=1, dtype="bfloat16")
     gradients = {each.gradient for each in graph.parameters if each.requires_grad}
     assert None not in gradients
     gradient_bytes = sum(graph.storages[each].size_bytes for each in gradients)
@@ -56,6 +58,13 @@ FULL_SIZE = {
 """Model and sequence length."""
 
 
+@cache
+def of_full_size(name):
+    source, seq_len = FULL_SIZE[name]
+    loaded = load_model(source, seq_len=seq_len)
+    return loaded, trace_model(loaded, microbatch_size=2, dtype="bfloat16")
+
+
 @pytest.mark.parametrize("recomputation", RECOMPUTATIONS)
 @pytest.mark.parametrize(
     "name",
@@ -63,9 +72,7 @@ FULL_SIZE = {
 )
 def test_a_model_of_full_size_keeps_and_peaks_as_torch_runs_it(name, recomputation):
     """Autograd and the checkpoints themselves run, on tensors without data."""
-    source, seq_len = FULL_SIZE[name]
-    loaded = load_model(source, seq_len=seq_len)
-    graph = trace_model(loaded, microbatch_size=2, dtype="bfloat16")
+    loaded, graph = of_full_size(name)
     measured = measure_on_meta(loaded, graph, recomputation, 2)
     assert retained_bytes(graph, recomputation) == measured.kept_bytes
     loss_and_its_gradient = 2 * 4
@@ -74,7 +81,7 @@ def test_a_model_of_full_size_keeps_and_peaks_as_torch_runs_it(name, recomputati
 
 
 def test_a_frozen_parameter_has_no_gradient():
-    graph = trace_model(load("lora"), microbatch_size=1, dtype="float32")
+    graph = traced("lora", size=1)
     for parameter in graph.parameters:
         assert (parameter.gradient is None) == (not parameter.requires_grad)
 

@@ -7,7 +7,7 @@ import torch
 from graph_models import EXAMPLES, example, wrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_runs import MODELS, build, load, measure, recompute, run_loss
+from real_runs import MODELS, build, load, measure, recompute, run_loss, traced
 from test_graph_flops import attention_in_steps
 from torch import nn
 from torch.nn import functional
@@ -49,7 +49,7 @@ def random_state_bytes(graph, recomputation):
 @pytest.mark.parametrize("name", RUN)
 def test_kept_bytes_are_those_of_a_real_run(name, recomputation):
     loaded = load(name)
-    graph = trace_model(loaded, microbatch_size=SIZE, dtype="float32")
+    graph = traced(name, size=SIZE)
     kept_bytes = retained_bytes(graph, recomputation) - random_state_bytes(graph, recomputation)
     assert kept_bytes == measure(loaded, graph, recomputation, SIZE).kept_bytes
 
@@ -60,7 +60,7 @@ def test_kept_bytes_are_those_of_a_real_run(name, recomputation):
 )
 def test_flops_of_recomputation_are_those_of_a_real_run(name, recomputation):
     loaded = load(name)
-    graph = trace_model(loaded, microbatch_size=SIZE, dtype="float32")
+    graph = traced(name, size=SIZE)
     counted = {}
     for each in ("none", recomputation):
         model, batch = build(loaded, SIZE)
@@ -90,7 +90,7 @@ def test_an_llamas_recomputation_stops_before_its_last_projection():
 
 
 def test_a_mix_of_recomputations_keeps_what_each_block_keeps():
-    graph = trace_model(load("gpt"), microbatch_size=SIZE, dtype="float32")
+    graph = traced("gpt", size=SIZE)
     kinds = ["none"] * len(graph.units)
     kinds[2:5] = ["full", "selective", "full"]
     expected = set()
@@ -104,7 +104,7 @@ def test_a_mix_of_recomputations_keeps_what_each_block_keeps():
 
 def test_an_lstm_keeps_its_ends_and_its_gates():
     """Input, output and first states, and of each layer and step four gates and a cell."""
-    graph = trace_model(load("lstm"), microbatch_size=SIZE, dtype="float32")
+    graph = traced("lstm", size=SIZE)
     steps, dim, layers, vocabulary = SIZE * 16, 48, 2, 128
     states = 2 * layers * SIZE * dim
     kept = 2 * steps * dim + states + layers * steps * dim * 5 + steps * vocabulary

@@ -111,7 +111,9 @@ def test_weights_read_from_init_train_as_built_ones(scripts):
 
 def test_command_line_saves_and_resumes(tmp_path):
     """The documented commands, from another working directory."""
-    folder = write_script(tmp_path / "plans" / "run1", make_plan(SHALLOW_GPT, dp_shard=2, dtype="float32"))
+    folder = write_script(
+        tmp_path / "plans" / "run1", make_plan(SHALLOW_GPT, dp_shard=2, dtype="float32")
+    )
     script = str(folder / "train.py")
     log, checkpoint = tmp_path / "log.jsonl", tmp_path / "checkpoints"
     options = ["--log-file", str(log), "--checkpoint", str(checkpoint)]

@@ -31,7 +31,10 @@ FILES = {
 """Models that are no examples."""
 
 CASES = {
-    "gpt-dp_shard_4": ("shallow_gpt", {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2}),
+    "gpt-dp_shard_4": (
+        "shallow_gpt",
+        {"dp_shard": 4, "reshard_after_forward": True, "microbatch_size": 2},
+    ),
     "gpt-tp_4": ("shallow_gpt", {"tp": 4, "sequence_parallel": False}),
     "gpt-tp_4_sequence": ("shallow_gpt", {"tp": 4, "sequence_parallel": True}),
     "gpt-pp_4": ("shallow_gpt", {"pp": 4, "schedule": "1F1B"}),
@@ -40,7 +43,10 @@ CASES = {
     "llama-tp_4": ("shallow_llama", {"tp": 4, "sequence_parallel": False}),
     "llama-tp_4_sequence": ("shallow_llama", {"tp": 4, "sequence_parallel": True}),
     "llama-pp_2_tp_2": ("shallow_llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
-    "llama-selective": ("shallow_llama", {"pp": 2, "tp": 2, "activation_checkpointing": "selective"}),
+    "llama-selective": (
+        "shallow_llama",
+        {"pp": 2, "tp": 2, "activation_checkpointing": "selective"},
+    ),
     "mlp-pp_4": ("mlp", {"pp": 4}),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2, "dp_shard": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),

@@ -85,14 +85,14 @@ def test_without_a_pipeline_there_is_no_bubble(outcome):
             assert plan.costs.bubble_s > 0
 
 
-@pytest.mark.parametrize("factor", [0.03, 0.3, 3.0])
+@pytest.mark.parametrize("factor", [0.03, 3.0])
 def test_more_bandwidth_is_never_slower(big_gpt, h100, outcome, factor):
     other = search_for(big_gpt, scaled_links(h100, factor)).best.costs.step_time_s
     same = outcome.best.costs.step_time_s
     assert (other <= same * (1 + 1e-9)) == (factor > 1) or other == pytest.approx(same)
 
 
-@pytest.mark.parametrize("factor", [0.15, 0.3, 3.0])
+@pytest.mark.parametrize("factor", [0.15, 3.0])
 def test_more_memory_is_never_slower(big_gpt, h100, outcome, factor):
     other = search_for(big_gpt, scaled_memory(h100, factor)).best.costs.step_time_s
     same = outcome.best.costs.step_time_s

@@ -3,6 +3,7 @@
 The database is private to torch: this is the one file that knows where it is and what it holds.
 """
 
+import contextlib
 import itertools
 import os
 import warnings
@@ -14,6 +15,11 @@ from unittest import mock
 import torch
 
 PLACE = "torch.testing._internal.common_methods_invocations"
+SEARCHERS = (
+    "torch.testing._internal.common_utils",
+    "torch.testing._internal.opinfo.core",
+)
+"""Modules that look for the test case that draws a sample."""
 LEAST_OPS = 600
 """torch 2.13 has 702."""
 
@@ -44,7 +50,7 @@ def samples_of_every_op(per_op: int) -> Iterator[Sample]:
     for info in _database():
         if torch.float64 not in info.dtypes:
             continue
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_test_searched():
             warnings.simplefilter("ignore", UserWarning)
             torch.manual_seed(0)
             drawn = info.sample_inputs("cpu", torch.float64, requires_grad=False)
@@ -57,6 +63,18 @@ def samples_of_every_op(per_op: int) -> Iterator[Sample]:
                 run=info.op,
                 in_place=info.inplace_variant,
             )
+
+
+@contextlib.contextmanager
+def _no_test_searched() -> Iterator[None]:
+    """Spare torch the search of the call stack for the test case that draws: there is none.
+
+    It would take most of the time: it reads the source of every frame.
+    """
+    with contextlib.ExitStack() as stack:
+        for place in SEARCHERS:
+            stack.enter_context(mock.patch(f"{place}.extract_test_fn", return_value=None))
+        yield
 
 
 def _database() -> list[Any]:

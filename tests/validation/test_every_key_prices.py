@@ -10,7 +10,9 @@ import tomllib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest
@@ -262,22 +264,37 @@ def estimated(request, cluster, **options):
     return result.best.costs, [stage.memory for stage in result.best.stages], errors
 
 
-def changes_an_estimate(place, path):
+@cache
+def said_as_shipped(request, folder):
+    """What is said of a request when no key is changed."""
+    with TemporaryDirectory() as path:
+        said = Files(request, folder, Path(path)).said()
+    assert not isinstance(said, str), said
+    return said
+
+
+def attempts(place, path):
+    """Other values of a key with the requests that they are tried on: one of each first."""
+    folder, table, key = place
+    tried = []
     for request in REQUESTS:
-        files = Files(request, place[0], path)
-        if not tables(shipped(place[0], files.names[place[0]]), place[1]):
-            continue
-        before = files.said()
-        assert not isinstance(before, str), before
-        value = held(shipped(place[0], files.names[place[0]]), *place[1:])
-        for other in other_values(place, value):
-            try:
-                if files.said(place, other) != before:
-                    return True
-            except ProfileError as error:
-                # Either no legal value, or one that another key does not go with.
-                if f"{place[2]}'" not in str(error):
-                    return True
+        files = Files(request, folder, path)
+        content = shipped(folder, files.names[folder])
+        if tables(content, table):
+            values = other_values(place, held(content, table, key))
+            tried.append([(files, value) for value in values])
+    return filter(None, chain.from_iterable(zip_longest(*tried)))
+
+
+def changes_an_estimate(place, path):
+    for files, other in attempts(place, path):
+        try:
+            if files.said(place, other) != said_as_shipped(files.request, place[0]):
+                return True
+        except ProfileError as error:
+            # Either no legal value, or one that another key does not go with.
+            if f"{place[2]}'" not in str(error):
+                return True
     return False
 
 

@@ -33,6 +33,9 @@ FULL_DEPTH = 12
 MOST_TOKENS = 2048
 """The same for its sequences: longer ones tell nothing else."""
 
+MOST_RUNS = 40
+"""Of one table, where not all are asked for."""
+
 CASES = CasePricer()
 SPACES: dict[object, FrameworkEstimate] = {}
 
@@ -133,11 +136,17 @@ def configuration_of(found, layout, form):
     return configuration, True
 
 
+def spread(runs, most):
+    """Runs from all parts of a table."""
+    return runs[:: max(1, len(runs) // most)]
+
+
+@pytest.mark.parametrize("most", [MOST_RUNS, pytest.param(10**6, marks=pytest.mark.bench)])
 @pytest.mark.parametrize("table", sorted(path.stem for path in RUNS.glob("*.csv")))
-def test_validate_and_estimate_agree(table):
+def test_validate_and_estimate_agree(table, most):
     asked = set()
     allowed = priced = 0
-    for run in read_table(RUNS / f"{table}.csv", keep_going=True).runs:
+    for run in spread(read_table(RUNS / f"{table}.csv", keep_going=True).runs, most):
         answer = predict_run(run, CASES)
         if not isinstance(answer, Prediction):
             continue
