@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from example_plans import GPT, make_plan
+from example_plans import SHALLOW_GPT, make_plan
 from launch import write_script
 from plan_factory import make_cluster
 
@@ -65,7 +65,7 @@ def children(process):
 
 
 def test_two_nodes_stop_go_on_and_end_together(tmp_path):
-    folder = write_script(tmp_path / "plan", make_plan(GPT, dp_shard=2, dtype="float32"))
+    folder = write_script(tmp_path / "plan", make_plan(SHALLOW_GPT, dp_shard=2, dtype="float32"))
     for name, text in launch_files(make_cluster(num_gpus=2, gpus_per_node=1)).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

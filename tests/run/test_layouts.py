@@ -83,9 +83,9 @@ WHOLE_ATTENTION = (
 STAGED = {"tp": 2, "pp": 2, "sequence_parallel": True}
 
 CASES = [
-    Case(name="dp_shard_4_keep", model=SHALLOW_LLAMA,
-         layout={"dp_shard": 4, "reshard_after_forward": False}),
-    Case(name="dp_replicate_4", model=SHALLOW_GPT, layout={"dp_replicate": 4}),
+    Case(name="dp_shard_2_keep", model=SHALLOW_LLAMA,
+         layout={"dp_shard": 2, "reshard_after_forward": False}),
+    Case(name="dp_replicate_2", model=SHALLOW_GPT, layout={"dp_replicate": 2}),
     Case(name="hsdp", model=SHALLOW_LLAMA, layout={"dp_replicate": 2, "dp_shard": 2},
          dtype="float32"),
     Case(name="tp_4_sequence", model=SHALLOW_GPT,
@@ -110,9 +110,9 @@ CASES = [
     Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
     Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),
     Case(name="whole_attention", model=SHALLOW_LLAMA,
-         layout={"tp": 2, "dp_shard": 2, "microbatch_size": 8, "sequence_parallel": True},
+         layout={"tp": 2, "microbatch_size": 8, "sequence_parallel": True},
          shardings=WHOLE_ATTENTION),
-    Case(name="bf16", model=SHALLOW_LLAMA, layout={"tp": 2, "dp_shard": 2}, dtype="bfloat16"),
+    Case(name="bf16", model=SHALLOW_LLAMA, layout={"tp": 2}, dtype="bfloat16"),
     Case(name="bf16", model=SHALLOW_GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
 ]  # fmt: skip
 """What the search does not choose by itself, or not for these models: what it does choose is run

@@ -39,21 +39,20 @@ PIPELINE = {"pp": 2, "schedule": "1F1B"}
 SPLIT = {"tp": 2, "sequence_parallel": True}
 
 CASES = {
-    "zero_3": {**ZERO_3, "microbatch_size": 2, "activation_checkpointing": "none"},
-    "zero_3_full": {**ZERO_3, "microbatch_size": 4, "activation_checkpointing": "full"},
-    "zero_2": {**ZERO_2, "microbatch_size": 2, "activation_checkpointing": "none"},
-    "zero_2_selective": {**ZERO_2, "microbatch_size": 4, "activation_checkpointing": "selective"},
-    "pipeline": {**PIPELINE, "microbatch_size": 2, "activation_checkpointing": "none"},
-    "pipeline_full": {**PIPELINE, "microbatch_size": 2, "activation_checkpointing": "full"},
-    "tensor_parallel": {**SPLIT, "microbatch_size": 2, "activation_checkpointing": "none"},
-    "tensor_parallel_full": {**SPLIT, "microbatch_size": 4, "activation_checkpointing": "full"},
+    "zero_3": {**ZERO_3, "microbatch_size": 4, "activation_checkpointing": "none"},
+    "zero_3_full": {**ZERO_3, "microbatch_size": 8, "activation_checkpointing": "full"},
+    "zero_2": {**ZERO_2, "microbatch_size": 4, "activation_checkpointing": "none"},
+    "zero_2_selective": {**ZERO_2, "microbatch_size": 8, "activation_checkpointing": "selective"},
+    "pipeline": {**PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
+    "pipeline_full": {**PIPELINE, "microbatch_size": 4, "activation_checkpointing": "full"},
+    "tensor_parallel_full": {**SPLIT, "microbatch_size": 8, "activation_checkpointing": "full"},
     "whole_stream": {
         **SPLIT,
         "sequence_parallel": False,
-        "microbatch_size": 4,
+        "microbatch_size": 8,
         "activation_checkpointing": "selective",
     },
-    "both": {**SPLIT, **PIPELINE, "microbatch_size": 2, "activation_checkpointing": "none"},
+    "both": {**SPLIT, **PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
 }
 TOLERANCE = 0.04
 
@@ -73,7 +72,7 @@ def check(source, fixed, tmp_path):
     model.write_text(source)
     gpus = max(2, fixed.get("tp", 1) * fixed.get("pp", 1))
     result = planner.estimate(
-        str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=128, global_batch_size=8,
+        str(model), gpus=gpus, cluster="cpu", dtype="float32", seq_len=128, global_batch_size=16,
         fix=fixed,
     )  # fmt: skip
     folder = tmp_path / "run"

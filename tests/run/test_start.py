@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from example_plans import GPT, LLAMA, make_plan
+from example_plans import SHALLOW_GPT, SHALLOW_LLAMA, make_plan
 from launch import (
     arguments_of,
     largest_difference,
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.run
 
 LIMIT = 1e-8
 LAYOUTS = {
-    "gpt_tp": (GPT, {"tp": 2, "sequence_parallel": True, "microbatch_size": 8}),
-    "gpt_pp": (GPT, {"pp": 2, "microbatch_size": 8}),
-    "llama_dp": (LLAMA, {"dp_shard": 2}),
+    "gpt_tp": (SHALLOW_GPT, {"tp": 2, "sequence_parallel": True, "microbatch_size": 8}),
+    "gpt_pp": (SHALLOW_GPT, {"pp": 2, "microbatch_size": 8}),
+    "llama_dp": (SHALLOW_LLAMA, {"dp_shard": 2}),
 }
 
 
@@ -116,7 +116,7 @@ def test_bad_input_is_told_once(scripts, tmp_path):
         "transformer.ln_f.bias": None,
         "extra": torch.zeros(2),
     }
-    init = write_safetensors(GPT, tmp_path / "wrong", **wrong)
+    init = write_safetensors(SHALLOW_GPT, tmp_path / "wrong", **wrong)
     done = launch(folder, "--init", str(init))
     assert done.returncode != 0
     assert done.stderr.count("does not fit the model") == 1
@@ -135,7 +135,7 @@ def test_a_wrong_number_of_processes_is_told_once(scripts):
 
 def test_a_request_to_stop_saves_and_leaves_with_the_code_to_go_on(tmp_path):
     """Without a checkpoint --resume starts; a cut-short one is passed over; K are kept."""
-    folder = write_script(tmp_path / "one", make_plan(GPT, dtype="float32"))
+    folder = write_script(tmp_path / "one", make_plan(SHALLOW_GPT, dtype="float32"))
     checkpoints, log = tmp_path / "checkpoints", tmp_path / "log.jsonl"
     command = [sys.executable, str(folder / "train.py"), "--checkpoint", str(checkpoints)]
     command += ["--log", str(log), "--resume", "--checkpoint-every", "2"]

@@ -274,16 +274,20 @@ def said_as_shipped(request, folder):
 
 
 def attempts(place, path):
-    """Other values of a key with the requests that they are tried on: one of each first."""
+    """Other values of a key with the requests that they are tried on.
+
+    One of each request first, and before others those whose file has the key.
+    """
     folder, table, key = place
-    tried = []
+    having, lacking = [], []
     for request in REQUESTS:
         files = Files(request, folder, path)
         content = shipped(folder, files.names[folder])
         if tables(content, table):
-            values = other_values(place, held(content, table, key))
-            tried.append([(files, value) for value in values])
-    return filter(None, chain.from_iterable(zip_longest(*tried)))
+            value = held(content, table, key)
+            tried = [(files, other) for other in other_values(place, value)]
+            (lacking if value is None else having).append(tried)
+    return filter(None, chain.from_iterable(zip_longest(*having, *lacking)))
 
 
 def changes_an_estimate(place, path):
