@@ -158,9 +158,9 @@ def _call(
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // size, device=device)
     if kind == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+        return lambda: dist.all_gather_single(whole, part, group=group)
     if kind == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        return lambda: dist.reduce_scatter_single(part, whole, group=group)
     if kind == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group)
     return _exchange(whole, group, members)

@@ -39,7 +39,7 @@ class Ranks:
         parts = tensor.new_empty((self.size, *tensor.shape))
         if self.group is not None:
             flat = parts.view(-1)
-            dist.all_gather_into_tensor(flat, tensor.contiguous().view(-1), group=self.group)
+            dist.all_gather_single(flat, tensor.contiguous().view(-1), group=self.group)
         dim, shape = layout.dim, tensor.shape
         pieces = parts.view(
             self.size, *shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]
@@ -51,7 +51,7 @@ class Ranks:
         pieces = self._pieces(tensor, layout).movedim(layout.dim + 1, 0).contiguous()
         part = torch.empty_like(pieces[0])
         if self.group is not None:
-            dist.reduce_scatter_tensor(part.view(-1), pieces.view(-1), group=self.group)
+            dist.reduce_scatter_single(part.view(-1), pieces.view(-1), group=self.group)
         return part.flatten(layout.dim, layout.dim + 1)
 
     def exchanged(self, tensor: Tensor, source: Layout, target: Layout) -> Tensor:

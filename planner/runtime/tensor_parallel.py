@@ -111,7 +111,7 @@ class TensorParallel:
                 self._shard(block.get_submodule(sharding.module), f"{path}.", sharding)
         for sharding in outer_shardings:
             module = self.part.model.get_submodule(sharding.module)
-            if self.part.holds(module) and module._parameters:
+            if self.part.holds(module) and any(True for _ in module.parameters()):
                 self._shard(module, "", sharding)
         self._tie_containers()
         self._check_ties()
@@ -125,12 +125,11 @@ class TensorParallel:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
         layouts: dict[str, Layout] = {}
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if name in parts:
                 layouts[name] = parts[name]
-                module._parameters[name] = self._distributed(parameter, layouts[name])
+                holder, last = _holder(module, name)
+                holder._parameters[last] = self._distributed(parameter, layouts[name])
             else:
                 layouts[name] = PARTIAL if sharding.style == "on_part" else REPLICATE
         path = f"{prefix}{sharding.module}".removesuffix(".")
@@ -246,9 +245,9 @@ class _Edge:
 
     def _cover(self, module: nn.Module) -> None:
         for name, layout in self.layouts.items():
-            parameter = module._parameters[name]
-            if parameter is None:
-                continue
+            holder, last = _holder(module, name)
+            parameter = holder._parameters[last]
+            assert parameter is not None
             if layout.is_shard:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 shown = wrapped(local, layout, self.ranks)
@@ -259,12 +258,13 @@ class _Edge:
                 shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=REPLICATE)
             else:
                 continue
-            module.__dict__[name] = shown
+            holder.__dict__[last] = shown
 
     def uncover(self, module: nn.Module, _: Args, __: Tree) -> None:
         """Leave the parameters as they were."""
         for name in self.layouts:
-            module.__dict__.pop(name, None)
+            holder, last = _holder(module, name)
+            holder.__dict__.pop(last, None)
 
     def _shared(self, x: Tensor, target: Layout) -> Tensor:
         """Return a tensor in a layout, one for all modules that read it.
@@ -290,6 +290,12 @@ class _Edge:
             target = Layout(target.kind, target.dim, layout_of(first).outer)
         made = changed(first, target, self.ranks)
         return output if made is first else with_tensors(output, {0: made})
+
+
+def _holder(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that registers a parameter, with its name there."""
+    path, _, last = name.rpartition(".")
+    return module.get_submodule(path), last
 
 
 def _with_all(

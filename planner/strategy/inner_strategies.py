@@ -122,10 +122,14 @@ def _fused_counts(node: Node, context: UnitContext) -> list[int]:
     """How many equal pieces the module takes anything apart into."""
     counts = {1}
     for op in (context.graph.nodes[op_id] for op_id in node.ops):
+        if not op.inputs:
+            continue
+        whole, piece = (context.graph.values[v].shape for v in (op.inputs[0], op.outputs[0]))
         if op.name in SPLITS:
-            whole, piece = (context.graph.values[v].shape for v in (op.inputs[0], op.outputs[0]))
             if len(whole) == len(piece) and piece[-1] and whole[-1] % piece[-1] == 0:
                 counts.add(whole[-1] // piece[-1])
+        elif op.is_view and len(piece) == len(whole) + 1 and whole[-1] == piece[-2] * piece[-1]:
+            counts.add(piece[-2])
     return sorted(count for count in counts if count <= MAX_FUSED)
 
 
@@ -146,12 +150,8 @@ def _output_layouts(
 ) -> Sequence[Layout | None] | None:
     graph = context.graph
     if REPLICATE in known:
-        return _with_whole_parameter(op, known)
-    operands = [
-        Operand(graph.values[value].shape, layout)
-        for value, layout in zip(op.inputs, known, strict=True)
-    ]
-    call = Call(op, operands, [graph.values[value].shape for value in op.outputs])
+        return _with_whole_parameter(op, known, context)
+    call = _call(op, known, context)
     if PARTIAL in known:
         # What is added to a sum by one rank has a whole gradient on each: no part to sum up.
         added = () if op.name in _FACTORS else zip(op.inputs, known, strict=True)
@@ -169,10 +169,24 @@ def _output_layouts(
     return found
 
 
+def _call(op: OpNode, known: Sequence[Layout | None], context: UnitContext) -> Call:
+    shapes = context.graph.values
+    operands = [
+        Operand(shapes[value].shape, layout)
+        for value, layout in zip(op.inputs, known, strict=True)
+    ]
+    return Call(op, operands, [shapes[value].shape for value in op.outputs])
+
+
 def _with_whole_parameter(
-    op: OpNode, known: Sequence[Layout | None]
+    op: OpNode, known: Sequence[Layout | None], context: UnitContext
 ) -> Sequence[Layout | None] | None:
     """A whole parameter may be viewed, and added to a sum: its gradient is whole on each rank."""
     if op.is_view and known == [REPLICATE]:
         return [REPLICATE] * len(op.outputs)
-    return [PARTIAL] if op.name in _ADDITIONS and known == [PARTIAL, REPLICATE] else None
+    if op.name in _ADDITIONS:
+        return [PARTIAL] if known == [PARTIAL, REPLICATE] else None
+    if op.name not in PRODUCTS or known[0] != REPLICATE or REPLICATE in known[1:]:
+        return None
+    found, _ = product_layouts(_call(op, [None, *known[1:]], context), context.tp)
+    return found if list(found or ()) == [PARTIAL] else None

@@ -181,13 +181,13 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
 
 
 def own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
-    """Parameters of a module by their names in it."""
+    """Parameters of a module, and of those that it holds, by their names in it."""
     prefix = f"{node.module}."
     return {
         name.removeprefix(prefix): parameter
         for parameter in context.graph.parameters
         for name in parameter.names
-        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+        if name.startswith(prefix)
     }
 
 

@@ -77,10 +77,21 @@ class FoldedUnit:
 
 
 def parameter_modules(graph: OperatorGraph) -> frozenset[str]:
-    """Paths of the modules that own parameters and contain no other such module."""
+    """Paths of the modules that run with parameters and call no other such module.
+
+    They may hold modules whose parameters they use themselves, as ``nn.MultiheadAttention`` does
+    with its output projection, which it never calls.
+    """
     owners = {name.rpartition(".")[0] for parameter in graph.parameters for name in parameter.names}
-    prefixes = {owner[:i] for owner in owners for i, letter in enumerate(owner) if letter == "."}
-    return frozenset(owner for owner in owners if owner and owner not in prefixes)
+    called = {op.module for op in graph.nodes if op.phase == "forward"}
+    running = owners & set().union(*map(_around, called))
+    callers = set().union(*(_around(owner) - {owner} for owner in running))
+    return frozenset(running - callers - {""})
+
+
+def _around(path: str) -> set[str]:
+    """A module and those that hold it."""
+    return {path, *(path[:i] for i, letter in enumerate(path) if letter == ".")}
 
 
 def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
