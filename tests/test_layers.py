@@ -35,7 +35,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "lost_ranks", "torch_trace", "trees"),
-        ("processes",),
+        ("processes", "unread"),
         ("checkpoint_folders", "model", "op_rules", "options", "split_tensor", "streams"),
         ("fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
         ("anatomy", "checkpoint", "compiled", "first_weights", "recompute", "scalars"),

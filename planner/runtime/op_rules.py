@@ -159,10 +159,17 @@ def _expand(call: Call, _: int) -> Found:
 
 def _split(call: Call, _: int) -> Found:
     """Pieces along dim ``arguments[2]``, sized or numbered as ``arguments[1]`` says."""
-    shape = call.first.shape
+    split, shape = call.first.split, call.first.shape
     dim = call.dim(2, 0, len(shape))
-    sizes = {target[dim] for target in call.targets}
-    return _segments(call, dim, sizes.pop()) if len(sizes) == 1 else _beside(call, dim)
+    sizes = [target[dim] for target in call.targets]
+    if len(set(sizes)) == 1:
+        return _segments(call, dim, sizes[0])
+    if split is None or split.dim != dim:
+        return _beside(call, dim)
+    segment = shape[dim] // split.outer
+    if any(size % segment or not size for size in sizes):
+        return None
+    return [shard(dim, size // segment) for size in sizes]
 
 
 def _slice(call: Call, _: int) -> Found:
@@ -361,22 +368,13 @@ NAMED_RULES: dict[str, Rule] = {
     "_softmax": _softmax,
     "_safe_softmax": _softmax,
     "_log_softmax": _softmax,
-    "mean": _reduction,
-    "sum": _reduction,
-    "prod": _reduction,
-    "amax": _reduction,
-    "amin": _reduction,
-    "max": _reduction,
-    "min": _reduction,
-    "argmax": _reduction,
-    "argmin": _reduction,
-    "all": _reduction,
-    "any": _reduction,
-    "var": _reduction,
-    "std": _reduction,
-    "var_mean": _reduction,
-    "std_mean": _reduction,
-    "logsumexp": _reduction,
+    **dict.fromkeys(
+        (
+            *("mean", "sum", "prod", "logsumexp", "var", "std", "var_mean", "std_mean"),
+            *("amax", "amin", "max", "min", "argmax", "argmin", "all", "any"),
+        ),
+        _reduction,
+    ),
     "linalg_vector_norm": _vector_norm,
     # Elementwise by definition, though torch does not tag them. Each element that dropout
     # zeroes is drawn by itself, so that a rank may draw for its part.

@@ -150,14 +150,14 @@ def _taken_backward(call: Call, tp: int) -> Found:
 
 
 def _cat_backward(call: Call, tp: int) -> Found:
-    """Equal pieces side by side along the dim of which each is split, or beside it."""
-    split, dim = call.first.split, call.dim(1, 0, len(call.targets[0]))
-    first = call.first
-    if any(each.split != split or each.shape != first.shape for each in call.operands):
+    """Pieces of equal segments side by side along the dim in which each is split, or beside it."""
+    dim = call.dim(1, 0, len(call.targets[0]))
+    splits = [each.split for each in call.operands]
+    if any(split is None or split.dim != dim for split in splits):
         return rule_of(call.op)(call, tp)  # type: ignore[misc]
-    if split is None or split.dim != dim:
-        return None if split is None else [split]
-    return [shard(dim, len(call.operands))] if split.outer == 1 else None
+    outers = [split.outer for split in splits if split is not None]
+    sizes = [each.shape[dim] / outer for each, outer in zip(call.operands, outers, strict=True)]
+    return [shard(dim, sum(outers))] if len(set(sizes)) == 1 else None
 
 
 def _attention_backward(call: Call, tp: int) -> Found:

@@ -6,6 +6,7 @@ one whose result would need a collective. Those are at the edges of modules (``t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .op_rules import Call, Found, Operand, Shape, _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, layout_of
 from .trees import Args, Function, Kwargs, Tree
+from .unread import SplitError, UnreadTensor, refuse_unread
 
 _SIZED = {"view": 1, "_unsafe_view": 1, "expand": 1, "slice_backward": 1, "select_backward": 1}
 """Ops that are told the sizes of their result, and the position of these."""
@@ -36,10 +38,6 @@ _SUMMANDS = {
 """Position of what may be whole where the rest is a sum over ranks."""
 
 
-class SplitError(RuntimeError):
-    """An op cannot run on split tensors."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Op:
     name: str
@@ -57,6 +55,8 @@ class _Decision:
     """For whole operands the layout of which each rank takes its part."""
     positions: dict[int, object]
     """Positional arguments as they are for the parts."""
+    refusal: str = ""
+    """Why it does not run, which whoever reads what it would leave is told."""
 
 
 _Key = tuple[Any, ...]
@@ -78,6 +78,7 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
         if result is not NotImplemented:
             return result
     tensors = _tensors_in((*args, *kwargs.values()))
+    refuse_unread(tensors)
     ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
     if name in _MADE_WHOLE or name == "_fused_sdp_choice":
         return func(*_local(args), **_local(kwargs))
@@ -126,7 +127,10 @@ def _decide(
         not layout.is_shard or can_shard(target, layout, ranks.size)
         for layout, target in zip(found, targets, strict=True)
     ):
-        raise SplitError(f"{_words(call)}: no rule says how it runs on the parts")
+        refusal = f"{_words(call)}: no rule says how it runs on the parts"
+        if func._schema.is_mutable or not targets:
+            raise SplitError(refusal)
+        return _Decision((), (), {}, refusal)
     is_same = layout_of(tensors[0]) == found[0] if tensors else False
     if func._schema.is_mutable and not is_same:
         raise SplitError(f"{_words(call)}: it would write a part over what is not split so")
@@ -239,6 +243,9 @@ def _run(
 ) -> Tree:
     """Run an op on the parts and wrap what it leaves."""
     decision, ranks = how
+    if decision.refusal:
+        unread = partial(UnreadTensor, device=tensors[0].device, refusal=decision.refusal)
+        return _mapped(_on_meta(func, args, kwargs), unread)
     parts = iter(zip(tensors, decision.parts, strict=True))
 
     def part(_: Tensor) -> Tensor:

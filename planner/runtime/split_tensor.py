@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout
 from .trees import Args, Function, Kwargs, Tree
+from .unread import refuse_unread
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -159,6 +160,7 @@ class _Change(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_unread([grad])
         if layout_of(grad) != ctx.back:
             grad = _converted(grad, ctx.back, ctx.ranks)
         if ctx.back == PARTIAL:  # of a plain parameter
@@ -195,6 +197,7 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None]:
+        refuse_unread([grad])
         # Each summand of a sum over ranks has the gradient of the sum.
         back = ctx.layout if ctx.layout.is_shard else REPLICATE
         if layout_of(grad) != back:

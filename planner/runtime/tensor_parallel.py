@@ -20,11 +20,11 @@ from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, shard
 from .processes import local_tensor
 from .split_loss import allow_split_vocabulary
-from .split_ops import SplitError
 from .split_part import SplitPart
 from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
 from .streams import first_tensor, stream_of, with_stream, with_tensors
 from .trees import Args, Kwargs, Tree, tensors_of
+from .unread import SplitError
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,7 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
         return []
     (output,) = node.outputs
     states = [_State()]
-    for op_id in node.ops:
-        op = context.graph.nodes[op_id]
+    for op in _read_ops(node, context):
         for value in op.inputs:
             states = [new for state in states for new in _branch(state, value, own, node, context)]
             if len(states) > _MOST_STATES:  # an op that reads a dozen weights, as recurrent ones do
@@ -84,13 +83,34 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
             else REPLICATE
             for value in node.inputs
         }
-        layouts = {value: layout or REPLICATE for value, layout in state.layouts.items()}
+        layouts = _all_layouts(node, state, context)
         found += [
             strategy(node, Style.INNER, layouts, inputs, outputs={output: leaving}, split=split)
             for leaving in exits(PARTIAL, context)
             if fits(output, leaving, context)
         ]
     return found
+
+
+def _read_ops(node: Node, context: UnitContext) -> list[OpNode]:
+    """Ops on whose results the module's output depends.
+
+    What is read by nobody need not run: weights of attention that are averaged over heads for a
+    caller that takes no more than the output.
+    """
+    needed, found = set(node.outputs), []
+    for op in reversed([context.graph.nodes[op_id] for op_id in node.ops]):
+        if not needed.isdisjoint(op.outputs):
+            needed |= set(op.inputs)
+            found.append(op)
+    return found[::-1]
+
+
+def _all_layouts(node: Node, state: _State, context: UnitContext) -> dict[int, Layout]:
+    """Layouts of all values, those that nobody reads included."""
+    ops = (context.graph.nodes[op_id] for op_id in node.ops)
+    every = dict.fromkeys(value for op in ops for value in (*op.inputs, *op.outputs))
+    return {value: state.layouts.get(value) or REPLICATE for value in every}
 
 
 def _branch(
@@ -172,8 +192,7 @@ def _output_layouts(
 def _call(op: OpNode, known: Sequence[Layout | None], context: UnitContext) -> Call:
     shapes = context.graph.values
     operands = [
-        Operand(shapes[value].shape, layout)
-        for value, layout in zip(op.inputs, known, strict=True)
+        Operand(shapes[value].shape, layout) for value, layout in zip(op.inputs, known, strict=True)
     ]
     return Call(op, operands, [shapes[value].shape for value in op.outputs])
 

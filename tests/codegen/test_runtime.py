@@ -24,10 +24,10 @@ from planner.runtime.model import (
 from planner.runtime.options import parse_options
 from planner.runtime.part import named_parameters
 from planner.runtime.processes import RunError, process_group
-from planner.runtime.split_ops import SplitError
 from planner.runtime.split_tensor import Ranks, SplitTensor
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.tensor_parallel import placement
+from planner.runtime.unread import SplitError
 
 GPT = UserModel(file=EXAMPLES / "gpt.py", factory="build_model", seq_len=8)
 BLOCKS = tuple(f"transformer.h.{i}" for i in range(8))
@@ -373,10 +373,31 @@ def test_a_split_tensor_looks_whole_and_runs_on_its_part():
     torch.testing.assert_close(torch.cat([view.local for view in views], 2), expected)
 
 
-def test_an_op_without_a_rule_and_a_whole_tensor_with_a_gradient_are_refused():
+READINGS = {
+    "alone": lambda found, _: found + 1,
+    "as a view": lambda found, _: found.t(),
+    "beside a part": lambda found, half: half * found,
+    "by a function": lambda found, _: nn.functional.gelu(found),
+    "in place": lambda found, _: found.zero_(),
+    "its data": lambda found, _: found.sum().item(),
+}
+
+
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_what_no_rule_lays_out_is_refused_when_it_is_read(read):
+    half = split_tensor(torch.randn(2, 8), 1, rank=0).requires_grad_()
+    found, places = half.sort()
+    assert found.shape == places.shape == half.shape
+    with pytest.raises(SplitError, match=r"sort of \(2, 8\) Shard\(1\): no rule says"):
+        read(found, half)
+    with pytest.raises(SplitError, match="no rule says"):
+        places + 1
+
+
+def test_what_would_be_written_and_a_whole_tensor_with_a_gradient_are_refused_at_once():
     half = split_tensor(torch.randn(2, 8), 1, rank=0)
-    with pytest.raises(SplitError, match=r"sort of \(2, 8\) Shard\(1\)"):
-        half.sort()
+    with pytest.raises(SplitError, match="no rule says"):
+        half.cumsum_(1)
     with pytest.raises(SplitError, match="would know a part of its gradient"):
         half * torch.ones(8, requires_grad=True)
 

@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
-        *("joint_streams", "odd_vocabulary", "own_weights", "whole_rows"),
+        *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
         *("shallow_gpt", "shallow_llama"),
     )
 }
@@ -52,6 +52,11 @@ CASES = {
     "joint_streams-tp_2_pp_2": ("joint_streams", {"tp": 2, "pp": 2}),
     "own_weights-tp_2": ("own_weights", {"tp": 2, "sequence_parallel": False}),
     "own_weights-tp_2_sequence": ("own_weights", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    "packed_attention-tp_2": ("packed_attention", {"tp": 2, "sequence_parallel": False}),
+    "packed_attention-tp_2_sequence": (
+        "packed_attention",
+        {"tp": 2, "pp": 2, "sequence_parallel": True},
+    ),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
 }
@@ -125,7 +130,17 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     assert styles["attention_norm"] == styles["ffn_norm"] == "on_part"
 
 
-@pytest.mark.parametrize("name", ["own_weights-tp_2", "own_weights-tp_2_sequence"])
+PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}
+INNER_SPLITS = {
+    "own_weights": {
+        "experts": {("into", 2, 2), ("out_of", 1, 1)},
+        "perceptron": {("first", 1, 1), ("second", 1, 1)},
+    },
+    "packed_attention": {"attention": PACKED, "crossing": PACKED},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0] in INNER_SPLITS])
 def test_weights_of_no_linear_layer_are_split(outcomes, name):
     _, plans, _ = outcomes
     splits = {
@@ -134,10 +149,7 @@ def test_weights_of_no_linear_layer_are_split(outcomes, name):
         for module in sharding.modules
         if module.style == "inner"
     }
-    assert splits == {
-        "experts": {("into", 2, 2), ("out_of", 1, 1)},
-        "perceptron": {("first", 1, 1), ("second", 1, 1)},
-    }
+    assert splits == INNER_SPLITS[CASES[name][0]]
 
 
 @pytest.mark.parametrize("name", ["whole_rows-tp_2", "whole_rows-tp_2_sequence"])

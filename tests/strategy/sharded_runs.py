@@ -29,8 +29,8 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
-from planner.runtime.split_ops import SplitError
 from planner.runtime.split_tensor import Ranks, SplitTensor, layout_of
+from planner.runtime.unread import SplitError, refuse_unread
 from planner.strategy.propagation import output_layouts
 
 DEGREES = (2, 3, 5)
@@ -230,6 +230,7 @@ def run(
             [each for _, each in flowing], [leaves[i] for i in asked],
             [cotangents(i, each) for i, each in flowing], allow_unused=True,
         )  # fmt: skip
+        refuse_unread(grads)
         for i, grad in zip(asked, grads, strict=True):
             gradients[i] = torch.zeros_like(leaves[i]) if grad is None else grad
     return Result(outputs=[each.detach() for each in made], gradients=gradients)
