@@ -57,7 +57,7 @@ class ModuleRow:
     module: str
     """Path in the unit, "" for a block itself; in prologue and epilogue in the model."""
     how: str
-    """"column", "row", "vocab_embedding", or "whole"."""
+    """"column", "row", "inner", "vocab_embedding", or "whole"."""
     reason: str
     """Why it stays whole, as a clause; "" where it is split."""
 
