@@ -62,6 +62,9 @@ class Part(nn.Module):
         self.orders: dict[str, StoredOrder] = {}
         self.stays_sharded = False
         self.has_weights = True
+        for parameter in model.parameters():
+            if not parameter.numel():  # nothing to train, and FSDP2 reduces no empty gradients
+                parameter.requires_grad_(False)  # noqa: FBT003
 
     def block_items(self) -> list[tuple[str, nn.Module]]:
         """Return path and module of the blocks that run here."""

@@ -1,4 +1,4 @@
-"""Two streams with joint attention, as in SD3; parameters that are scalars.
+"""Two streams with joint attention, as in SD3; parameters that are scalars, or empty.
 
 Nothing reads what the last block makes of the text.
 """
@@ -33,8 +33,10 @@ class Block(nn.Module):
         super().__init__()
         self.image, self.text = Stream(), Stream()
         self.temperature = nn.Parameter(torch.tensor(0.25))
+        self.registers = nn.Parameter(torch.empty(0, DIM))
 
     def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        text = torch.cat([text, self.registers.expand(text.shape[0], -1, -1)], 1)
         pairs = zip(self.text.heads(text), self.image.heads(image), strict=True)
         q, k, v = (torch.cat(pair, dim=2) for pair in pairs)
         mixed = functional.scaled_dot_product_attention(q, k, v) * self.temperature.exp()
@@ -49,12 +51,13 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList([Block() for _ in range(4)])
         self.head = nn.Linear(DIM, 8)
         self.scale = nn.Parameter(torch.tensor(1.5))
+        self.more = nn.Parameter(torch.empty(DIM, 0))
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
         image, text = self.image(image), self.text(text)
         for block in self.blocks:
             image, text = block(image, text)
-        return self.head(image) * self.scale
+        return self.head(torch.cat([image, image @ self.more], -1)) * self.scale
 
 
 def build_model() -> nn.Module:
