@@ -24,7 +24,7 @@ from planner.runtime.model import (
 from planner.runtime.options import parse_options
 from planner.runtime.part import named_parameters
 from planner.runtime.processes import RunError, process_group
-from planner.runtime.split_tensor import Ranks, SplitTensor
+from planner.runtime.split_tensor import Ranks, SplitTensor, changed, unwrapped, wrapped
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.tensor_parallel import placement
 from planner.runtime.unread import SplitError
@@ -392,6 +392,17 @@ def test_what_no_rule_lays_out_is_refused_when_it_is_read(read):
         read(found, half)
     with pytest.raises(SplitError, match="no rule says"):
         places + 1
+
+
+@pytest.mark.parametrize("enter", ["as a part", "as a whole"])
+def test_a_gradient_that_no_rule_lays_out_is_refused_where_it_leaves(enter):
+    """Who asks autograd for it, as schedules do, need not read it before an optimiser does."""
+    ranks = Ranks(rank=0, size=2, group=None)
+    leaf = torch.randn(2, 4 if enter == "as a part" else 8, requires_grad=True)
+    half = (wrapped if enter == "as a part" else changed)(leaf, shard(1), ranks)
+    loss = unwrapped(nn.functional.elu(half)).sum()
+    with pytest.raises(SplitError, match=r"elu_backward of .*: no rule says"):
+        torch.autograd.grad(loss, leaf)
 
 
 def test_what_would_be_written_and_a_whole_tensor_with_a_gradient_are_refused_at_once():

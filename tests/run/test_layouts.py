@@ -116,7 +116,7 @@ CASES = [
     Case(name="bf16", model=SHALLOW_GPT, layout={"pp": 2, "dp_shard": 2}, dtype="bfloat16"),
 ]  # fmt: skip
 """What the search does not choose by itself, or not for these models: what it does choose is run
-in ``test_planned``, and every layout of every model by ``make parity``."""
+in ``test_planned``, and many more layouts of more models by ``make parity``."""
 
 
 @pytest.fixture(scope="module")

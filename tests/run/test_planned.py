@@ -52,7 +52,10 @@ CASES = {
     "joint_streams-tp_2_pp_2": ("joint_streams", {"tp": 2, "pp": 2}),
     "own_weights-tp_2": ("own_weights", {"tp": 2, "sequence_parallel": False}),
     "own_weights-tp_2_sequence": ("own_weights", {"tp": 2, "pp": 2, "sequence_parallel": True}),
-    "packed_attention-tp_2": ("packed_attention", {"tp": 2, "sequence_parallel": False}),
+    "packed_attention-tp_2": (
+        "packed_attention",
+        {"tp": 2, "dp_shard": 2, "sequence_parallel": False},
+    ),
     "packed_attention-tp_2_sequence": (
         "packed_attention",
         {"tp": 2, "pp": 2, "sequence_parallel": True},

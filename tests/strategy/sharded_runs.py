@@ -29,9 +29,12 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
+from planner.runtime.split_ops import run_split
 from planner.runtime.split_tensor import Ranks, SplitTensor, layout_of
 from planner.runtime.unread import SplitError, refuse_unread
 from planner.strategy.propagation import output_layouts
+
+assert SplitTensor.run is run_split  # as scripts have it
 
 DEGREES = (2, 3, 5)
 """torch's samples have dims of 3, 5 and 10."""
