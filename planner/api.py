@@ -1,39 +1,18 @@
 """The library: ``planner.plan`` and ``planner.estimate``."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import InfeasiblePlanError
-from planner.graph.analysis.patterns import block_pattern
-from planner.graph.analysis.trace_warnings import trace_warnings
-from planner.graph.loading.hints import make_hints
-from planner.model_argument import ModelObject, load_argument, model_argument, model_words
-from planner.plan.record import ModelSummary, PlanRecord
-from planner.plan.types import ModelRef
-from planner.progress import ProgressCallback, timed_phase
+from planner.model_argument import ModelObject, model_argument, model_words
+from planner.planning import plan_record
+from planner.progress import ProgressCallback
 from planner.request import PlanRequest
-from planner.request_rules import (
-    SAMPLES_PER_GPU,
-    check_request,
-    estimated_layout,
-    fix_warnings,
-    resolve_dtype,
-    resolve_margin,
-)
+from planner.request_rules import check_request, fix_warnings
 from planner.result import PlanResult
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from planner.framework.spec import FrameworkSpec
-    from planner.graph.loading.loaded_model import LoadedModel
-    from planner.graph.operator_graph import OperatorGraph
-    from planner.graph.sizes.family import GraphFamily
-    from planner.hardware.spec import ClusterSpec
-    from planner.plan.types import SearchOutcome
-    from planner.search.space import SearchRequest
-    from planner.strategy.rules import FixedValues
 
 
 def plan(
@@ -206,181 +185,11 @@ def run_request(
         PlannerError: As ``plan``.
     """
     request = check_request(request)
-    record = _search_outcome(request, model_object, estimate_only=estimate_only, progress=progress)
+    record = plan_record(request, model_object, estimate_only=estimate_only, progress=progress)
     warnings = (*record.warnings, *fix_warnings(request, record.outcome.best))
     if request.framework is not None:
         warnings += (f"priced as {request.framework} runs it; no script is written for it",)
     return PlanResult(replace(record, warnings=warnings))
-
-
-def _search_outcome(
-    request: PlanRequest,
-    model_object: ModelObject | None,
-    *,
-    estimate_only: bool,
-    progress: ProgressCallback | None,
-) -> PlanRecord:
-    """Load, trace, search: the way from a checked request to the record of the run.
-
-    An estimate that fits without the margin alone has a cluster without it, and a warning.
-    """
-    notes: tuple[str, ...] = ()
-    framework, cluster = _machine(request, request.gpus)
-    dtype = resolve_dtype(request, cluster.device)
-    fixed = estimated_layout(request) if estimate_only else dict(request.fixed)
-    with timed_phase(progress, "load"):
-        hints = make_hints(request.hints)
-        loaded = load_argument(request.model, model_object, seq_len=request.seq_len, hints=hints)
-    with timed_phase(progress, "trace"):
-        from planner.graph.sizes.family import trace_family
-
-        graphs = trace_family(loaded, dtype=dtype)
-        graph = graphs.at(1)
-    with timed_phase(progress, "search"):
-        size = graph.num_parameters
-        asked = _search_request(
-            request, loaded, framework, num_parameters=size, dtype=dtype, fixed=fixed
-        )
-        try:
-            outcome, rows = _searched(request, graphs, cluster, asked, is_open=not fixed)
-        except InfeasiblePlanError:
-            if not (estimate_only and cluster.device.margin_bytes):
-                raise
-            missed = cluster.device.margin_words
-            cluster = _with_margin(cluster, 0.0)
-            filled = replace(request, memory_margin=0.0)
-            outcome, rows = _searched(filled, graphs, cluster, asked, is_open=not fixed)
-            notes = (f"the layout fits the device, but not with {missed}",)
-    return PlanRecord(
-        request=request,
-        model=_model_summary(loaded, graph),
-        cluster=cluster,
-        outcome=outcome,
-        **rows,
-        warnings=(*trace_warnings(graph), *notes),
-    )
-
-
-def _model_summary(loaded: "LoadedModel", graph: "OperatorGraph") -> ModelSummary:
-    tokens = graph.tokens_per_sample
-    return ModelSummary(
-        name=loaded.description,
-        num_parameters=graph.num_parameters,
-        seq_len=tokens if tokens > 1 else None,
-        block_pattern=str(block_pattern(graph)),
-    )
-
-
-def _searched(
-    request: PlanRequest,
-    graphs: "GraphFamily",
-    cluster: "ClusterSpec",
-    asked: "SearchRequest",
-    *,
-    is_open: bool,
-) -> "tuple[SearchOutcome, dict[str, Any]]":
-    """Search, verify what was found, and list what the best plan consists of, by field."""
-    from planner.plan.verify import verify_outcome
-    from planner.pricing.reprice import verify_price
-    from planner.search.framework_estimate import FrameworkEstimate
-    from planner.search.run import Search
-
-    search = (
-        FrameworkEstimate(graphs, cluster, asked)
-        if request.framework is not None
-        else Search(graphs, cluster, asked, resize=lambda gpus: _machine(request, gpus)[1])
-    )
-    outcome = search.run()
-    if request.framework is None:
-        # Another framework's cuts and schedules are its own, and no plan of ours.
-        outcome = _with_data_reads(outcome, graphs)
-        verify_outcome(outcome, cluster, graphs=graphs, is_open=is_open)
-        verify_price(outcome.best, graphs, cluster, asked.framework)
-    rows = {
-        "op_rows": search.op_rows(outcome.best),
-        "module_rows": search.module_rows(outcome.best),
-        "traffic_rows": search.traffic_rows(outcome.best),
-    }
-    return outcome, rows
-
-
-def _with_data_reads(outcome: "SearchOutcome", graphs: "GraphFamily") -> "SearchOutcome":
-    """Tell the best plan, wherever it stands, what its script is to answer for missing data."""
-    best = outcome.best
-    told = replace(best, data_reads=graphs.data_reads(best.microbatch_size))
-    if told == best:
-        return outcome
-    return replace(
-        outcome,
-        best=told,
-        candidates=tuple(told if plan == best else plan for plan in outcome.candidates),
-        rule_of_thumb=told if outcome.rule_of_thumb == best else outcome.rule_of_thumb,
-    )
-
-
-def _machine(request: PlanRequest, gpus: int) -> tuple["FrameworkSpec", "ClusterSpec"]:
-    """What runs the plan, and the request's cluster with a number of devices."""
-    from planner.framework.script import SCRIPT, framework_on_cluster
-
-    framework, cluster = framework_on_cluster(
-        request.framework or SCRIPT,
-        request.cluster,
-        gpus=gpus,
-        gpus_per_node=request.gpus_per_node,
-        calibration=request.calibration,
-    )
-    return framework, _with_margin(cluster, resolve_margin(request))
-
-
-def _with_margin(cluster: "ClusterSpec", margin: float) -> "ClusterSpec":
-    return replace(cluster, device=cluster.device.with_margin(margin))
-
-
-def _search_request(
-    request: PlanRequest,
-    loaded: "LoadedModel",
-    framework: "FrameworkSpec",
-    *,
-    num_parameters: int,
-    dtype: str,
-    fixed: Mapping[str, str],
-) -> "SearchRequest":
-    """Resolve what the request leaves open."""
-    from planner.search.space import SearchRequest
-
-    return SearchRequest(
-        model=ModelRef(
-            file=loaded.file,
-            module=loaded.module,
-            factory=loaded.factory,
-            seq_len=loaded.seq_len,
-            num_parameters=num_parameters,
-        ),
-        global_batch_size=request.global_batch_size or SAMPLES_PER_GPU * request.gpus,
-        dtype=dtype,
-        fixed=_fixed_values(fixed),
-        top=request.top,
-        time_limit_s=request.time_limit_s,
-        framework=framework,
-    )
-
-
-def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
-    """Turn checked ``--fix`` values into their types."""
-    from planner.strategy.rules import FixedValues
-
-    names = {field.name for field in fields(FixedValues)}
-    types: Mapping[str, Callable[[str], object]] = {
-        "schedule": str,
-        "activation_checkpointing": str,
-        "reshard_after_forward": lambda value: value == "true",
-        "sequence_parallel": lambda value: value == "true",
-        "compile": lambda value: value == "true",
-    }
-    chosen: Any = {
-        name: types.get(name, int)(value) for name, value in fixed.items() if name in names
-    }
-    return FixedValues(**chosen)
 
 
 def _fixed_settings(fix: Mapping[str, object] | None) -> tuple[tuple[str, str], ...]:

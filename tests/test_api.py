@@ -28,7 +28,7 @@ def searched(monkeypatch):
         calls.append((request, model_object, estimate_only))
         return make_record()
 
-    monkeypatch.setattr(api, "_search_outcome", search)
+    monkeypatch.setattr(api, "plan_record", search)
     return calls
 
 

@@ -27,7 +27,9 @@ LAYERS = (
     ("codegen", "export", "report", "validation"),
     ("checking",),
     ("request_rules", "result", "trace_result", "model_argument"),
-    ("api", "trace_api"),
+    ("planning",),
+    ("questions",),
+    ("api", "questions_api", "trace_api"),
     ("cli",),
 )
 """A module imports from its own line and the lines above; those of one line are strangers."""
@@ -145,6 +147,7 @@ ORDERS = {
         ("layout_rules", "price_rules", "record"),
         ("verify",),
         ("serialize",),
+        ("saved_model",),
     ),
     "pricing": (
         ("choice", "sharding_ilp"),
@@ -254,7 +257,7 @@ ONLY_IN = {
     },
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
-        *("api.py", "model_argument.py", "trace_api.py"),
+        *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
         *("codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"validation/plot.py"},

@@ -75,7 +75,7 @@ _TEXT_COLUMNS = (
     "solver_status",
 )
 
-_REPORT_TYPES = {
+REPORT_TYPES = {
     **dict.fromkeys(REPORT_COLUMNS, "float64"),
     **dict.fromkeys(_INTEGER_COLUMNS, "Int64"),
     **dict.fromkeys(_FLAG_COLUMNS, "boolean"),
@@ -152,7 +152,7 @@ def _priced_rows(record: PlanRecord) -> list[dict[str, object]]:
     outcome = record.outcome
     return [
         {
-            **_plan_columns(plan, record),
+            **plan_columns(plan, record),
             "rank": rank,
             "status": "best" if plan == outcome.best else "priced",
             "rule_of_thumb": plan == outcome.rule_of_thumb,
@@ -163,7 +163,8 @@ def _priced_rows(record: PlanRecord) -> list[dict[str, object]]:
     ]
 
 
-def _plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
+def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
+    """Give the columns of report.csv that say what a plan is and what it achieves."""
     figures = plan_figures(plan, record.cluster)
     return {
         **{axis: getattr(plan.degrees, axis) for axis in DEGREE_COLUMNS},
@@ -209,4 +210,4 @@ def _refused_row(rejection: Rejection, capacity_bytes: int) -> dict[str, object]
 
 
 def _report(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=list(REPORT_COLUMNS)).astype(_REPORT_TYPES)
+    return pd.DataFrame(list(rows), columns=list(REPORT_COLUMNS)).astype(REPORT_TYPES)

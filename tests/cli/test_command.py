@@ -34,7 +34,7 @@ def searched(monkeypatch):
             requests.append((request, estimate_only))
         return make_record(model="model.py")
 
-    monkeypatch.setattr(api, "_search_outcome", search)
+    monkeypatch.setattr(api, "plan_record", search)
     return requests
 
 
@@ -46,7 +46,7 @@ def failing(monkeypatch):
         def search(*args, **kwargs):
             raise error
 
-        monkeypatch.setattr(api, "_search_outcome", search)
+        monkeypatch.setattr(api, "plan_record", search)
 
     return fail_with
 
@@ -208,7 +208,7 @@ def test_ctrl_c_is_clean(failing, workplace, capsys):
 def test_a_plan_without_a_script_leaves_nothing(monkeypatch, workplace, capsys):
     unnamed = ModelRef(file=None, module=None, factory="", seq_len=None, num_parameters=0)
     record = make_record(make_outcome(make_plan(model=unnamed)))
-    monkeypatch.setattr(api, "_search_outcome", lambda *args, **kwargs: record)
+    monkeypatch.setattr(api, "plan_record", lambda *args, **kwargs: record)
     assert run(["model.py", "--gpus", "8"]) == CodegenError.exit_code
     assert capsys.readouterr().out == ""
     assert not (workplace / "plans").exists()

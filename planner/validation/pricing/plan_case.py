@@ -1,7 +1,6 @@
 """A logged run as what is priced: the model that the plan's folder holds, and its layout."""
 
-import ast
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -10,12 +9,8 @@ from planner.framework.constants import PROFILES_OWN, Constants
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
-from planner.graph.loading.hints import Hint, make_hints
-from planner.graph.loading.load import load_model
-from planner.graph.loading.own_place import COPIES_FOLDER, asks_for_its_place
-from planner.graph.sizes.family import GraphFamily, trace_family
-from planner.plan.serialize import SavedPlan
-from planner.plan.verify import verify_plan
+from planner.graph.sizes.family import GraphFamily
+from planner.plan.saved_model import saved_graphs
 from planner.validation.types import LoggedRun
 
 
@@ -69,37 +64,4 @@ class PlanCase:
             ModelError: It is gone, or cannot be traced.
             VerificationError: It is not the model of the plan.
         """
-        saved = self.run.saved
-        source, hints = _model_source(saved)
-        loaded = load_model(source, seq_len=saved.plan.model.seq_len)
-        graphs = trace_family(replace(loaded, hints=hints), dtype=saved.plan.dtype)
-        hint = f"Has {source} changed since the plan was made? Plan it again."
-        verify_plan(saved.plan, saved.cluster, graphs=graphs, name=f"{saved.file}", hint=hint)
-        return graphs
-
-
-def _looks_around(copies: Path) -> bool:
-    files = copies.rglob("*.py")
-    return any(asks_for_its_place(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
-
-
-def _model_source(saved: SavedPlan) -> tuple[str, tuple[Hint, ...]]:
-    """Name the model as ``load_model`` takes it, where the script took it from.
-
-    That is the copy beside the plan, or the original where the code looks for what lies beside it
-    and the original is still there.
-    """
-    model, folder = saved.plan.model, saved.file.parent
-    hints = make_hints(saved.request.hints)
-    if model.is_config:
-        copy = folder / "config.json"
-        return str(copy if copy.exists() else model.file), hints
-    if model.file is None:
-        return f"{model.module}:{model.factory}", hints
-    copies = folder / COPIES_FOLDER
-    copy = copies / Path(model.file).name
-    if not copy.exists() or (Path(model.file).exists() and _looks_around(copies)):
-        return f"{model.file}:{model.factory}", hints
-    # A copy lies elsewhere: hints name its files by the end of their path.
-    own = tuple(replace(hint, file=Path(hint.file).name) for hint in hints)
-    return f"{copy}:{model.factory}", own
+        return saved_graphs(self.run.saved)
