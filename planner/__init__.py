@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph as OperatorGraph
     from planner.plan.serialize import load_plan as load_plan
     from planner.plan.types import Plan as Plan
+    from planner.questions.explain import Explanation as Explanation
+    from planner.questions.explain import WhyNot as WhyNot
+    from planner.questions.sweep_result import SweepResult as SweepResult
+    from planner.questions_api import explain as explain
+    from planner.questions_api import explain_why_not as explain_why_not
+    from planner.questions_api import sweep as sweep
     from planner.result import PlanResult as PlanResult
     from planner.trace_api import trace as trace
     from planner.trace_api import trace_lengths as trace_lengths
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckError": "planner.errors",
     "CodegenError": "planner.errors",
+    "Explanation": "planner.questions.explain",
     "InfeasiblePlanError": "planner.errors",
     "ModelError": "planner.errors",
     "OperatorGraph": "planner.graph.operator_graph",
@@ -49,12 +56,17 @@ _MODULES = {
     "ProfileError": "planner.errors",
     "RequestError": "planner.errors",
     "SolverError": "planner.errors",
+    "SweepResult": "planner.questions.sweep_result",
     "TraceResult": "planner.trace_result",
     "ValidationResult": "planner.validation.validate",
     "VerificationError": "planner.errors",
+    "WhyNot": "planner.questions.explain",
     "estimate": "planner.api",
+    "explain": "planner.questions_api",
+    "explain_why_not": "planner.questions_api",
     "load_plan": "planner.plan.serialize",
     "plan": "planner.api",
+    "sweep": "planner.questions_api",
     "trace": "planner.trace_api",
     "trace_lengths": "planner.trace_api",
     "validate": "planner.validation.validate",
@@ -64,6 +76,7 @@ _MODULES = {
 __all__ = [
     "CheckError",
     "CodegenError",
+    "Explanation",
     "InfeasiblePlanError",
     "ModelError",
     "OperatorGraph",
@@ -73,12 +86,17 @@ __all__ = [
     "ProfileError",
     "RequestError",
     "SolverError",
+    "SweepResult",
     "TraceResult",
     "ValidationResult",
     "VerificationError",
+    "WhyNot",
     "estimate",
+    "explain",
+    "explain_why_not",
     "load_plan",
     "plan",
+    "sweep",
     "trace",
     "trace_lengths",
     "validate",

@@ -62,13 +62,22 @@ def parse_margin(text: str) -> float:
     Raises:
         RequestError: It is neither.
     """
+    return parse_share("--memory-margin", text)
+
+
+def parse_share(option: str, text: str) -> float:
+    """Read a share: "0.05" or "5%".
+
+    Raises:
+        RequestError: It is neither.
+    """
     number, percent, rest = text.strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
         share = math.nan
     if rest or not 0 <= share < 1:
-        raise _bad_margin(text)
+        raise bad_share(option, text)
     return share
 
 
@@ -82,10 +91,11 @@ def resolve_margin(request: PlanRequest) -> float:
     return LEAST_MARGIN if request.framework is None else 0.0
 
 
-def _bad_margin(value: object) -> RequestError:
+def bad_share(option: str, value: object) -> RequestError:
+    """Make the error of a value that is no share."""
     return RequestError(
-        f"--memory-margin {value}: it is a share of the device's memory, from 0 to below 1",
-        hint="For example --memory-margin 0.05 or --memory-margin 5%.",
+        f"{option} {value}: it is a share, from 0 to below 1",
+        hint=f"For example {option} 0.05 or {option} 5%.",
     )
 
 
@@ -115,7 +125,7 @@ def check_request(request: PlanRequest) -> PlanRequest:
         )
     margin = request.memory_margin
     if margin is not None and not 0 <= margin < 1:
-        raise _bad_margin(margin)
+        raise bad_share("--memory-margin", margin)
     _check_nodes(request)
     if request.dtype is not None:
         known = COMPUTE_DTYPES if request.framework is None else tuple(Dtype)

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
     ("errors", "rendering", "units", "progress", "version", "vocabulary", "runtime"),
-    ("request", "solver"),
+    ("picture", "request", "solver"),
     ("hardware",),
     ("framework",),
     ("graph",),
@@ -260,7 +260,7 @@ ONLY_IN = {
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
         *("codegen/trial.py", "validation/pricing/models.py"),
     },
-    "matplotlib": {"validation/plot.py"},
+    "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
 }
 """Heavy or narrow libraries, and the folders or files that may import them."""

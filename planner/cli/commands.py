@@ -8,12 +8,9 @@ from typing import Unpack
 
 import click
 
+from planner.cli.option_types import CalibrateOptions, PlanOptions, TraceOptions, ValidateOptions
 from planner.cli.options import (
-    CalibrateOptions,
     ExampleCommand,
-    PlanOptions,
-    TraceOptions,
-    ValidateOptions,
     assume_option,
     framework_option,
     hint_options,
@@ -43,6 +40,8 @@ Examples:
 _VERBS = """
 Verbs (a first argument that is none of them is the MODEL):
   estimate MODEL   Price one layout, without a search.
+  sweep MODEL      Plan at many points: how it scales, what it costs, how long it takes.
+  explain PLAN     Say what a plan is bound by, what more would buy, why not another layout.
   trace MODEL      Show what is in a model: FLOPs, bytes, blocks, where it can be cut.
   profiles         List the clusters, or show where the numbers of one come from.
   validate RUNS    Hold the cost model to measured runs, or to the log of a script.

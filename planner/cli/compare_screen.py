@@ -5,7 +5,7 @@ import sys
 from rich.console import RenderableType
 from rich.text import Text
 
-from planner.cli.options import CompareOptions
+from planner.cli.option_types import CompareOptions
 from planner.cli.pieces import figures, stack
 from planner.cli.terminal import answer_console, write_answer
 from planner.errors import RequestError

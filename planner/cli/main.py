@@ -21,9 +21,11 @@ from planner.cli.commands import (
     validate_command,
 )
 from planner.cli.compare_command import compare_command
+from planner.cli.explain_command import explain_command
 from planner.cli.export_command import export_command
 from planner.cli.profile_command import profile_command
 from planner.cli.profiles import profiles_command
+from planner.cli.sweep_command import sweep_command
 from planner.errors import PlannerError
 
 VERBS: dict[str, click.Command] = {
@@ -31,9 +33,11 @@ VERBS: dict[str, click.Command] = {
     "compare": compare_command,
     "estimate": estimate_command,
     "check": check_command,
+    "explain": explain_command,
     "export": export_command,
     "profile": profile_command,
     "profiles": profiles_command,
+    "sweep": sweep_command,
     "trace": trace_command,
     "validate": validate_command,
 }

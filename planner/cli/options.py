@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NotRequired, TypedDict, TypeVar
+from typing import TypeVar
 
 import click
 
+from planner.cli.option_types import PlanOptions
 from planner.graph.loading.hints import HintValue, make_hints, parse_hint, read_hints
 from planner.request import PlanRequest
 from planner.request_rules import check_request, parse_fix, parse_margin
@@ -13,112 +14,6 @@ from planner.request_rules import check_request, parse_fix, parse_margin
 DEFAULT_TOP = 5
 
 Command = TypeVar("Command", bound=Callable[..., object])
-
-
-class TraceOptions(TypedDict):
-    """Parsed options of ``plan trace MODEL``."""
-
-    model: str
-    seq_len: int | None
-    microbatch_size: int
-    dtype: str
-    hint: tuple[str, ...]
-    hints: Path | None
-    as_json: bool
-    ops: Path | None
-    dot: Path | None
-    force: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
-
-
-class ValidateOptions(TypedDict):
-    """Parsed options of ``plan validate RUNS``."""
-
-    runs: tuple[Path, ...]
-    failed: Path | None
-    plan: Path | None
-    calibration: Path | None
-    assume: tuple[tuple[str, str], ...]
-    keep_going: bool
-    capacity_gib: float | None
-    min_group: int
-    out: Path | None
-    failed_out: Path | None
-    plot: Path | None
-    force: bool
-    as_json: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
-
-
-class CalibrateOptions(TypedDict):
-    """Parsed options of ``plan calibrate RUNS``."""
-
-    runs: tuple[Path, ...]
-    out: Path
-    plan: Path | None
-    assume: tuple[tuple[str, str], ...]
-    keep_going: bool
-    force: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
-
-
-class CompareOptions(TypedDict):
-    """Parsed options of ``plan compare PLAN.json``."""
-
-    plan: Path
-    other: Path | None
-    measured: Path | None
-    as_json: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
-
-
-class ProfileOptions(TypedDict):
-    """Parsed options of ``plan profile``."""
-
-    device: str
-    processes: int | None
-    hosts: str | None
-    remote: str
-    out: Path
-    quick: bool
-    force: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
-
-
-class PlanOptions(TypedDict):
-    """Parsed options of ``plan MODEL`` and ``plan estimate MODEL``."""
-
-    model: str
-    gpus: int
-    cluster: str
-    gpus_per_node: int | None
-    calibration: Path | None
-    global_batch_size: int | None
-    seq_len: int | None
-    dtype: str | None
-    memory_margin: str | None
-    fix: tuple[str, ...]
-    hint: tuple[str, ...]
-    hints: Path | None
-    framework: NotRequired[str | None]
-    top: NotRequired[int]
-    time_limit: NotRequired[float | None]
-    out: Path | None
-    force: bool
-    as_json: bool
-    verbose: int
-    quiet: bool
-    no_color: bool
 
 
 class ExampleCommand(click.Command):
@@ -157,15 +52,7 @@ def request_options(command: Command) -> Command:
             metavar="NAME",
             help="Cluster profile, a name from `plan profiles` or the path of a TOML file.",
         ),
-        click.option(
-            "--gpus-per-node", type=int, metavar="N", help="Devices per node.  [profile's]"
-        ),
-        click.option(
-            "--calibration",
-            type=click.Path(path_type=Path, dir_okay=False),
-            metavar="FILE",
-            help="Constants of your cluster, as `plan calibrate` wrote them.",
-        ),
+        place_options,
         click.option(
             "--global-batch-size",
             type=int,
@@ -178,14 +65,32 @@ def request_options(command: Command) -> Command:
             metavar="N",
             help="Tokens per sample.  [the model's own, of a config at most 2048]",
         ),
-        click.option(
-            "--dtype",
-            metavar="DTYPE",
-            help="Compute in bfloat16, float32 or float64.  [the best the device has]",
-        ),
+        dtype_option,
         layout_options,
         hint_options,
     )
+
+
+def place_options(command: Command) -> Command:
+    """Add the options that say more of the machine."""
+    return _apply(
+        command,
+        click.option(
+            "--gpus-per-node", type=int, metavar="N", help="Devices per node.  [profile's]"
+        ),
+        click.option(
+            "--calibration",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Constants of your cluster, as `plan calibrate` wrote them.",
+        ),
+    )
+
+
+def dtype_option(command: Command) -> Command:
+    """Add the option of the compute dtype."""
+    words = "Compute in bfloat16, float32 or float64.  [the best the device has]"
+    return click.option("--dtype", metavar="DTYPE", help=words)(command)
 
 
 def layout_options(command: Command) -> Command:
@@ -246,13 +151,14 @@ def search_options(command: Command) -> Command:
             metavar="K",
             help="Layouts to show.",
         ),
-        click.option(
-            "--time-limit",
-            type=float,
-            metavar="SECONDS",
-            help="Time for the solver.  [a limit of work, the same on every machine]",
-        ),
+        time_limit_option,
     )
+
+
+def time_limit_option(command: Command) -> Command:
+    """Add the option that ends a search by the clock."""
+    words = "Time for the solver.  [a limit of work, the same on every machine]"
+    return click.option("--time-limit", type=float, metavar="SECONDS", help=words)(command)
 
 
 def output_options(command: Command) -> Command:
@@ -332,7 +238,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
             gpus=options["gpus"],
             cluster=options["cluster"],
             gpus_per_node=options["gpus_per_node"],
-            calibration=_text(options["calibration"]),
+            calibration=text_of(options["calibration"]),
             global_batch_size=options["global_batch_size"],
             seq_len=options["seq_len"],
             dtype=options["dtype"],
@@ -350,7 +256,8 @@ def _margin(text: str | None) -> float | None:
     return None if text is None else parse_margin(text)
 
 
-def _text(path: Path | None) -> str | None:
+def text_of(path: Path | None) -> str | None:
+    """Spell a path as requests hold it."""
     return None if path is None else str(path)
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from planner import api
-from planner.cli.options import PlanOptions
+from planner.cli.option_types import PlanOptions
 from planner.cli.plan_screen import print_result
 from planner.cli.terminal import ProgressLine, answer_console, message_console
 from planner.errors import InfeasiblePlanError

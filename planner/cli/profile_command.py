@@ -5,7 +5,8 @@ from typing import Unpack
 
 import click
 
-from planner.cli.options import ExampleCommand, ProfileOptions, verbosity_options
+from planner.cli.option_types import ProfileOptions
+from planner.cli.options import ExampleCommand, verbosity_options
 
 _EXAMPLES = """
 Examples:

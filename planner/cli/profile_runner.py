@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from planner.cli.options import ProfileOptions
+from planner.cli.option_types import ProfileOptions
 from planner.cli.terminal import ProgressLine, answer_console, message_console, write_answer
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster

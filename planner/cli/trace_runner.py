@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from planner.cli.options import TraceOptions, given_hints
+from planner.cli.option_types import TraceOptions
+from planner.cli.options import given_hints
 from planner.cli.terminal import ProgressLine, answer_console, message_console
 from planner.report.folder import check_files, write_file
 from planner.request_rules import check_trace

@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from planner.cli.options import CalibrateOptions, ValidateOptions
+from planner.cli.option_types import CalibrateOptions, ValidateOptions
 from planner.cli.terminal import ProgressLine, answer_console, message_console
 from planner.cli.validate_screen import print_calibration, print_validation
 from planner.errors import RequestError
+from planner.picture import check_plot
 from planner.report.folder import check_file, check_files, write_file
 from planner.report.tables import csv_text
-from planner.validation.plot import check_plot
 from planner.validation.reading.source import read_source
 from planner.validation.validate import ValidationResult, validate
 

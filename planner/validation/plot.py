@@ -1,46 +1,19 @@
 """A picture of predicted against measured step times."""
 
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from planner.errors import RequestError
+from planner.picture import picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = ("png", "svg", "pdf")
-"""Endings of the file, and how it is written."""
-
 _SIZE_INCH = (6.4, 6.4)
-_DOTS_PER_INCH = 150
 _MARGIN = 1.3
 """Factor between the outermost points and the frame."""
-
-
-def check_plot(file: Path) -> None:
-    """Make sure, before any work is done, that a picture can be drawn.
-
-    Args:
-        file: Where it will be written.
-
-    Raises:
-        RequestError: The ending names no format, or matplotlib is missing.
-    """
-    if file.suffix.removeprefix(".").lower() not in FORMATS:
-        raise RequestError(
-            f"--plot {file}: there is no format {file.suffix or 'without an ending'}",
-            hint=f"Choose an ending among {', '.join(f'.{name}' for name in FORMATS)}.",
-        )
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise RequestError(
-            f"--plot {file}: matplotlib draws the picture, and it is not installed",
-            hint="pip install 'parallel-training-planner[plots]'",
-        ) from error
 
 
 def plot_bytes(points: pd.DataFrame, title: str, file: Path) -> bytes:
@@ -60,19 +33,14 @@ def plot_bytes(points: pd.DataFrame, title: str, file: Path) -> bytes:
     Raises:
         RequestError: As ``check_plot``, or there is no row.
     """
-    check_plot(file)
-    from matplotlib.figure import Figure
-
     if points.empty:
         raise RequestError(
             f"--plot {file}: no row has a measured and a predicted step time",
             hint="Run without --plot to see why rows are not priced.",
         )
-    figure = Figure(figsize=_SIZE_INCH, layout="constrained")
-    _draw(figure.add_subplot(), points, title)
-    content = BytesIO()
-    figure.savefig(content, format=file.suffix[1:].lower(), dpi=_DOTS_PER_INCH)
-    return content.getvalue()
+    return picture_bytes(
+        file, _SIZE_INCH, lambda figure: _draw(figure.add_subplot(), points, title)
+    )
 
 
 def _draw(axes: "Axes", points: pd.DataFrame, title: str) -> None:
