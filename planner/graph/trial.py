@@ -69,7 +69,7 @@ class LayoutTrial:
             sequence_dim: Dim of the stream that is split, None where it is whole.
         """
         assert unit.block is not None
-        key = (unit.structure, tuple(modules), tp, sequence_dim)
+        key = (unit.block, tuple(modules), tp, sequence_dim)
         if key not in self._known:
             self._known[key] = self._try(modules, tp, sequence_dim, unit.block)
         return self._known[key]

@@ -1,10 +1,10 @@
 """What the layouts of a model's units are chosen under."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import OperatorGraph, Unit
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.problem import ShardingProblem, sharding_problem
+from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,21 @@ def unit_problem(
         sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
         split_tables=choice.split_tables if choice.tp > 1 else None,
         whole=whole,
+    )
+
+
+def choice_of_unit(graph: OperatorGraph, unit: Unit, choice: ShardingChoice) -> ShardingChoice:
+    """What of a choice the layouts of a unit depend on; the rest is as in no choice.
+
+    The sequence is split inside blocks alone, and of tables only units hear that have one.
+    """
+    tables = table_storages(graph)
+    has_table = any(graph.parameters[index].storage in tables for index in unit.parameters)
+    return replace(
+        choice,
+        sequence_parallel=choice.sequence_parallel and unit.kind is UnitKind.BLOCK,
+        split_tables=choice.split_tables and has_table,
+        compile=False,
     )
 
 

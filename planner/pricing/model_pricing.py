@@ -35,6 +35,8 @@ _REFERENCE = "a100-80gb-sxm"
 class PricedModel:
     """The units' prices and the layouts behind them."""
 
+    choice: ShardingChoice
+    """What the layouts were chosen under."""
     model: ModelUnits
     """Prices in model order."""
     solutions: dict[str, ShardingSolution]
@@ -101,6 +103,7 @@ class ModelPricer:
                 None
                 if work is None or solutions is None
                 else PricedModel(
+                    choice=choice,
                     model=work.priced(rank),
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
@@ -108,6 +111,17 @@ class ModelPricer:
                 )
             )
         return self._priced[key]
+
+    def confirm(self, choice: ShardingChoice) -> bool:
+        """Try a choice's layouts at its own microbatch size; False where that changes its prices.
+
+        Other sizes stand in where graphs follow from them (``UnitLayouts.confirm``).
+        """
+        if self._layouts.confirm(choice):
+            return True
+        del self._works[choice]
+        self._priced = {key: each for key, each in self._priced.items() if key[0] != choice}
+        return False
 
     def work(self, choice: ShardingChoice) -> ModelWork | None:
         """Count the work of all units, None where some unit cannot run under the choice."""

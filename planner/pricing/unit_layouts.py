@@ -7,11 +7,11 @@ from planner.errors import SolverError
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trial import Refusal
-from planner.pricing.choice import ShardingChoice, representatives, unit_problem
+from planner.pricing.choice import ShardingChoice, choice_of_unit, representatives, unit_problem
 from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.sharding import WholeModule
+from planner.strategy.sharding import ModuleSharding, WholeModule
 from planner.vocabulary import SPLIT_STYLES
 
 
@@ -33,6 +33,9 @@ class UnitLayouts:
         self._is_tried = is_tried
         self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
         self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
+        self._tried_at: int | None = None
+        self._confirmed: set[ShardingChoice] = set()
         self.reasons: dict[int, str] = {}
         """Why the script cannot run a layout over so many ranks, where it was tried and refused."""
 
@@ -41,6 +44,31 @@ class UnitLayouts:
         if choice not in self._solutions:
             self._solutions[choice] = self._solve(choice)
         return self._solutions[choice]
+
+    def confirm(self, choice: ShardingChoice) -> bool:
+        """Try a choice at its own microbatch size, and say whether its layouts stay as they are.
+
+        Sizes whose graphs follow from those of others are tried at one of them for all.
+        """
+        if not self._is_tried or self._size_of_trial(choice) == choice.microbatch_size:
+            return True
+        before = self._solutions.pop(choice)
+        self._confirmed.add(choice)
+        self._units = {
+            key: each
+            for key, each in self._units.items()
+            if key[1].microbatch_size != choice.microbatch_size
+        }
+        after = self.of(choice)
+        return _instructions(before) == _instructions(after)
+
+    def _size_of_trial(self, choice: ShardingChoice) -> int:
+        size = choice.microbatch_size
+        if choice in self._confirmed or not self._graphs.evaluates(size):
+            return size
+        if self._tried_at is None:
+            self._tried_at = size
+        return self._tried_at
 
     def whole(self, choice: ShardingChoice, structure: str) -> tuple[WholeModule, ...]:
         """Modules of a unit that the script could not run split."""
@@ -64,6 +92,21 @@ class UnitLayouts:
         self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
     ) -> ShardingSolution | None:
         """The best layouts of a unit that the script can run, None where there are none."""
+        key = (unit.structure, choice_of_unit(graph, unit, choice))
+        if key not in self._units:
+            self._units[key] = self._found(graph, unit, choice, rank)
+        found = self._units[key]
+        if isinstance(found, Refusal):
+            self._note(choice, unit.name, found)
+        if not isinstance(found, RunnableUnit):
+            return None
+        self._whole[choice, unit.structure] = found.whole
+        return found.solution
+
+    def _found(
+        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
+    ) -> RunnableUnit | Refusal | None:
+        """Layouts of a unit, or why none runs; None where there are none to run."""
 
         def solve(whole: frozenset[str]) -> ShardingSolution | None:
             problem = unit_problem(graph, unit, choice, whole)
@@ -73,17 +116,12 @@ class UnitLayouts:
                 return None
 
         if choice.tp == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
-            return solve(frozenset())
-        found = runnable_block(
-            self._graphs.trial(choice.microbatch_size), unit, solve, tp=choice.tp,
+            solution = solve(frozenset())
+            return None if solution is None else RunnableUnit(solution=solution, whole=())
+        return runnable_block(
+            self._graphs.trial(self._size_of_trial(choice)), unit, solve, tp=choice.tp,
             sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
         )  # fmt: skip
-        if isinstance(found, Refusal):
-            self._note(choice, unit.name, found)
-        if not isinstance(found, RunnableUnit):
-            return None
-        self._whole[choice, unit.structure] = found.whole
-        return found.solution
 
     def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
         """Whether what lies around the blocks runs as it was chosen."""
@@ -91,13 +129,21 @@ class UnitLayouts:
             return True
         ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
         modules = [module for each in ends for module in module_shardings(each)]
-        found = self._graphs.trial(choice.microbatch_size).ends(tried(modules), choice.tp)
+        found = self._graphs.trial(self._size_of_trial(choice)).ends(tried(modules), choice.tp)
         if found is not None:
             self._note(choice, found.module or "the model around its blocks", found)
         return found is None
 
     def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
         self.reasons.setdefault(choice.tp, f"{found.module or place}: {found.reason}")
+
+
+def _instructions(
+    solutions: dict[str, ShardingSolution] | None,
+) -> dict[str, tuple[ModuleSharding, ...]] | None:
+    if solutions is None:
+        return None
+    return {structure: module_shardings(each) for structure, each in solutions.items()}
 
 
 def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from .model import run_model
 from .part import OffersLoss
 from .split_part import SplitPart
 from .split_tensor import Ranks
-from .stand_ins import EarlierModule, replace_module
+from .stand_ins import EarlierModule
 from .streams import stream_of
 from .tensor_parallel import ModuleSharding, TensorParallel
 from .trees import Args, Kwargs, Tree, cast_floats, tensors_of
@@ -170,14 +171,14 @@ class DryRun:
             _backward([loss, *entering])
 
     def _part(self, keep: int | None) -> SplitPart:
-        """A copy of the model in which stand-ins replace the blocks but one."""
-        model = copy.deepcopy(self.model)
+        """A copy of the model in which stand-ins take the place of the blocks but one."""
         anatomy = self.anatomy
-        for i, path in enumerate(anatomy.blocks):
-            if i != keep:
-                block = model.get_submodule(path)
-                replace_module(model, path, _Source(block, anatomy.calls[path]))
-        part = SplitPart(model, self.user, blocks=anatomy.blocks)
+        left_out = [path for i, path in enumerate(anatomy.blocks) if i != keep]
+        taken = {path: self.model.get_submodule(path) for path in left_out}
+        memo: dict[int, Any] = {
+            id(block): _Source(block, anatomy.calls[path]) for path, block in taken.items()
+        }
+        part = SplitPart(copy.deepcopy(self.model, memo), self.user, blocks=anatomy.blocks)
         part.first_names = anatomy.first_names
         return part
 

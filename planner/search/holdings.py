@@ -9,7 +9,8 @@ Of two choices with stages of the same lengths, one that is no slower in any sta
 path through the action list, and no rank's end, prefers the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 def holdings(
@@ -52,6 +54,27 @@ def holdings(
     return found
 
 
+@dataclass(slots=True)
+class _Choices:
+    """Choices of the first stages of a rank, a row each."""
+
+    places: NDArray[np.intp]
+    """Column of each stage."""
+    seconds: Floats
+    """Along each path."""
+    own_s: Floats
+    """Forward and backward of its units, at the least."""
+    sizes: Floats
+    """Bytes held at each moment, but for transients."""
+    transients: Floats
+    """Highest transient at each moment."""
+    reductions: Floats
+    """Bytes when gradients are reduced after backward."""
+
+    def only(self, kept: Flags) -> "_Choices":
+        return _Choices(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+
 class _Listing:
     """The choices of one rank, extended stage by stage."""
 
@@ -65,60 +88,90 @@ class _Listing:
         pp = search.configuration.degrees.pp
         mine = range(rank, len(stages), pp)
         self._search = search
-        self._rank = rank
         self._most_s = limit_s * (1 + 1e-9) - search.once_s
         self._columns = [stages[stage] for stage in mine]
         self._paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
         self._others = [stage for stage in range(len(stages)) if stage % pp != rank]
         moments = search.configuration.fullest_moments(rank)
-        self._seconds = [
-            _path_s(self._columns[at], stage, self._paths) for at, stage in enumerate(mine)
+        self._stages = [
+            _Choices(
+                places=np.arange(len(columns))[:, None],
+                seconds=_path_s(columns, stage, self._paths),
+                own_s=_own_s(search, columns),
+                sizes=_held_bytes(columns, [moment[at] for moment in moments]),
+                transients=_transient_bytes(columns, [moment[at] for moment in moments]),
+                reductions=np.array([column.reduction_bytes for column in columns]),
+            )
+            for at, (stage, columns) in enumerate(zip(mine, self._columns, strict=True))
         ]
-        """For each stage: seconds of each column along each path."""
-        self._bytes = [
-            _held_bytes(columns, [moment[at] for moment in moments])
-            for at, columns in enumerate(self._columns)
-        ]
-        """For each stage: bytes of each column at each moment."""
 
     def run(self) -> list[Holding] | None:
         """All choices, none of which makes another needless; None where there are too many."""
-        seconds, sizes = np.zeros((1, len(self._paths))), np.zeros((1, self._bytes[0].shape[1]))
-        places = np.zeros((1, 0), dtype=np.intp)
-        for at, columns in enumerate(self._columns):
-            if len(places) * len(columns) > _MOST_LISTED:
+        found, *others = self._stages
+        for at, stage in enumerate(others, start=1):
+            found = self._promising(found, at)
+            if len(found.places) * len(stage.places) > _MOST_LISTED:
                 return None
-            before = np.repeat(np.arange(len(places)), len(columns))
-            added = np.tile(np.arange(len(columns)), len(places))
-            seconds = seconds[before] + self._seconds[at][added]
-            sizes = sizes[before] + self._bytes[at][added]
-            kept = (seconds + _least(self._seconds[at + 1 :]) <= self._most_s).all(axis=1)
-            kept &= (sizes + _least(self._bytes[at + 1 :]) <= self._search.room_bytes).all(axis=1)
-            seconds, sizes = seconds[kept], sizes[kept]
-            places = np.column_stack([places[before[kept]], added[kept]])
-        found = []
-        for row, times in zip(places, seconds, strict=True):
-            held = tuple(columns[at] for columns, at in zip(self._columns, row, strict=True))
-            if self._leaves_enough(held, times) and self._search.fits(self._rank, held):
-                found.append(held)
-        return _undominated(found)
+            found = _extended(found, stage)
+        found = self._promising(found, len(self._stages))
+        found = found.only(self._leaves_enough(found) & self._fits(found))
+        return _undominated(
+            [
+                tuple(columns[at] for columns, at in zip(self._columns, row, strict=True))
+                for row in found.places
+            ]
+        )
 
-    def _leaves_enough(self, held: Holding, times: Floats) -> bool:
+    def _promising(self, found: _Choices, at: int) -> _Choices:
+        """Those within time and memory when the stages from ``at`` on take their least."""
+        later = self._stages[at:]
+        seconds = found.seconds + _least([stage.seconds for stage in later])
+        sizes = found.sizes + _least([stage.sizes for stage in later])
+        within = np.all(seconds <= self._most_s, axis=1)
+        return found.only(within & np.all(sizes <= self._search.room_bytes, axis=1))
+
+    def _fits(self, found: _Choices) -> Flags:
+        """``ConfigurationSearch.fits`` for each choice."""
+        room_bytes = self._search.room_bytes
+        fits: Flags = np.all(found.sizes + found.transients <= room_bytes, axis=1)
+        return fits & (found.reductions <= room_bytes)
+
+    def _leaves_enough(self, found: _Choices) -> Flags:
         """Whether the other ranks can do the rest in time.
 
         Along the paths of this rank the rest counts where it counts least. And one of the others
         has its even share of the rest to do, for every microbatch.
         """
-        forward_s, backward_s = self._search.rest_s(held)
         configuration = self._search.configuration
+        whole = np.array(self._search.rest_s(()))
+        forward_s, backward_s = np.maximum(0.0, whole - found.own_s).T
         share_s = (forward_s + backward_s) / (configuration.degrees.pp - 1)
-        return configuration.num_microbatches * share_s <= self._most_s and all(
-            so_far
-            + min(path.forwards[stage] for stage in self._others) * forward_s
-            + min(path.backwards[stage] for stage in self._others) * backward_s
-            <= self._most_s
-            for so_far, path in zip(times, self._paths, strict=True)
-        )
+        enough: Flags = configuration.num_microbatches * share_s <= self._most_s
+        for so_far, path in zip(found.seconds.T, self._paths, strict=True):
+            least_forward = min(path.forwards[stage] for stage in self._others)
+            least_backward = min(path.backwards[stage] for stage in self._others)
+            rest_s = least_forward * forward_s + least_backward * backward_s
+            enough &= so_far + rest_s <= self._most_s
+        return enough
+
+
+def _extended(found: _Choices, stage: _Choices) -> _Choices:
+    """Every choice with every column of the next stage."""
+    before = np.repeat(np.arange(len(found.places)), len(stage.places))
+    added = np.tile(np.arange(len(stage.places)), len(found.places))
+    return _Choices(
+        places=np.column_stack([found.places[before], added]),
+        seconds=found.seconds[before] + stage.seconds[added],
+        own_s=found.own_s[before] + stage.own_s[added],
+        sizes=found.sizes[before] + stage.sizes[added],
+        transients=np.maximum(found.transients[before], stage.transients[added]),
+        reductions=found.reductions[before] + stage.reductions[added],
+    )
+
+
+def _own_s(search: ConfigurationSearch, columns: Sequence[Column]) -> Floats:
+    whole = np.array(search.rest_s(()))
+    return np.array([whole - search.rest_s((column,)) for column in columns])
 
 
 def _path_s(columns: Sequence[Column], stage: int, paths: Sequence[Path]) -> Floats:
@@ -132,7 +185,25 @@ def _path_s(columns: Sequence[Column], stage: int, paths: Sequence[Path]) -> Flo
 
 def _held_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
     """What a stage holds at each moment, but for transients."""
-    return np.array([[column.held_bytes(moment) for moment in moments] for column in columns])
+    return _by_moment(columns, moments, Column.held_bytes)
+
+
+def _transient_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
+    """Its highest transient at each moment."""
+    return _by_moment(columns, moments, lambda column, moment: column.mix.transient_bytes(moment))
+
+
+def _by_moment(
+    columns: Sequence[Column],
+    moments: Sequence[StageMoment],
+    measure: Callable[[Column, StageMoment], float],
+) -> Floats:
+    """Measure each column at each moment; moments of a stage are often the same."""
+    distinct = list(dict.fromkeys(moments))
+    measured = np.array([[measure(column, moment) for moment in distinct] for column in columns])
+    of = [distinct.index(moment) for moment in moments]
+    by_moment: Floats = measured[:, of]
+    return by_moment
 
 
 def _least(later: Sequence[Floats]) -> Floats | float:

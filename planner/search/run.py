@@ -4,7 +4,7 @@ from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
-from planner.plan.types import Plan, Rejection, SearchOutcome
+from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
@@ -57,11 +57,30 @@ class Search:
     def run(self) -> SearchOutcome:
         """Find the best plan and prove it.
 
+        Where its layouts turn out not to run at its own microbatch size, all is decided again
+        with what runs.
+
         Raises:
             RequestError: The model's shapes allow no layout.
             InfeasiblePlanError: No layout fits the memory.
             SolverError: The solver found nothing within the limit.
         """
+        while True:
+            decision, report = self._decided()
+            best = decision.incumbents.ranked()[0].search
+            if self._space.confirm(best.priced.choice):
+                break
+        candidates = self._candidates(decision.incumbents)
+        return SearchOutcome(
+            best=candidates[0],
+            candidates=tuple(candidates),
+            rule_of_thumb=rule_of_thumb(self._space),
+            rejections=(*self._rejections, *decision.rejections),
+            solver=report,
+        )
+
+    def _decided(self) -> tuple[Decision, SolverReport]:
+        """Decide among all configurations; raises what ``run`` does."""
         legal, self._rejections = self._space.legal()
         if not legal:
             raise self._nothing_legal()
@@ -77,14 +96,7 @@ class Search:
         report = decision.decide()
         if not decision.incumbents.solved:
             raise nothing_fits(self._space, searches, self._resize)
-        candidates = self._candidates(decision.incumbents)
-        return SearchOutcome(
-            best=candidates[0],
-            candidates=tuple(candidates),
-            rule_of_thumb=rule_of_thumb(self._space),
-            rejections=(*self._rejections, *decision.rejections),
-            solver=report,
-        )
+        return decision, report
 
     def _priced(self, legal: list[Configuration]) -> list[ConfigurationSearch]:
         """Price every configuration."""

@@ -112,6 +112,13 @@ class LayoutSpace:
             reserve_bytes = device.reserve_bytes
         return state_bytes / self.cluster.num_gpus <= device.capacity_bytes - reserve_bytes
 
+    def confirm(self, choice: ShardingChoice) -> bool:
+        """Try a choice as the script will run it; False where that changes what it costs."""
+        if self.pricer.confirm(choice):
+            return True
+        self._fronts = {key: each for key, each in self._fronts.items() if key[0] != choice}
+        return False
+
     def searches(
         self, configuration: Configuration, *, kind: str | None = None
     ) -> Iterator[ConfigurationSearch]:
