@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Hashable
-from itertools import accumulate
 
 from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, reduce_scatter_s
 from planner.cost.link_budget import UnitPasses, exposed_s
@@ -64,18 +63,15 @@ class ShardedState:
         bandwidth = cluster.device.pointwise_bytes_per_s if shard.num_ranks > 1 else math.inf
         # FSDP copies what it gathers out of a buffer (read and written), and what it reduces
         # into one.
-        self._gathers = self._sums(
+        self._gathers = model.sums(
             lambda i: self._forward_gather_s(i) + 2.0 * self._units[i].gathered_bytes / bandwidth
         )
-        self._regathers = self._sums(lambda i: 2.0 * self._units[i].gathered_bytes / bandwidth)
-        self._reduce_copies = self._sums(
+        self._regathers = model.sums(lambda i: 2.0 * self._units[i].gathered_bytes / bandwidth)
+        self._reduce_copies = model.sums(
             lambda i: copied * self._units[i].trained_bytes / bandwidth
         )
-        self._every = self._sums(lambda i: self._every_s(i, Recomputation.NONE))
-        self._once = self._sums(lambda i: self._once_s(i, Recomputation.NONE))
-
-    def _sums(self, of_unit: Callable[[int], float]) -> list[float]:
-        return list(accumulate((of_unit(i) for i in range(len(self._units))), initial=0.0))
+        self._every = model.sums(lambda i: self._every_s(i, Recomputation.NONE))
+        self._once = model.sums(lambda i: self._once_s(i, Recomputation.NONE))
 
     # -- one unit ---------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
@@ -60,6 +61,20 @@ class ModelUnits:
     def blocks(self) -> range:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
+
+    def sums(self, of_unit: Callable[[int], float]) -> list[float]:
+        """Prefix sums over the units of what is the same for units that compute the same.
+
+        The first block may differ from others of its kind: no block runs before it.
+        """
+        blocks, known = self.blocks, dict[tuple[int, bool, bool], float]()
+        each = []
+        for index, unit in enumerate(self.units):
+            key = (id(unit), index in blocks, index in (0, blocks.start))
+            if key not in known:
+                known[key] = of_unit(index)
+            each.append(known[key])
+        return list(accumulate(each, initial=0.0))
 
     def with_blocks(self, number: int) -> "ModelUnits":
         """The same model with another number of blocks, each as the second of its three."""

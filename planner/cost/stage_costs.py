@@ -15,7 +15,6 @@ state is held is a parameter of the configuration, what a framework does otherwi
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
@@ -137,9 +136,7 @@ class StageCosts:
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
 
     def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
-        self._sums[name] = list(
-            accumulate((of_unit(i) for i in range(len(self.units))), initial=0.0)
-        )
+        self._sums[name] = self.model.sums(of_unit)
 
     def total(self, name: str, first: int, end: int) -> float:
         """Sum of a quantity over the units [first, end)."""

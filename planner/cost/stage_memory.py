@@ -101,6 +101,7 @@ class StageMemory:
         """
         self._model = model
         self._units = model.units
+        self._blocks = model.blocks
         self._configuration = configuration
         self._framework = framework
         self.reserve_bytes = (
@@ -154,7 +155,7 @@ class StageMemory:
 
     def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""
-        blocks = self._model.blocks
+        blocks = self._blocks
         return tuple(
             i for i in {0, *range(blocks.stop, len(self._units))} if first <= i < end
         )  # the one unit of a model without blocks counts once
@@ -172,7 +173,7 @@ class StageMemory:
         everything = self.whole_gathered_bytes(first, end)
         if not self._configuration.reshard_after_forward:
             return everything
-        inside = range(max(first, self._model.blocks.start), min(end, self._model.blocks.stop))
+        inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
         return min(everything, self._root_gathered_bytes(first, end) + 2 * largest)
 
@@ -258,7 +259,7 @@ class StageMemory:
         whole = (0, len(self._units))
         beyond = 0
         if self._is_fsdp and self._configuration.reshard_after_forward:
-            largest = max((self._units[i].gathered_bytes for i in self._model.blocks), default=0)
+            largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
             beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
         return self.static_bytes(*whole) - beyond
 
@@ -286,7 +287,7 @@ class StageMemory:
             index: self._units[index].activation_bytes[kind]
             for index, kind in zip(range(stage.first, stage.end), stage.kinds, strict=True)
         }
-        inside = [size for index, size in sizes.items() if index in self._model.blocks]
+        inside = [size for index, size in sizes.items() if index in self._blocks]
         return moment_bytes(
             stage.moment,
             kept=sum(sizes.values()),
@@ -329,11 +330,11 @@ class StageMemory:
     def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
         highest = released = 0
-        for index in reversed(range(max(first, self._model.blocks.stop), end)):
+        for index in reversed(range(max(first, self._blocks.stop), end)):
             unit = self._units[index]
             highest = max(highest, unit.temporary_bytes[Recomputation.NONE] - released)
             released += unit.activation_bytes[Recomputation.NONE]
-        before = end - sum(index >= self._model.blocks.stop for index in range(first, end))
+        before = end - sum(index >= self._blocks.stop for index in range(first, end))
         earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
         return max(highest, earlier - released)
 
@@ -343,7 +344,7 @@ class StageMemory:
             (
                 self._units[index].temporary_bytes[kind] + self.reduced_bytes(index)
                 for index, kind in zip(range(first, end), kinds, strict=True)
-                if index < self._model.blocks.stop
+                if index < self._blocks.stop
             ),
             default=0,
         )
@@ -351,7 +352,7 @@ class StageMemory:
     def transient_bytes(self, stage: HeldStage) -> int:
         """Highest transient at a moment."""
         if stage.moment.is_ending:
-            kept = stage.kinds[: max(0, self._model.blocks.stop - stage.first)]
+            kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
             return self.early_temporary_bytes(stage.first, stage.first + len(kept), kept)
         return self.temporary_bytes(stage.first, stage.end, stage.kinds)
 
@@ -363,7 +364,7 @@ class StageMemory:
         """
         if self._pipelined or not self._is_fsdp or self._shards == 1:
             return 0
-        if not self._configuration.reshard_after_forward or index not in self._model.blocks:
+        if not self._configuration.reshard_after_forward or index not in self._blocks:
             return 0
         unit = self._units[index]
         return unit.trained_bytes + unit.gathered_bytes - unit.frozen_bytes

@@ -68,6 +68,8 @@ class ConfigurationSearch:
         self.alike_from = self._alike_from()
         """First unit from which on runs of one length are alike wherever they lie before the last
         unit; None where they are not."""
+        self._moments: dict[int, tuple[RankMoment, ...]] = {}
+        self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
         self._least_kept = list(
             accumulate(
                 (
@@ -133,9 +135,15 @@ class ConfigurationSearch:
             return start, start + end - first
         return first, end
 
+    def fullest_moments(self, rank: int) -> tuple[RankMoment, ...]:
+        """``Configuration.fullest_moments``, looked up once for each rank."""
+        if rank not in self._moments:
+            self._moments[rank] = self.configuration.fullest_moments(rank)
+        return self._moments[rank]
+
     def column(self, stage: int, first: int, end: int) -> Column | None:
         """The fastest column of a stage that has its rank for itself, None where none fits."""
-        moments = self.configuration.fullest_moments(stage)
+        moments = self.fullest_moments(stage)
         start, stop = self._representative(first, end)
         key = (moments, self.table.links(stage), start, stop)
         if key not in self._columns:
@@ -176,19 +184,30 @@ class ConfigurationSearch:
         Parameters and activations grow with the run. Receive buffers do not (they end with the
         model), and are left out.
         """
-        memory, pp = self.table.memory, self.configuration.degrees.pp
-        held = memory.static_bytes(first, end) - memory.receive_bytes(first, end)
-        kept = self._least_kept[end] - self._least_kept[first]
-        received = memory.received_bytes(first)
-        moments = [moment[stage // pp] for moment in self.configuration.fullest_moments(stage % pp)]
+        pp = self.configuration.degrees.pp
+        held, gradients, kept, received = self._least_held(*self._representative(first, end))
+        moments = [moment[stage // pp] for moment in self.fullest_moments(stage % pp)]
         return any(
             held
-            + moment.has_gradients * memory.gradient_bytes(first, end)
+            + moment.has_gradients * gradients
             + (moment.in_flight - moment.is_ending) * kept
             - moment.in_flight * received
             > self.room_bytes
             for moment in moments
         )
+
+    def _least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
+        """What of a run is held always, with gradients, for each microbatch, and in buffers."""
+        run = (first, end)
+        if run not in self._held:
+            memory = self.table.memory
+            self._held[run] = (
+                memory.static_bytes(first, end) - memory.receive_bytes(first, end),
+                memory.gradient_bytes(first, end),
+                self._least_kept[end] - self._least_kept[first],
+                memory.received_bytes(first),
+            )
+        return self._held[run]
 
     def fits(self, rank: int, held: Sequence[Column]) -> bool:
         """Whether a rank can hold some stages: the two moments of ``StageMemory.peak``."""
@@ -198,7 +217,7 @@ class ConfigurationSearch:
             max(c.mix.transient_bytes(at) for c, at in zip(held, moment, strict=True))
             + sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True))
             <= self.room_bytes
-            for moment in self.configuration.fullest_moments(rank)
+            for moment in self.fullest_moments(rank)
         )
 
     def fits_somehow(self) -> bool:

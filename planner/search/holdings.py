@@ -92,7 +92,7 @@ class _Listing:
         self._columns = [stages[stage] for stage in mine]
         self._paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
         self._others = [stage for stage in range(len(stages)) if stage % pp != rank]
-        moments = search.configuration.fullest_moments(rank)
+        moments = search.fullest_moments(rank)
         self._stages = [
             _Choices(
                 places=np.arange(len(columns))[:, None],

@@ -45,31 +45,11 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
     return min(forward), min(backward)
 
 
-def _means(search: ConfigurationSearch) -> tuple[list[float], list[float]]:
-    """Of each stage, the mean over the moments when a backward of its rank starts.
-
-    Returns:
-        Microbatches in flight; and how often there are gradients of earlier ones.
-    """
-    pp, stages = search.configuration.degrees.pp, search.configuration.num_stages
-    counts, shares = [0.0] * stages, [0.0] * stages
-    for rank in range(pp):
-        starts = [
-            moment
-            for moment in search.configuration.fullest_moments(rank)
-            if not any(held.is_ending for held in moment)
-        ]
-        for local, stage in enumerate(range(rank, stages, pp)):
-            counts[stage] = sum(moment[local].in_flight for moment in starts) / len(starts)
-            shares[stage] = sum(moment[local].has_gradients for moment in starts) / len(starts)
-    return counts, shares
-
-
 def _recompute_s(search: ConfigurationSearch) -> float | None:
     """Least recomputation of a microbatch, all stages together; None where none is enough."""
     configuration, units, memory = search.configuration, search.table.units, search.table.memory
     pp, stages = configuration.degrees.pp, configuration.num_stages
-    counts, gradients = _means(search)
+    counts, gradients = configuration.mean_starts
     whole = (0, search.num_units)
     static = memory.least_static_bytes() + min(gradients) * memory.gradient_bytes(*whole)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])

@@ -6,7 +6,13 @@ from planner.framework.spec import StateForm
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import RankMoment, StateMoves, fullest_moments
+from planner.strategy.schedules import (
+    MeanStarts,
+    RankMoment,
+    StateMoves,
+    fullest_moments,
+    mean_starts,
+)
 from planner.vocabulary import MESH_ORDER
 
 
@@ -41,15 +47,30 @@ class Configuration:
 
     def fullest_moments(self, rank: int) -> tuple[RankMoment, ...]:
         """Moments at which a pipeline rank may hold most."""
-        is_fsdp = self.state_form == "fsdp"
         return fullest_moments(
             self.schedule,
             pp=self.degrees.pp,
             virtual_stages=self.virtual_stages,
             num_microbatches=self.num_microbatches,
             rank=rank,
-            moves=StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp),
+            moves=self._moves,
         )
+
+    @property
+    def mean_starts(self) -> MeanStarts:
+        """What each stage holds when a backward of its rank starts, on the mean."""
+        return mean_starts(
+            self.schedule,
+            pp=self.degrees.pp,
+            virtual_stages=self.virtual_stages,
+            num_microbatches=self.num_microbatches,
+            moves=self._moves,
+        )
+
+    @property
+    def _moves(self) -> StateMoves:
+        is_fsdp = self.state_form == "fsdp"
+        return StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp)
 
 
 def axis_stride(degrees: ParallelDegrees, axis: str) -> int:

@@ -130,6 +130,29 @@ class StateMoves:
     """Whether memory for gradients is there from the first backward on alone."""
 
 
+MeanStarts = tuple[tuple[float, ...], tuple[float, ...]]
+"""By stage: microbatches in flight; and how often there are gradients of earlier ones."""
+
+
+@cache
+def mean_starts(
+    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int, moves: StateMoves
+) -> MeanStarts:
+    """Of each stage, the mean over those fullest moments when a backward of its rank starts."""
+    stages = pp * virtual_stages
+    counts, shares = [0.0] * stages, [0.0] * stages
+    for rank in range(pp):
+        moments = fullest_moments(
+            schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches,
+            rank=rank, moves=moves,
+        )  # fmt: skip
+        starts = [moment for moment in moments if not any(held.is_ending for held in moment)]
+        for local, stage in enumerate(range(rank, stages, pp)):
+            counts[stage] = sum(moment[local].in_flight for moment in starts) / len(starts)
+            shares[stage] = sum(moment[local].has_gradients for moment in starts) / len(starts)
+    return tuple(counts), tuple(shares)
+
+
 @cache
 def fullest_moments(
     schedule: str,
