@@ -53,11 +53,15 @@ def test_the_main_job_takes_these_options():
 
 def test_the_verbs_are_these():
     assert set(VERBS) == {
-        *("calibrate", "check", "compare", "estimate", "export"),
-        *("profile", "profiles", "trace", "validate"),
+        *("calibrate", "check", "compare", "estimate", "explain", "export"),
+        *("profile", "profiles", "sweep", "trace", "validate"),
     }
     assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
+    assert options_of(VERBS["sweep"]) == REQUEST | OUTPUT | {
+        *("--objective", "--plot", "--price", "--time-limit", "--tokens", "--within"),
+    }
+    assert options_of(VERBS["explain"]) == (OUTPUT - {"--force", "--out"}) | {"--why-not"}
     assert set(VERBS["profiles"].commands) == {"list", "new", "show"}
     assert options_of(VERBS["trace"]) == (OUTPUT - {"--out"}) | {
         *("--dot", "--dtype", "--hint", "--hints", "--microbatch-size", "--ops", "--seq-len"),
@@ -109,6 +113,8 @@ def test_exit_codes():
     [
         ["--help"],
         ["estimate", "--help"],
+        ["explain", "--help"],
+        ["sweep", "--help"],
         ["profiles", "--help"],
         ["trace", "--help"],
         ["validate", "--help"],

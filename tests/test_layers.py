@@ -217,6 +217,13 @@ ORDERS = {
         ("ranking",),
         ("scores",),
     ),
+    "questions": (
+        ("objectives", "values"),
+        ("sweep",),
+        ("explain", "sweep_table", "sweep_view"),
+        ("document", "explain_view", "sweep_plot"),
+        ("sweep_result",),
+    ),
     "report": (
         ("figures", "folder"),
         ("dot", "trace_document", "trace_view"),
@@ -225,19 +232,21 @@ ORDERS = {
         ("html",),
     ),
     "cli": (
-        ("options", "pieces", "progress_bar"),
-        ("terminal",),
+        ("option_types", "pieces", "progress_bar"),
+        ("options", "terminal"),
         (
             "check_screen",
             "compare_screen",
+            "explain_screen",
             "plan_screen",
             "profiles",
+            "sweep_screen",
             "trace_screen",
             "validate_screen",
         ),
-        ("check_command", "compare_command", "export_command"),
-        ("plan_runner", "profile_runner", "trace_runner", "validate_runner"),
-        ("profile_command",),
+        ("check_command", "compare_command", "explain_command", "export_command"),
+        ("plan_runner", "profile_runner", "sweep_runner", "trace_runner", "validate_runner"),
+        ("profile_command", "sweep_command"),
         ("commands",),
         ("main",),
     ),
@@ -252,6 +261,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "pandas": {
         *("graph/analysis/ops.py", "report", "result.py", "trace_result.py"),
+        *("questions/sweep_result.py", "questions/sweep_table.py"),
         "cost/calibrate.py",
         "validation",
     },
@@ -273,6 +283,7 @@ USUAL_FUNCTION_LINES = 25
 LONG_FUNCTIONS = {
     ("api.py", "plan"): "signature and documentation of the public call",
     ("api.py", "estimate"): "signature and documentation of the public call",
+    ("questions_api.py", "sweep"): "signature and documentation of the public call",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -81,7 +81,7 @@ def _explanation(explanation: Explanation) -> list[RenderableType]:
     sections += [time, binds, _what_ifs(explanation)]
     if overtaker := overtaker_words(explanation):
         sections.append(stack(Text("First to overtake it", "bold"), Text(overtaker)))
-    sections.append(Text(f"Solver: {solver_words(explanation.base.outcome.solver)}"))
+    sections.append(stack(Text(f"Solver: {solver_words(explanation.base.outcome.solver)}")))
     return sections
 
 

@@ -62,20 +62,6 @@ class ModelUnits:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
 
-    def sums(self, of_unit: Callable[[int], float]) -> list[float]:
-        """Prefix sums over the units of what is the same for units that compute the same.
-
-        The first block may differ from others of its kind: no block runs before it.
-        """
-        blocks, known = self.blocks, dict[tuple[int, bool, bool], float]()
-        each = []
-        for index, unit in enumerate(self.units):
-            key = (id(unit), index in blocks, index in (0, blocks.start))
-            if key not in known:
-                known[key] = of_unit(index)
-            each.append(known[key])
-        return list(accumulate(each, initial=0.0))
-
     def with_blocks(self, number: int) -> "ModelUnits":
         """The same model with another number of blocks, each as the second of its three."""
         last = self.blocks.stop
@@ -99,6 +85,28 @@ class ModelUnits:
                 for each in self.shared
             ),
         )
+
+
+class UnitSums:
+    """Prefix sums over the units, of what is the same for units that compute the same.
+
+    The first block may differ from others of its kind: no block runs before it.
+    """
+
+    def __init__(self, model: ModelUnits) -> None:
+        """Group the units."""
+        blocks = model.blocks
+        first: dict[tuple[int, bool, bool], int] = {}
+        self._groups = [
+            first.setdefault((id(unit), index in blocks, index in (0, blocks.start)), index)
+            for index, unit in enumerate(model.units)
+        ]
+        self._firsts = tuple(first.values())
+
+    def of(self, of_unit: Callable[[int], float]) -> list[float]:
+        """Return the sums before each unit, and that of all."""
+        values = {index: of_unit(index) for index in self._firsts}
+        return list(accumulate((values[index] for index in self._groups), initial=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from functools import cached_property
 from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
 from planner.cost.link_budget import UnitPasses
-from planner.cost.model_units import ModelUnits
+from planner.cost.model_units import ModelUnits, UnitSums
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
@@ -114,6 +114,7 @@ class StageCosts:
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         else:
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
+        self._unit_sums = UnitSums(model)
         self._sums: dict[str, list[float]] = {}
         self._recomputes: dict[tuple[int, str, bool], float] = {}
         self._build()
@@ -136,7 +137,7 @@ class StageCosts:
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
 
     def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
-        self._sums[name] = self.model.sums(of_unit)
+        self._sums[name] = self._unit_sums.of(of_unit)
 
     def total(self, name: str, first: int, end: int) -> float:
         """Sum of a quantity over the units [first, end)."""

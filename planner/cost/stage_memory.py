@@ -155,10 +155,8 @@ class StageMemory:
 
     def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""
-        blocks = self._blocks
-        return tuple(
-            i for i in {0, *range(blocks.stop, len(self._units))} if first <= i < end
-        )  # the one unit of a model without blocks counts once
+        ends = {0, *range(self._blocks.stop, len(self._units))}  # of one unit alone, one
+        return tuple(i for i in ends if first <= i < end)
 
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)

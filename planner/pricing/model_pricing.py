@@ -11,7 +11,12 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
 from planner.graph.analysis.retained import kept_storages
-from planner.graph.analysis.shared import cut_storages, passing_storages, shared_activations
+from planner.graph.analysis.shared import (
+    SharedActivation,
+    cut_storages,
+    passing_storages,
+    shared_activations,
+)
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -77,6 +82,7 @@ class ModelPricer:
         self._collective_host_s = collective_host_s
         self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
         self._works: dict[ShardingChoice, ModelWork | None] = {}
+        self._shared_by_size: dict[int, tuple[SharedActivation, ...]] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
     def rank(self, tp: int) -> RankSpec:
@@ -131,10 +137,22 @@ class ModelPricer:
                 None
                 if solutions is None
                 else model_work(
-                    self._graphs.at(choice.microbatch_size), solutions, choice, self._kernels
+                    self._graphs.at(choice.microbatch_size),
+                    solutions,
+                    choice,
+                    self._kernels,
+                    shared=self._shared(choice.microbatch_size),
                 )
             )
         return self._works[choice]
+
+    def _shared(self, microbatch_size: int) -> tuple[SharedActivation, ...]:
+        """What units share, the same under all layouts."""
+        if microbatch_size not in self._shared_by_size:
+            graph = self._graphs.at(microbatch_size)
+            sized = {unit.structure: unit for unit in representatives(graph)}
+            self._shared_by_size[microbatch_size] = shared_activations(graph, sized)
+        return self._shared_by_size[microbatch_size]
 
     def reason(self, tp: int) -> str | None:
         """Why the script cannot run a layout over tp ranks, where it was tried and refused."""
@@ -162,6 +180,8 @@ def model_work(
     solutions: dict[str, ShardingSolution],
     choice: ShardingChoice,
     kernels: KernelForms,
+    *,
+    shared: tuple[SharedActivation, ...],
 ) -> ModelWork:
     """Count the work of each unit in model order, with the layouts that were chosen.
 
@@ -170,6 +190,7 @@ def model_work(
         solutions: Layouts by unit structure.
         choice: What they were chosen under.
         kernels: How a framework computes.
+        shared: Activations that units share.
     """
     has_epilogue = graph.units[-1].kind is UnitKind.EPILOGUE
     loss_apart = kernels.loss_apart and has_epilogue
@@ -192,7 +213,7 @@ def model_work(
         units=tuple(units),
         entering_bytes=tuple(entering),
         tied=_tied_works(graph, choice),
-        shared=shared_activations(graph, {unit.structure: unit for unit in representatives(graph)}),
+        shared=shared,
         matmul_flop=tuple(matmul_flop),
         received_bytes=tuple(received),
         epilogue_units=1 + loss_apart,

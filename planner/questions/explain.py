@@ -14,7 +14,7 @@ from planner.planning import Machine, TracedModel
 from planner.progress import PhaseEvent, ProgressCallback
 from planner.questions.sweep import REFUSALS
 from planner.request import PlanRequest
-from planner.request_rules import check_request, resolve_margin
+from planner.request_rules import FIX_NAMES, check_request, resolve_margin
 from planner.units import GIB
 
 MORE_BANDWIDTH = 2.0
@@ -121,12 +121,13 @@ def why_not(
         RequestError: A setting has no such name or value.
         PlannerError: The plan's model or profile cannot be read.
     """
-    request = _request(saved, restriction)
-    machine = Machine.of(request)
+    _check_names(restriction)
+    machine = Machine.of(_request(saved, {}))
     traced = TracedModel.of_saved(saved, progress=progress)
     record, refusal = None, None
     try:
-        record = traced.record(replace(request, top=1), machine=machine, progress=progress)
+        request = replace(_request(saved, restriction), top=1)
+        record = traced.record(request, machine=machine, progress=progress)
     except REFUSALS as error:
         refusal = error
     return WhyNot(
@@ -136,6 +137,15 @@ def why_not(
         refusal=refusal,
         notes=tuple(_changed_notes(saved, machine)),
     )
+
+
+def _check_names(restriction: Mapping[str, str]) -> None:
+    unknown = sorted(set(restriction).difference(FIX_NAMES))
+    if unknown or not restriction:
+        raise RequestError(
+            f"--why-not {','.join(unknown)}: nothing is named so",
+            hint=f"For example --why-not tp=8,pp=2. Names: {', '.join(FIX_NAMES)}.",
+        )
 
 
 def _request(saved: SavedPlan, restriction: Mapping[str, str]) -> PlanRequest:

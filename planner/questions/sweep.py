@@ -7,6 +7,7 @@ from itertools import product
 from planner.errors import (
     CodegenError,
     InfeasiblePlanError,
+    ModelError,
     PlannerError,
     RequestError,
     SolverError,
@@ -24,7 +25,7 @@ SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
 
 REFUSALS = (RequestError, InfeasiblePlanError, SolverError, CodegenError)
-"""Errors that belong to a point; any other ends the sweep."""
+"""Errors that say that a request has no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +229,8 @@ def run_sweep(
 
     Raises:
         RequestError: The request breaks a rule.
-        PlannerError: The model or a profile cannot be read, or a plan breaks a rule.
+        PlannerError: The model cannot be traced at any of the points, a profile cannot be read, or
+            a plan breaks a rule.
         KeyboardInterrupt: Before any point was planned.
     """
     check_sweep(request)
@@ -242,6 +244,10 @@ def run_sweep(
             if not points:
                 raise
             return Sweep(request=request, points=tuple(points), interrupted=True)
+    refusals = [point.refusal for point in points]
+    if all(isinstance(each, ModelError) for each in refusals):
+        assert refusals[0] is not None
+        raise refusals[0]
     return Sweep(request=request, points=tuple(points))
 
 
@@ -251,13 +257,19 @@ class _Tracing:
     def __init__(self, model_object: ModelObject | None, progress: ProgressCallback | None) -> None:
         self._model_object = model_object
         self._progress = progress
-        self._known: dict[tuple[int | None, str], TracedModel] = {}
+        self._known: dict[tuple[int | None, str], TracedModel | ModelError] = {}
 
     def of(self, request: PlanRequest, dtype: str) -> TracedModel:
         key = (request.seq_len, dtype)
         if key not in self._known:
-            self._known[key] = TracedModel.of_request(request, self._model_object)
-        return self._known[key]
+            try:
+                self._known[key] = TracedModel.of_request(request, self._model_object)
+            except ModelError as error:  # it may run at other lengths
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, ModelError):
+            raise found
+        return found
 
     def tell(self, detail: str, fraction: float) -> None:
         if self._progress is not None:
@@ -272,7 +284,7 @@ def _planned(asked: PlanRequest, request: SweepRequest, tracing: _Tracing) -> Sw
         machine = Machine.of(checked)
         traced = tracing.of(checked, resolve_dtype(checked, machine.cluster.device))
         record = traced.record(checked, machine=machine)
-    except REFUSALS as error:
+    except (*REFUSALS, ModelError) as error:
         refusal = error
     return SweepPoint(
         request=asked,

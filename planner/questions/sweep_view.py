@@ -10,7 +10,7 @@ from planner.questions.sweep import (
     SweepPoint,
 )
 from planner.report.figures import plan_figures
-from planner.report.words import detail_words, layout_words
+from planner.report.words import layout_words
 from planner.units import format_bytes, format_count, format_s
 
 _BILLION = 1e9
@@ -121,19 +121,25 @@ def _columns(sweep: Sweep, point: SweepPoint) -> dict[str, str]:
     assert scaling is not None
     plan, figures = record.outcome.best, plan_figures(record.outcome.best, record.cluster)
     cells = {
-        "layout": f"{layout_words(plan)}; {detail_words(plan)}",
+        "layout": layout_words(plan),
         "step": format_s(figures.step_time_s),
         f"{token_word(sweep)}/s": format_count(point.tokens_per_s),
         "scaling": f"{scaling:.0%}",
         "MFU": "-" if figures.mfu is None else f"{figures.mfu:.1%}",
         "memory": format_bytes(figures.peak_memory_bytes),
-        cost_word(sweep): _per_billion(sweep, point),
     }
-    if point.duration_s is not None:
-        cells["days"] = f"{point.duration_s / SECONDS_PER_DAY:.3g}"
-        if sweep.request.prices_per_gpu_hour:
-            cells["cost"] = "-" if point.cost is None else format_count(point.cost)
-    return cells
+    if point.duration_s is None:
+        return {**cells, cost_word(sweep): _per_billion(sweep, point)}
+    cells["days"] = f"{point.duration_s / SECONDS_PER_DAY:.3g}"
+    if sweep.request.prices_per_gpu_hour:
+        return {**cells, "cost": "-" if point.cost is None else format_count(point.cost)}
+    return {**cells, "GPU hours": format_count(_gpu_hours(point))}
+
+
+def _gpu_hours(point: SweepPoint) -> float:
+    """Hours of one device for all tokens that are to be trained on."""
+    assert point.duration_s is not None
+    return point.duration_s * point.request.gpus / SECONDS_PER_HOUR
 
 
 def _per_billion(sweep: Sweep, point: SweepPoint) -> str:

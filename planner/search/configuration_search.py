@@ -46,7 +46,9 @@ class ConfigurationSearch:
         self.num_units = len(table.units)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
         """Where a stage may begin or end."""
-        self._columns: dict[tuple[tuple[RankMoment, ...], Links, int, int], Column | None] = {}
+        self._columns: dict[tuple[int, int, int], Column | None] = {}
+        self._kinds: dict[int, int] = {}
+        self._first_of_kind: dict[tuple[tuple[RankMoment, ...], Links], int] = {}
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
         whole = table.seconds_with(0, self.num_units, 0.0)
         passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
@@ -70,17 +72,17 @@ class ConfigurationSearch:
         unit; None where they are not."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
-        self._least_kept = list(
-            accumulate(
-                (
-                    min(unit.activation_bytes[kind] for kind in maker.kinds)
-                    if 0 < index < self.num_units - 1
-                    else 0
-                    for index, unit in enumerate(table.units)
-                ),
-                initial=0,
-            )
+
+    @cached_property
+    def _least_kept(self) -> list[int]:
+        """Activations that the units before each keep of a microbatch at the least."""
+        sizes = (
+            min(unit.activation_bytes[kind] for kind in self.maker.kinds)
+            if 0 < index < self.num_units - 1
+            else 0
+            for index, unit in enumerate(self.table.units)
         )
+        return list(accumulate(sizes, initial=0))
 
     @property
     def shares_ranks(self) -> bool:
@@ -143,14 +145,25 @@ class ConfigurationSearch:
 
     def column(self, stage: int, first: int, end: int) -> Column | None:
         """The fastest column of a stage that has its rank for itself, None where none fits."""
-        moments = self.fullest_moments(stage)
+        found = self._alike_column(stage, first, end)
+        return found if found is None or found.first == first else found.placed(first)
+
+    def _alike_column(self, stage: int, first: int, end: int) -> Column | None:
+        """The column of the run that stands for all alike ones."""
         start, stop = self._representative(first, end)
-        key = (moments, self.table.links(stage), start, stop)
+        key = (self._kind_of_stage(stage), start, stop)
         if key not in self._columns:
+            moments = self.fullest_moments(stage)
             mix = self.maker.cheapest(start, stop, moments=moments, capacity_bytes=self.room_bytes)
             self._columns[key] = None if mix is None else self.maker.column(stage, start, stop, mix)
-        found = self._columns[key]
-        return found if found is None or start == first else found.placed(first)
+        return self._columns[key]
+
+    def _kind_of_stage(self, stage: int) -> int:
+        """The first stage that holds as much as this one at each moment, with links like its."""
+        if stage not in self._kinds:
+            like = (self.fullest_moments(stage), self.table.links(stage))
+            self._kinds[stage] = self._first_of_kind.setdefault(like, stage)
+        return self._kinds[stage]
 
     def columns(self, stage: int, first: int, end: int) -> list[Column]:
         """All columns of a run: the fastest that fits, or those that a shared rank chooses from."""
@@ -228,7 +241,7 @@ class ConfigurationSearch:
                 end
                 for first in reached
                 for end in self.ends(stage, first, float("inf"))
-                if self.column(stage, first, end) is not None
+                if self._alike_column(stage, first, end) is not None
             }
         return self.num_units in reached
 

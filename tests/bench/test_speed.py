@@ -39,7 +39,7 @@ def run_cold(*arguments):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     wall_s = time.perf_counter() - start_s
     assert done.returncode == 0, done.stderr
@@ -65,6 +65,20 @@ def test_a_plan_for_an_8b_model_takes_seconds():
     cold = run_cold("examples/llama.py:llama_8b", "--gpus", "8", "--json")
     assert cold.wall_s < 12
     assert cold.peak_mib < 1024
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize(
+    ("size", "gpus"), [("8b", 8), ("8b", 512), ("70b", 64), ("70b", 256), ("405b", 1024)]
+)
+def test_a_large_model_is_planned_and_proven(size, gpus):
+    model, length = f"examples/llama.py:llama_{size}", ("--seq-len", "8192")
+    cold = run_cold(model, "--gpus", str(gpus), *length, "--json")
+    solver = json.loads(cold.answer)["solver"]
+    gap = 1 - solver["bound_s"] / solver["objective_s"]
+    print(f"llama_{size} x {gpus}: {solver['status']}, gap {gap:.2%}")
+    assert gap <= 0.001
+    assert cold.peak_mib < 2048
 
 
 @pytest.mark.bench

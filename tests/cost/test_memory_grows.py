@@ -16,6 +16,7 @@ from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import HeldStage, StageMemory
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
+from planner.graph.analysis.shared import shared_activations
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
@@ -136,7 +137,9 @@ def series(sizes, points, *, tp):
             )
             for unit in representatives(graph)
         }
-        model = model_work(graph, moved, choice, FRAMEWORK.kernels).priced(rank)
+        sized = {unit.structure: unit for unit in representatives(graph)}
+        shared = shared_activations(graph, sized)
+        model = model_work(graph, moved, choice, FRAMEWORK.kernels, shared=shared).priced(rank)
         prices = dict(zip([u.structure for u in graph.units], model.units, strict=True))
         for kind in RECOMPUTATIONS:
             for structure, price in prices.items():
