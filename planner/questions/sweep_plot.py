@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import RequestError
-from planner.picture import picture_bytes
+from planner.picture import check_plot, picture_bytes
 from planner.questions.sweep import SECONDS_PER_HOUR, Sweep, SweepPoint
 from planner.questions.sweep_view import cost_word, series_words, token_word
 
@@ -33,6 +33,7 @@ def sweep_plot_bytes(sweep: Sweep, file: Path) -> bytes:
     Raises:
         RequestError: As ``check_plot``, or no point has a plan.
     """
+    check_plot(file)
     if not sweep.planned:
         raise RequestError(
             f"--plot {file}: no point has a plan",

@@ -48,6 +48,7 @@ class ConfigurationSearch:
         """Where a stage may begin or end."""
         self._columns: dict[tuple[int, int, int], Column | None] = {}
         self._kinds: dict[int, int] = {}
+        self._lengths: dict[int, list[int]] = {}
         self._first_of_kind: dict[tuple[tuple[RankMoment, ...], Links], int] = {}
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
         whole = table.seconds_with(0, self.num_units, 0.0)
@@ -235,15 +236,49 @@ class ConfigurationSearch:
 
     def fits_somehow(self) -> bool:
         """Whether some cut fits, however slow, with one stage per rank."""
+        last = self.configuration.num_stages - 1
         reached = {0}
-        for stage in range(self.configuration.num_stages):
-            reached = {
-                end
-                for first in reached
-                for end in self.ends(stage, first, float("inf"))
-                if self._alike_column(stage, first, end) is not None
-            }
-        return self.num_units in reached
+        for stage in range(last):
+            reached = {end for first in reached for end in self._fitting_ends(stage, first)}
+        return any(self._fits_alone(last, first, self.num_units) for first in reached)
+
+    def _fitting_ends(self, stage: int, first: int) -> Iterator[int]:
+        """Where a stage that begins at ``first`` may end, by memory and room for later ones."""
+        limit = self._last_end(stage)
+        start = self.alike_from
+        if start is not None and first >= start:
+            lengths = self._fitting_lengths(self._kind_of_stage(stage), start)
+            yield from (first + length for length in lengths if first + length <= limit)
+            return
+        for end in self.positions:
+            if end > limit or (end > first and self.exceeds_memory(stage, first, end)):
+                break
+            if end > first and self._alike_column(stage, first, end) is not None:
+                yield end
+
+    def _fitting_lengths(self, stage: int, start: int) -> list[int]:
+        """Lengths of inner runs that fit a stage, where they are alike."""
+        if stage not in self._lengths:
+            found: list[int] = []
+            for end in range(start + 1, self.num_units):
+                if self.exceeds_memory(stage, start, end):
+                    break
+                if self._alike_column(stage, start, end) is not None:
+                    found.append(end - start)
+            self._lengths[stage] = found
+        return self._lengths[stage]
+
+    def _fits_alone(self, stage: int, first: int, end: int) -> bool:
+        """Whether a stage that has its rank for itself can be this run."""
+        return (
+            not self.exceeds_memory(stage, first, end)
+            and self._alike_column(stage, first, end) is not None
+        )
+
+    def _last_end(self, stage: int) -> int:
+        """Where a stage must end at the latest, so that each later one has a unit."""
+        later = self.configuration.num_stages - 1 - stage
+        return self.positions[len(self.positions) - 1 - later]
 
     def rest_s(self, columns: Sequence[Column]) -> tuple[float, float]:
         """Forward and backward of the units that no column holds, at the least."""
@@ -267,7 +302,7 @@ class ConfigurationSearch:
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
-        limit = self.positions[len(self.positions) - 1 - later]
+        limit = self._last_end(stage)
         for end in self.positions:
             if end <= first:
                 continue

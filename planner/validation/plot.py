@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from planner.errors import RequestError
-from planner.picture import picture_bytes
+from planner.picture import check_plot, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,7 @@ def plot_bytes(points: pd.DataFrame, title: str, file: Path) -> bytes:
     Raises:
         RequestError: As ``check_plot``, or there is no row.
     """
+    check_plot(file)
     if points.empty:
         raise RequestError(
             f"--plot {file}: no row has a measured and a predicted step time",
