@@ -113,9 +113,7 @@ class Clock:
         result = call()
         num_bytes = sum(t.nbytes for t in tree_leaves(result) if isinstance(t, torch.Tensor))
         kept: deque[object] = deque(maxlen=KEPT_BYTES // max(1, num_bytes, KEPT_BYTES // 1000))
-        start_s = time.thread_time()
-        kept.append(call())
-        once_s = max(time.thread_time() - start_s, 1e-7)
+        once_s = max(min(self._once_on_cpu(call, kept) for _ in range(WARM_UP_CALLS)), 1e-7)
         calls = max(1, min(self._most_repeats * 20, int(limit_s / CPU_STRETCHES / once_s)))
         seconds = []
         for _ in range(CPU_STRETCHES):
@@ -124,6 +122,12 @@ class Clock:
                 kept.append(call())
             seconds.append((time.thread_time() - start_s) / calls)
         return Spread.of(seconds)
+
+    @staticmethod
+    def _once_on_cpu(call: Callable[[], object], kept: deque[object]) -> float:
+        start_s = time.thread_time()
+        kept.append(call())
+        return time.thread_time() - start_s
 
     def repeats_within(self, limit_s: float, once_s: float) -> int:
         """Choose how often something is repeated."""
