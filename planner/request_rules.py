@@ -195,7 +195,7 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     warnings = [
         f"--fix {name}={fixed[name]} has no effect: the plan has {axis}=1"
         for name, axis, degree in (
-            ("reshard_after_forward", Axis.DP_SHARD, degrees.dp_shard),
+            ("reshard_after_forward", Axis.DP_SHARD, degrees.shards),
             ("sequence_parallel", Axis.TP, degrees.tp),
             ("schedule", Axis.PP, degrees.pp),
         )
@@ -355,7 +355,7 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
 
 _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **dict.fromkeys(PLANNED_AXES, _whole_number),
-    **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_degree),
+    Axis.EP: _unplanned_degree,
     "schedule": _one_of(PLANNED_SCHEDULES),
     "virtual_stages": _whole_number,
     "microbatch_size": _whole_number,

@@ -20,10 +20,11 @@ class Axis(_Word):
     EP = "ep"
 
 
-MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
-"""Axes from outermost to innermost: tp neighbours sit in one node, stages in different ones."""
+MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP, Axis.TP)
+"""Axes from outermost to innermost: neighbours on tp and cp sit in one node, stages in different
+ones."""
 
-PLANNED_AXES: tuple[str, ...] = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP, Axis.PP)
+PLANNED_AXES: tuple[str, ...] = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP, Axis.TP, Axis.PP)
 """Axes whose degrees are decided, as they are listed; the others are 1."""
 
 MODEL_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.PP, Axis.EP)
@@ -63,7 +64,7 @@ RECOMPUTATIONS: tuple[str, ...] = (Recomputation.NONE, Recomputation.SELECTIVE, 
 
 
 class Style(_Word):
-    """How a module that owns parameters runs under tensor parallelism."""
+    """How a module that owns parameters runs under tensor or context parallelism."""
 
     COLUMN = "column"
     """Its weight is split over output features."""
@@ -78,11 +79,17 @@ class Style(_Word):
     """Its parameters are whole on each rank; layouts of input and output change as stated."""
     ON_PART = "on_part"
     """Its parameters are whole, and it runs on a part of its input (of the sequence, or of the
-    heads), so that its gradients are summed over tp after backward."""
+    heads), so that their gradients are sums over the ranks: over tp after backward, over cp with
+    the reduction of data parallelism."""
 
 
 SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING, Style.INNER)
 """Styles that split parameters."""
+
+
+def split_styles(axis: Axis) -> tuple[str, ...]:
+    """Styles that split a module over an axis: its parameters over tp, what it reads over cp."""
+    return SPLIT_STYLES if axis is Axis.TP else (Style.ON_PART,)
 
 
 class Dtype(_Word):

@@ -158,7 +158,7 @@ def _memory(console: Console, record: PlanRecord, *, verbose: bool) -> Renderabl
 
 
 def _split(record: PlanRecord) -> RenderableType:
-    table = titled(f"Split over {record.outcome.best.degrees.tp} ranks", heads=False)
+    table = titled(f"Split over {record.outcome.best.degrees.split_ranks} ranks", heads=False)
     table.add_column("", max_width=24)
     table.add_column("")
     for units, words in split_words(record):

@@ -62,7 +62,7 @@ def emit_script(
     _check(plan)
     user = model_files(plan.model, folder)
     blocks = block_names(plan)
-    has_tp = plan.degrees.tp > 1
+    is_split = plan.degrees.splits_modules
     return render(
         "codegen/train.py.j2",
         plan=plan,
@@ -80,10 +80,11 @@ def emit_script(
         stages=[_stage_source(plan, stage) for stage in plan.stages],
         recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "",
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
-        has_tp=has_tp,
-        block_groups=_block_groups(plan) if has_tp else [],
-        outer_modules=_outer_modules(plan) if has_tp else [],
-        sequence_dim=plan.sequence_dim if plan.sequence_parallel else None,
+        is_split=is_split,
+        split_axis=str(plan.degrees.split_axis),
+        block_groups=_block_groups(plan) if is_split else [],
+        outer_modules=_outer_modules(plan) if is_split else [],
+        sequence_dim=plan.sequence_dim if plan.splits_stream else None,
         gradient_sums=_gradient_sums(plan),
         is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
     )
@@ -107,7 +108,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     }
     if plan.degrees.pp > 1:
         names |= {
-            "anatomy": set() if plan.degrees.tp > 1 else {"examine"},
+            "anatomy": set() if plan.degrees.splits_modules else {"examine"},
             "pipeline": {"pipeline_runner"},
             "recompute": {"recompute_activations"},
             "shared_parameters": {"SharedParameters"},
@@ -115,15 +116,15 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         }
     else:
         names["step"] = {"Runner"}
-        kind = ("part", "Part") if plan.degrees.tp == 1 else ("split_part", "SplitPart")
+        kind = ("split_part", "SplitPart") if plan.degrees.splits_modules else ("part", "Part")
         names[kind[0]] = {kind[1]}
         if _whole_recompute(plan):
             names["recompute"] = {"recompute_activations"}
-    if plan.degrees.tp > 1:
+    if plan.degrees.splits_modules:
         names |= _tensor_imports(plan)
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
-    if plan.degrees.tp > 1 or plan.degrees.pp > 1:
+    if plan.degrees.splits_modules or plan.degrees.pp > 1:
         names["gradients"] = {"clip_gradients"}
     if read_sources(plan):
         names["known_data"] = {"DataRead"}
@@ -133,20 +134,20 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
-    """What tensor parallelism adds to them."""
+    """What tensor and context parallelism add to them."""
     used = {"TensorParallel"}
     if any(group.modules for group in plan.shardings):
         used.add("ModuleSharding")
     if _sums_gradients(plan):
         used.add("sum_sequence_gradients")
-    names = {"tensor_parallel": used, "dry_run": {"DryRun"}}
-    return names | ({"anatomy": {"check_sequence"}} if plan.sequence_parallel else {})
+    names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
+    return names | ({"anatomy": {"check_sequence"}} if plan.splits_stream else {})
 
 
 def _gradient_sums(plan: Plan) -> list[str]:
     """What completes gradients after backward."""
     sums = []
-    if plan.degrees.tp > 1 and _sums_gradients(plan):
+    if _sums_gradients(plan):
         sums.append("partial(sum_sequence_gradients, parts, mesh)")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
@@ -165,11 +166,9 @@ def _check(plan: Plan) -> None:
             "the model was passed as an object, and a script cannot import it",
             hint="put it into a file with build_model() and example_batch(), and plan that file",
         )
-    if degrees.cp > 1 or degrees.ep > 1:
+    if degrees.ep > 1:
         raise CodegenError(
-            f"the script has no context or expert parallelism yet (cp {degrees.cp}, ep "
-            f"{degrees.ep})",
-            hint="plan with --fix cp=1 --fix ep=1",
+            f"the script has no expert parallelism (ep {degrees.ep})", hint="plan with ep 1"
         )
     if degrees.pp > 1 and plan.schedule not in PLANNED_SCHEDULES:
         raise CodegenError(
@@ -184,13 +183,13 @@ def _check(plan: Plan) -> None:
                 hint="give stage s to rank s modulo pp",
             )
     _check_sequence(plan)
-    inner = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP)
-    order = [axis for axis in plan.mesh_order if axis in inner]
-    if degrees.tp > 1 and order[-1:] != [Axis.TP]:
+    order = [axis for axis in plan.mesh_order if axis not in (Axis.PP, Axis.EP)]
+    wanted = [axis for axis in MESH_ORDER if axis in order]
+    if degrees.splits_modules and order != wanted:
         raise CodegenError(
-            f"mesh order {' x '.join(plan.mesh_order)} has tp outside of data parallelism, which "
-            "FSDP2 does not take",
-            hint="order the axes so that tp comes after dp_replicate and dp_shard",
+            f"mesh order {' x '.join(plan.mesh_order)} has {degrees.split_axis} outside of data "
+            "parallelism, which FSDP2 does not take",
+            hint=f"order the axes as {' x '.join(wanted)}",
         )
 
 
@@ -202,11 +201,12 @@ def _check_sequence(plan: Plan) -> None:
     """
     for stage in plan.stages:
         others = [*stage.carried, *([stage.stream_output] if stage.stream_output else [])]
-        if plan.sequence_parallel and others:
+        if plan.splits_stream and others:
             raise CodegenError(
                 f"stage {stage.index} needs the output of {others[0].module} beside its first "
-                "block, and under sequence parallelism stages hand over the split stream alone",
-                hint="plan with --fix sequence_parallel=false or --fix pp=1",
+                "block, and where the sequence is split stages hand over their part of the stream "
+                "alone",
+                hint="plan with --fix sequence_parallel=false --fix cp=1 or --fix pp=1",
             )
 
 
@@ -339,7 +339,9 @@ def _module_source(module: ModuleSharding, *, indent: int) -> str:
 
 def _sums_gradients(plan: Plan) -> bool:
     """Say whether modules see a part of their input only, whose gradients are summed over tp."""
-    return any(module.style == Style.ON_PART for each in plan.shardings for module in each.modules)
+    return plan.degrees.tp > 1 and any(
+        module.style == Style.ON_PART for each in plan.shardings for module in each.modules
+    )
 
 
 def _summary(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ from planner.plan.types import Plan
 
 def looks_at_model(plan: Plan) -> bool:
     """Say whether the script runs the model on the meta device first."""
-    return plan.degrees.pp > 1 or plan.degrees.tp > 1
+    return plan.degrees.pp > 1 or plan.degrees.splits_modules
 
 
 def read_sources(plan: Plan) -> list[str]:

@@ -50,6 +50,8 @@ class CostBreakdown:
     optimizer_s: float
     """Gradient norm, clipping, the optimiser's own pass over the parameters, and what the framework
     does once a step whatever the model (``step_us``)."""
+    cp_comm_s: float = 0.0
+    """Exposed context-parallel collectives."""
 
     @property
     def step_time_s(self) -> float:

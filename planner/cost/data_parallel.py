@@ -10,7 +10,7 @@ from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
-from planner.strategy.configuration import Configuration, axis_group
+from planner.strategy.configuration import Configuration, axis_group, state_group
 from planner.vocabulary import Axis, Recomputation
 
 Collective = Callable[[float, CommGroup], float]
@@ -51,7 +51,7 @@ class ShardedState:
         self._blocks = model.blocks
         self._passes = passes
         self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
-        self._shard = shard = axis_group(cluster, configuration.degrees, Axis.DP_SHARD)
+        self._shard = shard = state_group(cluster, configuration.degrees)
         self._replicate = axis_group(cluster, configuration.degrees, Axis.DP_REPLICATE)
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1

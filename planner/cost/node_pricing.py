@@ -6,20 +6,15 @@ from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
+from planner.cost.unit_comm import change_comm, exit_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
 from planner.hardware.topology import CommGroup
 from planner.runtime.layout import Layout
-from planner.strategy.conversion import Collective, Conversion, conversion
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.problem import ShardingProblem
-from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype
-
-_SOFTMAX_REDUCTIONS = 3
-"""All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
 
 _COLLECTIVE_S = {
     "all_gather": all_gather_s,
@@ -38,7 +33,7 @@ class RankSpec:
     dtype: str
     """Compute dtype."""
     tp_group: CommGroup
-    """Ranks and links of the tp axis."""
+    """Ranks and links of the axis over which modules are split: tp, or cp."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -54,7 +49,7 @@ class NodePrice:
     backward_s: float
     """Backward kernels."""
     forward_comm_s: float
-    """Collectives of the forward pass at the node's exits and inside its loss."""
+    """Collectives of the forward pass at the node's exits, inside its loss and its attention."""
     backward_comm_s: float
     """Collectives of the backward pass there."""
 
@@ -93,7 +88,7 @@ def price_node(
         backward_ops: From ``backward_ops_by_forward``.
     """
     graph = problem.context.graph
-    share = shares_of(strategy.layouts, problem.context.tp)
+    share = shares_of(strategy.layouts, problem.context.ranks)
     forward_s = backward_s = 0.0
     for op_id in node.ops:
         op = graph.nodes[op_id]
@@ -102,20 +97,12 @@ def price_node(
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
                 backward_s += _backward_op_s(graph, behind, op, share, rank)
-    exits = [
-        conversion_s(graph, value, strategy.layouts[value], layout, rank)
-        for value, layout in strategy.outputs.items()
-        if value in strategy.layouts
-    ]
-    loss_s = _SOFTMAX_REDUCTIONS * all_reduce_s(
-        strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32], rank.tp_group
-    )
+    exits = exit_comm(graph, strategy, problem.context.ranks)
     return NodePrice(
         forward_s=forward_s,
         backward_s=backward_s,
-        forward_comm_s=sum(forward for forward, _ in exits)
-        + (loss_s if strategy.loss_rows else 0.0),
-        backward_comm_s=sum(backward for _, backward in exits),
+        forward_comm_s=sum(comm_s(comm, rank) for forward, _ in exits for comm in forward),
+        backward_comm_s=sum(comm_s(comm, rank) for _, backward in exits for comm in backward),
     )
 
 
@@ -137,18 +124,10 @@ def conversion_s(
     graph: OperatorGraph, value: int, source: Layout, target: Layout, rank: RankSpec
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
-    change: Conversion = conversion(source, target)
-    num_bytes = graph.values[value].size_bytes
-    return (
-        _collective_s(change.forward, num_bytes, rank),
-        _collective_s(change.backward, num_bytes, rank),
-    )
+    forward, backward = change_comm(graph, value, source, target, rank.tp_group.num_ranks)
+    return sum(comm_s(each, rank) for each in forward), sum(comm_s(each, rank) for each in backward)
 
 
 def comm_s(work: CommWork, rank: RankSpec) -> float:
-    """Seconds of one collective over the tp axis."""
+    """Seconds of one collective over the split axis."""
     return _COLLECTIVE_S[work.kind](work.num_bytes, rank.tp_group)
-
-
-def _collective_s(kind: Collective | None, num_bytes: int, rank: RankSpec) -> float:
-    return 0.0 if kind is None else _COLLECTIVE_S[kind](num_bytes, rank.tp_group)

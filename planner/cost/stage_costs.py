@@ -98,11 +98,11 @@ class StageCosts:
         self.memory = StageMemory(model, configuration, cluster.device, framework)
         """What the same stages hold."""
         degrees = configuration.degrees
-        self._tp = axis_group(cluster, degrees, Axis.TP)
+        self._tp = axis_group(cluster, degrees, degrees.split_axis)
         self._pipelined = degrees.pp > 1
         stalled = cluster.num_nodes >= framework.congested_nodes
         self._message_s = framework.congested_message_s if stalled else framework.message_s
-        ranks = comm_group(cluster, degree=degrees.dp, stride=degrees.tp)
+        ranks = comm_group(cluster, degree=degrees.dp * degrees.cp, stride=degrees.tp)
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
         self._passes = passes = UnitPasses(
             framework, tp_shares_link=self._tp_shares_link, hides=cluster.hides_traffic
@@ -170,7 +170,7 @@ class StageCosts:
             return None
         return (
             degrees.dp_replicate,
-            degrees.dp_shard,
+            degrees.shards,
             self._pipelined,
             configuration.reshard_after_forward,
             configuration.num_microbatches,
@@ -266,7 +266,7 @@ class StageCosts:
     @property
     def _shards(self) -> int:
         """Parts that a stage's gradients are held in."""
-        return self.configuration.degrees.dp_shard if self._sharded is not None else 1
+        return self.configuration.degrees.shards if self._sharded is not None else 1
 
     def _tied_s(self, first: int, end: int) -> float:
         """All-reduce of the gradients of weights that this stage and others hold."""

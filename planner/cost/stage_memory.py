@@ -110,7 +110,7 @@ class StageMemory:
             else round(framework.reserve_bytes)
         )
         """Memory beyond what is counted."""
-        self._shards = configuration.degrees.dp_shard
+        self._shards = configuration.degrees.shards
         self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
         self._trained = list(accumulate((u.trained_bytes for u in self._units), initial=0))

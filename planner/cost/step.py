@@ -113,10 +113,13 @@ def _breakdown(
     slowest = max(ranks, key=lambda held: sum(time.microbatch_s for time in held))
     last = max(ranks, key=lambda held: sum(time.step_s for time in held))
     busy_s = m * sum(time.microbatch_s for time in slowest)
+    split_s = m * sum(time.tp_comm_s for time in slowest)
+    over_cp = configuration.degrees.split_axis is Axis.CP
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
-        tp_comm_s=m * sum(time.tp_comm_s for time in slowest),
+        tp_comm_s=0.0 if over_cp else split_s,
+        cp_comm_s=split_s if over_cp else 0.0,
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),
@@ -135,7 +138,7 @@ def rank_spec(
     return RankSpec(
         device=cluster.device,
         dtype=dtype,
-        tp_group=axis_group(cluster, degrees, Axis.TP),
+        tp_group=axis_group(cluster, degrees, degrees.split_axis),
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

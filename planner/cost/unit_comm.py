@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from planner.cost.unit_work import CommWork
 from planner.graph.operator_graph import OperatorGraph
 from planner.runtime.layout import Layout
-from planner.strategy.conversion import conversion
+from planner.strategy.conversion import Collective, conversion, operand_bytes
 from planner.strategy.nodes import NodeStrategy
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
@@ -40,10 +40,10 @@ def joined_comm(parts: Iterable[Comm]) -> tuple[CommWork, ...]:
     return tuple(comm for part in parts for comm in part)
 
 
-def exit_comm(graph: OperatorGraph, strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
-    """Collectives at a node's exits and inside its loss, forward and backward."""
+def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[tuple[Comm, Comm]]:
+    """Collectives at a node's exits, inside its loss and its attention, forward and backward."""
     found = [
-        change_comm(graph, value, strategy.layouts[value], layout)
+        change_comm(graph, value, strategy.layouts[value], layout, ranks)
         for value, layout in strategy.outputs.items()
         if value in strategy.layouts
     ]
@@ -51,17 +51,25 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy) -> list[tuple[Comm, 
         rows_bytes = strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32]
         row = CommWork(kind="all_reduce", num_bytes=rows_bytes)
         found.append(([row] * _SOFTMAX_REDUCTIONS, []))
+    found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
+    for value in strategy.exchanged:
+        exchange = _work(graph, value, "all_to_all", ranks)
+        found.append(([exchange], [exchange]))
     return found
 
 
 def change_comm(
-    graph: OperatorGraph, value: int, source: Layout, target: Layout
+    graph: OperatorGraph, value: int, source: Layout, target: Layout, ranks: int
 ) -> tuple[Comm, Comm]:
     """Collectives of a change of layout of one value, forward and backward."""
     change = conversion(source, target)
-    num_bytes = graph.values[value].size_bytes
     forward, backward = (
-        [] if kind is None else [CommWork(kind=kind, num_bytes=num_bytes)]
+        [] if kind is None else [_work(graph, value, kind, ranks)]
         for kind in (change.forward, change.backward)
     )
     return forward, backward
+
+
+def _work(graph: OperatorGraph, value: int, kind: Collective, ranks: int) -> CommWork:
+    tensor_bytes = graph.values[value].size_bytes
+    return CommWork(kind=kind, num_bytes=operand_bytes(kind, tensor_bytes, ranks))

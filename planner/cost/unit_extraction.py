@@ -31,7 +31,7 @@ from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import RECOMPUTATIONS, Recomputation, Style
+from planner.vocabulary import RECOMPUTATIONS, Axis, Recomputation, Style
 
 Part = Callable[[OpNode], bool]
 """Tells which ops of a unit are meant."""
@@ -99,13 +99,16 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
 
 def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Comm, Comm]]:
     """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
+    ranks = view.problem.context.ranks
     exits = [
         pair
         for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True)
         if node.ops and node.ops[-1] in view.own_ops
-        for pair in exit_comm(view.graph, strategy)
+        for pair in exit_comm(view.graph, strategy, ranks)
     ]
-    return exits + [change_comm(view.graph, *change) for change in conversions]
+    return exits + [
+        change_comm(view.graph, *change, view.problem.context.ranks) for change in conversions
+    ]
 
 
 def _temporaries(
@@ -138,12 +141,12 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
     comm: list[CommWork] = []
     for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True):
         if node.ops and node.ops[-1] in again and strategy.outputs:
-            for forward, _ in exit_comm(graph, strategy):
+            for forward, _ in exit_comm(graph, strategy, view.problem.context.ranks):
                 comm += forward
     read = {v for op in again for v in graph.nodes[op].inputs}
     for value, p, q in conversions:
         if value in read or value in view.saved_values:
-            comm += change_comm(graph, value, p, q)[0]
+            comm += change_comm(graph, value, p, q, view.problem.context.ranks)[0]
     ops = [op for op in unit.forward_ops if op in computed]
     return RankWork(ops=tuple(view.forward_works(ops)), comm=tuple(comm))
 
@@ -169,7 +172,7 @@ class _UnitView:
         )
         self.chosen = chosen
         self.graph: OperatorGraph = problem.context.graph
-        self._tp = problem.context.tp
+        self._tp = problem.context.ranks
         self._saved_before = saved_before
         self.own_ops = frozenset(problem.unit.forward_ops)
         self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
@@ -299,8 +302,13 @@ class _UnitView:
         return least
 
     def summed_gradient_elements(self) -> int:
-        """Elements of whole trained parameters that run on a split stream."""
+        """Elements of whole trained parameters that run on a split stream, summed over tp alone.
+
+        Over cp FSDP2 reduces them with those of data parallelism.
+        """
         total = 0
+        if self.problem.context.axis is not Axis.TP:
+            return total
         for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
             if strategy.style == Style.ON_PART:
                 storages = {

@@ -13,12 +13,12 @@ from planner.strategy.conversion import Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommWork:
-    """One collective over the tp axis."""
+    """One collective over the split axis, tp or cp."""
 
     kind: Collective
     """Which."""
     num_bytes: float
-    """Bytes of the whole tensor on one rank."""
+    """Bytes of the whole tensor; of one that ranks exchange, what one of them hands out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

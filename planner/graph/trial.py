@@ -10,6 +10,7 @@ from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import DataRead, OperatorGraph, Unit, UnitKind
 from planner.runtime import known_data
 from planner.runtime.dry_run import DryRun, DryRunError
+from planner.runtime.layout import SplitAxis
 from planner.runtime.tensor_parallel import ModuleSharding
 
 
@@ -58,33 +59,39 @@ class LayoutTrial:
         self._known: dict[Hashable, Refusal | None] = {}
 
     def block(
-        self, unit: Unit, modules: Sequence[TriedModule], tp: int, sequence_dim: int | None
+        self,
+        unit: Unit,
+        modules: Sequence[TriedModule],
+        over: SplitAxis,
+        sequence_dim: int | None,
     ) -> Refusal | None:
         """Try the layout of a block, forward and backward; None where it runs.
 
         Args:
             unit: A block.
             modules: Its instructions.
-            tp: Ranks of the axis.
+            over: The axis.
             sequence_dim: Dim of the stream that is split, None where it is whole.
         """
         assert unit.block is not None
-        key = (unit.block, tuple(modules), tp, sequence_dim)
+        key = (unit.block, tuple(modules), over, sequence_dim)
         if key not in self._known:
-            self._known[key] = self._try(modules, tp, sequence_dim, unit.block)
+            self._known[key] = self._try(modules, over, sequence_dim, unit.block)
         return self._known[key]
 
-    def ends(self, modules: Sequence[TriedModule], tp: int) -> Refusal | None:
+    def ends(
+        self, modules: Sequence[TriedModule], over: SplitAxis, sequence_dim: int | None
+    ) -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs."""
-        key = ("ends", tuple(modules), tp)
+        key = ("ends", tuple(modules), over)
         if key not in self._known:
-            self._known[key] = self._try(modules, tp, None, None)
+            self._known[key] = self._try(modules, over, sequence_dim, None)
         return self._known[key]
 
     def _try(
         self,
         modules: Sequence[TriedModule],
-        tp: int,
+        over: SplitAxis,
         sequence_dim: int | None,
         block: int | None,
     ) -> Refusal | None:
@@ -100,9 +107,9 @@ class LayoutTrial:
         try:
             with self._model.import_scope(), default_dtype(getattr(torch, self._dtype)):
                 if block is None:
-                    dry_run.ends(shardings, tp)
+                    dry_run.ends(shardings, over, sequence_dim)
                 else:
-                    dry_run.block(block, shardings, tp, sequence_dim)
+                    dry_run.block(block, shardings, over, sequence_dim)
         except DryRunError as error:
             return Refusal(module=error.module, reason=error.reason)
         except Exception as error:  # of user code, or of torch under it

@@ -26,6 +26,7 @@ from planner.vocabulary import (
     Recomputation,
     Schedule,
     Style,
+    split_styles,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     Style.INNER: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
-    Style.ON_PART: (frozenset({_PART}), frozenset({_PART})),
+    Style.ON_PART: (frozenset({_PART}), frozenset({_PART, _REPLICATE})),
 }
 """Legal input and output layouts of each style."""
 
@@ -67,18 +68,20 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more; no script has context or expert parallelism."""
+    """Every degree is 1 or more; one of tp and cp at most is above; none has experts apart."""
     degrees = plan.degrees
-    for axis in (*MESH_ORDER, Axis.CP, Axis.EP):
+    for axis in (*MESH_ORDER, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
-    if degrees.cp != 1 or degrees.ep != 1:
-        yield f"cp is {degrees.cp} and ep is {degrees.ep}, but both are planned as 1"
+    if degrees.ep != 1:
+        yield f"ep is {degrees.ep}, but is planned as 1"
+    if degrees.tp > 1 and degrees.cp > 1:
+        yield f"tp is {degrees.tp} and cp {degrees.cp}, but modules are split over one axis"
 
 
 def _mesh(plan: Plan) -> Iterator[str]:
     """Each axis once, in the order that links were priced for."""
-    order = tuple(axis for axis in plan.mesh_order if axis not in (Axis.CP, Axis.EP))
+    order = tuple(axis for axis in plan.mesh_order if axis != Axis.EP)
     if order != MESH_ORDER:
         yield f"mesh order {' x '.join(plan.mesh_order)} is not {' x '.join(MESH_ORDER)}"
 
@@ -151,18 +154,19 @@ def _recomputation(plan: Plan) -> Iterator[str]:
                 yield f"{plan.units[unit]} is no block, but is recomputed ({policy})"
 
 
-def _tensor_parallelism(plan: Plan) -> Iterator[str]:
-    """Modules are split exactly where tp is above 1; only then can the sequence be."""
-    tp = plan.degrees.tp
-    split = any(
-        module.style in SPLIT_STYLES for sharding in plan.shardings for module in sharding.modules
-    )
-    if tp == 1 and (plan.shardings or plan.sequence_parallel):
-        yield "tp is 1, but modules or the sequence are split over it"
-    if tp > 1 and not split:
-        yield f"tp is {tp}, but no module is split over it"
-    if tp > 1 and plan.compile:
-        yield f"tp is {tp}, but blocks are compiled"
+def _split_modules(plan: Plan) -> Iterator[str]:
+    """Modules are split exactly where tp or cp is above 1, as it splits them."""
+    degrees = plan.degrees
+    axis = degrees.split_axis
+    styles = {module.style for sharding in plan.shardings for module in sharding.modules}
+    if not degrees.splits_modules and (plan.shardings or plan.sequence_parallel):
+        yield "tp and cp are 1, but modules or the sequence are split"
+    if degrees.splits_modules and styles.isdisjoint(split_styles(axis)):
+        yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
+    if degrees.splits_modules and plan.compile:
+        yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
+    if degrees.cp > 1 and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
+        yield f"cp is {degrees.cp}, but parameters or the stream are split as over tp"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 
@@ -217,7 +221,8 @@ def _layouts(plan: Plan) -> Iterator[str]:
 
 def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> frozenset[str]:
     """Write out what the stream is; its last dim may be the sequence in tensors of two dims."""
-    split = plan.sequence_parallel and set(sharding.units) <= set(blocks(plan))
+    in_blocks = set(sharding.units) <= set(blocks(plan))
+    split = plan.splits_stream and (in_blocks or plan.degrees.cp > 1)
     stream = {f"Shard({plan.sequence_dim})", _LAST} if split and _STREAM in allowed else set()
     return (allowed - {_STREAM}) | stream
 
@@ -278,7 +283,7 @@ def _crossings(plan: Plan) -> Iterator[str]:
     first_unit = {name: unit for unit, name in enumerate(plan.units) if unit in blocks(plan)}
     for stage in plan.stages:
         beside = [*stage.carried, *([stage.stream_output] if stage.stream_output else [])]
-        if beside and (stage.index == 0 or plan.sequence_parallel):
+        if beside and (stage.index == 0 or plan.splits_stream):
             yield f"stage {stage.index} receives {beside[0].module} beside the stream"
         for output in beside:
             late = first_unit.get(output.module, 0) >= stage.first_unit
@@ -295,7 +300,7 @@ LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "stages": _stages,
     "pipeline ranks": _pipeline_ranks,
     "recomputation": _recomputation,
-    "tensor parallelism": _tensor_parallelism,
+    "split modules": _split_modules,
     "sharded units": _sharded_units,
     "sharded modules": _sharded_modules,
     "layouts": _layouts,
@@ -357,8 +362,10 @@ def _model_sizes(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
     broken = broken_rule(plan.degrees, facts, plan.global_batch_size)
     if broken:
         yield broken.detail
-    if plan.sequence_parallel and (facts.sequence or 1) % plan.degrees.tp:
-        yield f"a sequence of {facts.sequence} is split over tp {plan.degrees.tp}"
+    axis = plan.degrees.split_axis
+    ranks = plan.degrees.split_ranks
+    if plan.splits_stream and (facts.sequence or 1) % ranks:
+        yield f"a sequence of {facts.sequence} is split over {axis} {ranks}"
     for policy, reason in facts.recompute_refusals.items():
         if any(policy in stage.activation_checkpointing for stage in plan.stages):
             yield f"blocks are recomputed ({policy}), but {reason}"

@@ -86,14 +86,14 @@ class Plan:
     sequence_parallel: bool
     """The stream between sharded regions of blocks is split over the sequence dim on tp."""
     sequence_dim: int
-    """Tensor dim of the stream that holds the sequence (used when sequence_parallel)."""
+    """Tensor dim of the stream that holds the sequence (used where it is split)."""
     units: tuple[str, ...]
     """Names: "prologue", paths of the blocks in execution order, "epilogue"; "model" alone where
     the model has no blocks."""
     tied_parameters: tuple[tuple[str, ...], ...]
     """Names that share one parameter."""
     shardings: tuple[UnitSharding, ...]
-    """Tensor-parallel instructions; empty when tp is 1."""
+    """How modules are split over tp or cp; empty where both are 1."""
     stages: tuple[StagePlan, ...]
     """Stages in model order."""
     memory_by_rank: tuple[MemoryBreakdown, ...]
@@ -112,6 +112,11 @@ class Plan:
     state_form: str = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks)."""
+
+    @property
+    def splits_stream(self) -> bool:
+        """Whether a rank has a part of the sequence of what flows between blocks."""
+        return self.sequence_parallel or self.degrees.cp > 1
 
     @property
     def peak_memory_bytes(self) -> int:

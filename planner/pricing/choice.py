@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
+from planner.vocabulary import Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,8 @@ class ShardingChoice:
 
     tp: int
     """Tensor-parallel ranks."""
+    cp: int = 1
+    """Context-parallel ranks; 1 where tp is more."""
     sequence_parallel: bool
     """The stream is split over the sequence inside blocks."""
     split_tables: bool
@@ -21,6 +25,21 @@ class ShardingChoice:
     """Samples per microbatch."""
     compile: bool = False
     """Blocks run compiled."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks over which modules are split."""
+        return max(self.tp, self.cp)
+
+    @property
+    def over(self) -> SplitAxis:
+        """The axis over which modules are split."""
+        return SplitAxis(name=Axis.CP if self.cp > 1 else Axis.TP, size=self.ranks)
+
+    @property
+    def splits_stream(self) -> bool:
+        """Whether a rank has a part of what flows between blocks."""
+        return self.sequence_parallel or self.cp > 1
 
 
 def unit_problem(
@@ -33,8 +52,8 @@ def unit_problem(
     return sharding_problem(
         graph,
         unit,
-        tp=choice.tp,
-        sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
+        over=choice.over,
+        sequence_dim=SEQUENCE_DIM if choice.splits_stream else None,
         split_tables=choice.split_tables if choice.tp > 1 else None,
         whole=whole,
     )

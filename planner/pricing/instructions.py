@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.trial import LayoutTrial, Refusal, TriedModule
 from planner.pricing.sharding_ilp import ShardingSolution
-from planner.runtime.layout import REPLICATE, Layout
+from planner.runtime.layout import REPLICATE, Layout, SplitAxis
 from planner.strategy.nodes import NodeKind, NodeStrategy
 from planner.strategy.sharding import ModuleSharding, WholeModule
-from planner.vocabulary import SPLIT_STYLES, Style
+from planner.vocabulary import Style, split_styles
 
 Solve = Callable[[frozenset[str]], ShardingSolution | None]
 """Solves a unit with modules left whole, by their paths in it; None where that has no layout."""
@@ -30,7 +30,7 @@ class RunnableUnit:
 
 
 def runnable_block(
-    trial: LayoutTrial, unit: Unit, solve: Solve, *, tp: int, sequence_dim: int | None
+    trial: LayoutTrial, unit: Unit, solve: Solve, *, over: SplitAxis, sequence_dim: int | None
 ) -> RunnableUnit | Refusal | None:
     """Find the best layout of a block that runs.
 
@@ -38,7 +38,7 @@ def runnable_block(
         trial: Tries layouts.
         unit: The block.
         solve: Solves its problem.
-        tp: Ranks of the axis.
+        over: The axis.
         sequence_dim: Dim of the stream that is split, None where it is whole.
 
     Returns:
@@ -51,20 +51,26 @@ def runnable_block(
         if solution is None:
             return refusal
         modules = module_shardings(solution)
-        found = trial.block(unit, tried(modules), tp, sequence_dim)
+        found = trial.block(unit, tried(modules), over, sequence_dim)
         if found is None:
             kept = [WholeModule(module=path, reason=reason) for path, reason in whole.items()]
             return RunnableUnit(solution=solution, whole=tuple(kept))
         refusal = found
-        failed = _around(found.module.removeprefix(f"{unit.name}."), modules)
+        split = _split_modules(solution, modules)
+        failed = _around(found.module.removeprefix(f"{unit.name}."), split)
         if not failed:
             return refusal
         whole |= dict.fromkeys(failed, found.reason)
 
 
-def _around(module: str, modules: Sequence[ModuleSharding]) -> list[str]:
+def _split_modules(solution: ShardingSolution, modules: Sequence[ModuleSharding]) -> list[str]:
+    """Paths of the modules that are split."""
+    axis = solution.problem.context.axis
+    return [each.module for each in modules if each.style in split_styles(axis)]
+
+
+def _around(module: str, split: list[str]) -> list[str]:
     """Split modules nearest to a path: those below it, or below the next module around it."""
-    split = [each.module for each in modules if each.style in SPLIT_STYLES]
     while module:
         below = [path for path in split if f"{path}.".startswith(f"{module}.")]
         if below:
@@ -100,7 +106,7 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
             continue
         (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
         ndim = len(graph.values[output].shape) if output >= 0 else 0
-        entering = next(iter(strategy.inputs.values()), REPLICATE)
+        entering = next(iter(strategy.inputs.values()), strategy.constant_input or REPLICATE)
         path = node.module.removeprefix(prefix) if node.module != unit.name else ""
         found[path] = ModuleSharding(
             module=path,

@@ -25,7 +25,7 @@ from planner.hardware.topology import comm_group
 from planner.pricing.choice import ShardingChoice, representatives
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.pricing.unit_layouts import UnitLayouts
-from planner.runtime.layout import REPLICATE, Layout, shard
+from planner.runtime.layout import REPLICATE, Layout, SplitAxis, shard
 from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import table_storages
@@ -85,12 +85,12 @@ class ModelPricer:
         self._shared_by_size: dict[int, tuple[SharedActivation, ...]] = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
-    def rank(self, tp: int) -> RankSpec:
-        """Device, tp group and host times of a tp degree."""
+    def rank(self, choice: ShardingChoice) -> RankSpec:
+        """Device, links between the ranks of the split axis, and host times."""
         return RankSpec(
             device=self._cluster.device,
             dtype=self._dtype,
-            tp_group=comm_group(self._cluster, degree=tp, stride=1),
+            tp_group=comm_group(self._cluster, degree=choice.ranks, stride=1),
             collective_host_s=self._collective_host_s,
         )
 
@@ -104,7 +104,7 @@ class ModelPricer:
         key = (choice, network_host_s)
         if key not in self._priced:
             work, solutions = self.work(choice), self._layouts.of(choice)
-            rank = replace(self.rank(choice.tp), network_host_s=network_host_s)
+            rank = replace(self.rank(choice), network_host_s=network_host_s)
             self._priced[key] = (
                 None
                 if work is None or solutions is None
@@ -154,24 +154,24 @@ class ModelPricer:
             self._shared_by_size[microbatch_size] = shared_activations(graph, sized)
         return self._shared_by_size[microbatch_size]
 
-    def reason(self, tp: int) -> str | None:
-        """Why the script cannot run a layout over tp ranks, where it was tried and refused."""
-        return self._layouts.reasons.get(tp)
+    def reason(self, over: SplitAxis) -> str | None:
+        """Why the script cannot run a layout over an axis, where it was tried and refused."""
+        return self._layouts.reasons.get(over)
 
-    def _reference_rank(self, tp: int) -> RankSpec:
+    def _reference_rank(self, choice: ShardingChoice) -> RankSpec:
         """Prices that layouts are chosen by.
 
         Wired-in ones are chosen by those of one reference node whose collectives have no latency,
         and whose devices are slow for its links. This gives the column-row pattern: it splits
         small models as well, where that does not pay.
         """
-        if not self._kernels.wired_layouts:
-            return self.rank(tp)
-        node = load_cluster(_REFERENCE, gpus=tp, gpus_per_node=tp)
+        if choice.cp > 1 or not self._kernels.wired_layouts:
+            return self.rank(choice)
+        node = load_cluster(_REFERENCE, gpus=choice.tp, gpus_per_node=choice.tp)
         links = [
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
-        group = comm_group(replace(node, links=tuple(links)), degree=tp, stride=1)
+        group = comm_group(replace(node, links=tuple(links)), degree=choice.tp, stride=1)
         return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
 
 
@@ -256,7 +256,7 @@ def _loss_inputs_bytes(epilogue: ShardingSolution, choice: ShardingChoice) -> in
     layouts = {v: layout for each in epilogue.chosen for v, layout in each.layouts.items()}
     return sum(
         graph.values[value].size_bytes
-        // (choice.tp if layouts.get(value, REPLICATE).is_shard else 1)
+        // (choice.ranks if layouts.get(value, REPLICATE).is_shard else 1)
         for value in read
     )
 
@@ -309,10 +309,10 @@ def _entering_bytes(
     The gather inside the node that follows a transfer split over tp is not priced: its links are
     some ten times as fast.
     """
-    split = choice.sequence_parallel or kernels.splits_transfers
+    split = choice.splits_stream or kernels.splits_transfers
     entering = [0] * len(graph.units)
     for cut in graph.cuts:
-        entering[cut.after_unit + 1] = cut.crossing_bytes // (choice.tp if split else 1)
+        entering[cut.after_unit + 1] = cut.crossing_bytes // (choice.ranks if split else 1)
     return entering
 
 
@@ -326,7 +326,7 @@ def _received_bytes(graph: OperatorGraph, choice: ShardingChoice) -> list[int]:
         for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
             counted &= kept_storages(graph, unit, kind)
         size_bytes = sum(graph.storages[storage].size_bytes for storage in counted)
-        received[unit.index] = size_bytes // (choice.tp if choice.sequence_parallel else 1)
+        received[unit.index] = size_bytes // (choice.ranks if choice.splits_stream else 1)
     return received
 
 

@@ -1,4 +1,4 @@
-"""Which modules of a plan are split over tp, and why others stay whole."""
+"""Which modules of a plan are split over tp or cp, and why others stay whole."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,20 +10,20 @@ from planner.pricing.op_rows import plan_choice
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.strategy.nodes import Node, NodeKind
 from planner.strategy.problem import table_storages
-from planner.vocabulary import SPLIT_STYLES
+from planner.vocabulary import Axis, split_styles
 
 _WHOLE = "whole"
 
 
 def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
-    """List the modules that hold a matrix, once for each kind of unit; nothing where tp is 1.
+    """List the modules that hold a matrix, once for each kind of unit; nothing where none is split.
 
     Args:
         plan: The plan.
         pricer: Prices of its model on its cluster.
     """
     choice = plan_choice(plan)
-    priced = pricer.priced(choice) if choice.tp > 1 else None
+    priced = pricer.priced(choice) if choice.ranks > 1 else None
     if priced is None:
         return ()
     refused = {
@@ -40,13 +40,16 @@ def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
         row
         for structure, units in names.items()
         for row in _unit_rows(
-            priced.solutions[structure], tuple(units), choice.tp, refused.get(first[structure], {})
+            priced.solutions[structure],
+            tuple(units),
+            choice.ranks,
+            refused.get(first[structure], {}),
         )
     )
 
 
 def _unit_rows(
-    solution: ShardingSolution, units: tuple[str, ...], tp: int, refused: Mapping[str, str]
+    solution: ShardingSolution, units: tuple[str, ...], ranks: int, refused: Mapping[str, str]
 ) -> Iterator[ModuleRow]:
     problem = solution.problem
     graph, unit = problem.context.graph, problem.unit
@@ -64,7 +67,7 @@ def _unit_rows(
             if found is None or op.module in seen:
                 continue
             seen.add(op.module)
-            is_split = chosen.style in SPLIT_STYLES
+            is_split = chosen.style in split_styles(problem.context.axis)
             path = "" if op.module == unit.name else op.module.removeprefix(prefix)
             yield ModuleRow(
                 units=units,
@@ -72,22 +75,25 @@ def _unit_rows(
                 how=str(chosen.style) if is_split else _WHOLE,
                 reason=""
                 if is_split
-                else refused.get(path) or _reason(solution, node, found, graph, tp),
+                else refused.get(path) or _reason(solution, node, found, graph, ranks),
             )
 
 
 def _reason(
-    solution: ShardingSolution, node: Node, matrix: Parameter, graph: OperatorGraph, tp: int
+    solution: ShardingSolution, node: Node, matrix: Parameter, graph: OperatorGraph, ranks: int
 ) -> str:
     """Why a module stays whole."""
-    sizes = " x ".join(map(str, matrix.shape))
-    if matrix.storage in table_storages(graph) and matrix.shape[0] % tp:
-        return f"{matrix.shape[0]} rows do not divide over {tp} ranks"
+    axis = solution.problem.context.axis
+    ways = solution.problem.strategies[node.index]
     if node.kind is not NodeKind.MODULE:
         return "it works as no nn.Linear or nn.Embedding does"
-    if all(size % tp for size in matrix.shape):
-        return f"{sizes} does not divide over {tp} ranks"
-    ways = solution.problem.strategies[node.index]
-    if any(strategy.style in SPLIT_STYLES for strategy in ways):
+    if any(strategy.style in split_styles(axis) for strategy in ways):
         return "splitting it is no faster"
+    if axis is Axis.CP:
+        return "no rule says how its ops run on a part of the sequence"
+    if matrix.storage in table_storages(graph) and matrix.shape[0] % ranks:
+        return f"{matrix.shape[0]} rows do not divide over {ranks} ranks"
+    sizes = " x ".join(map(str, matrix.shape))
+    if all(size % ranks for size in matrix.shape):
+        return f"{sizes} does not divide over {ranks} ranks"
     return f"no split of its {sizes} fits what it reads and hands on"

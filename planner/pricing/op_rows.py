@@ -18,6 +18,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
     styles = {m.style for sharding in plan.shardings for m in sharding.modules}
     return ShardingChoice(
         tp=plan.degrees.tp,
+        cp=plan.degrees.cp,
         sequence_parallel=plan.sequence_parallel,
         split_tables=Style.VOCAB_EMBEDDING in styles,
         microbatch_size=plan.microbatch_size,
@@ -35,7 +36,7 @@ def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
     choice = plan_choice(plan)
     priced = pricer.priced(choice)
     assert priced is not None
-    rank = pricer.rank(choice.tp)
+    rank = pricer.rank(choice)
     stage_of_unit = {
         unit: stage.index
         for stage in plan.stages
@@ -65,7 +66,7 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) 
     for node, strategy, price in zip(
         problem.folded.nodes, solution.chosen, solution.prices, strict=True
     ):
-        share = shares_of(strategy.layouts, problem.context.tp)
+        share = shares_of(strategy.layouts, problem.context.ranks)
         for position, op_id in enumerate(node.ops):
             op = graph.nodes[op_id]
             work = forward_work(graph, op, share)

@@ -1,7 +1,8 @@
 """Collectives and transfers that each pipeline rank takes part in during a step.
 
-They are those that the price of a plan is made of, counted: the layouts' own over tp, FSDP2's over
-dp_shard and dp_replicate as ``cost.data_parallel`` says, and those between stages.
+They are those that the price of a plan is made of, counted: the layouts' own over tp or cp,
+FSDP2's over dp_shard (with cp) and dp_replicate as ``cost.data_parallel`` says, and those between
+stages.
 """
 
 from collections import Counter
@@ -85,14 +86,16 @@ class _Counted:
 
     def _size(self, axis: str) -> int:
         degrees = self._plan.degrees
+        if axis == Axis.DP_SHARD:
+            return degrees.shards
         return degrees.world_size if axis == "world" else int(getattr(degrees, axis))
 
     def _of_rank(self, rank: int) -> Iterator[_Moved]:
         plan = self._plan
         stages = [stage for stage in plan.stages if stage.pp_rank == rank]
-        if plan.degrees.tp > 1:
+        if plan.degrees.splits_modules:
             for stage in stages:
-                yield from self._over_tp(stage)
+                yield from self._between_parts(stage)
             yield from self._summed(stages)
         for stage in stages:
             yield from self._data_parallel(stage)
@@ -101,26 +104,27 @@ class _Counted:
         if plan.degrees.pp > 1:
             yield from self._tied(rank)
         yield _Moved("all_reduce", "world", 1, _LOSS_BYTES)
-        if plan.degrees.tp > 1 or plan.degrees.pp > 1:
+        if plan.degrees.splits_modules or plan.degrees.pp > 1:
             yield _Moved("all_reduce", "world", 1, _NORM_BYTES)
         else:
             trained = sum(parameter.requires_grad for parameter in self._graph.parameters)
             yield _Moved("all_reduce", Axis.DP_SHARD, 1, trained * self._master_bytes)
 
-    # -- over tp ----------------------------------------------------------------------------------
+    # -- over tp or cp ----------------------------------------------------------------------------
 
-    def _over_tp(self, stage: StagePlan) -> Iterator[_Moved]:
+    def _between_parts(self, stage: StagePlan) -> Iterator[_Moved]:
         """What the layouts of the units move in every microbatch."""
+        axis = self._plan.degrees.split_axis
         for unit, kind in zip(self._units(stage), stage.activation_checkpointing, strict=True):
             passes = (unit.forward, unit.input_backward, unit.weight_backward, unit.recompute[kind])
             for comm in (comm for each in passes for comm in each.comm):
-                yield _Moved(comm.kind, Axis.TP, self._plan.num_microbatches, comm.num_bytes)
+                yield _Moved(comm.kind, axis, self._plan.num_microbatches, comm.num_bytes)
 
     def _summed(self, stages: list[StagePlan]) -> Iterator[_Moved]:
         """Gradients of whole parameters on a split stream, all in one."""
         elements = sum(u.summed_gradient_elements for s in stages for u in self._units(s))
         if elements:
-            num_bytes = elements * self._master_bytes / self._plan.degrees.dp_shard
+            num_bytes = elements * self._master_bytes / self._plan.degrees.shards
             yield _Moved("all_reduce", Axis.TP, 1, num_bytes)
 
     def _units(self, stage: StagePlan) -> tuple[UnitWork, ...]:
@@ -140,16 +144,16 @@ class _Counted:
                 gathers, reductions = microbatches * (1 + is_block), microbatches
             else:
                 gathers, reductions = 1, 1
-            if degrees.dp_shard > 1:
+            if degrees.shards > 1:
                 gathered_bytes = (trained + frozen) * self._compute_bytes
                 yield _Moved("all_gather", Axis.DP_SHARD, gathers, gathered_bytes)
             if not trained:
                 continue
             reduced_bytes = trained * self._master_bytes
-            if degrees.dp_shard > 1:
+            if degrees.shards > 1:
                 yield _Moved("reduce_scatter", Axis.DP_SHARD, reductions, reduced_bytes)
             if degrees.dp_replicate > 1:
-                share_bytes = reduced_bytes / degrees.dp_shard
+                share_bytes = reduced_bytes / degrees.shards
                 yield _Moved("all_reduce", Axis.DP_REPLICATE, 1, share_bytes)
 
     def _groups(self, stage: StagePlan) -> Iterator[tuple[int, int, bool]]:
@@ -186,7 +190,7 @@ class _Counted:
 
     def _crossing(self, cut: CutPoint) -> Iterator[tuple[float, bool]]:
         """Bytes on a rank of each tensor that crosses, and whether its gradient comes back."""
-        parts = self._plan.degrees.tp if self._plan.sequence_parallel else 1
+        parts = self._plan.degrees.split_ranks if self._plan.splits_stream else 1
         for number in cut.values:
             value = self._graph.values[number]
             yield value.size_bytes / parts, value.requires_grad
@@ -201,7 +205,7 @@ class _Counted:
             ]
             if not tied.trained or len(holders) < 2 or rank not in holders:
                 continue
-            num_bytes = tied.elements * self._master_bytes / self._plan.degrees.dp_shard
+            num_bytes = tied.elements * self._master_bytes / self._plan.degrees.shards
             sent = holders.count(rank) * len({*holders} - {rank})
             yield _Moved("send", Axis.PP, sent, num_bytes)
             yield _Moved("receive", Axis.PP, len(holders) - holders.count(rank), num_bytes)

@@ -10,22 +10,23 @@ from planner.graph.trial import Refusal
 from planner.pricing.choice import ShardingChoice, choice_of_unit, representatives, unit_problem
 from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
+from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import ModuleSharding, WholeModule
-from planner.vocabulary import SPLIT_STYLES
+from planner.vocabulary import split_styles
 
 
 class UnitLayouts:
     """Layouts on demand; equal questions are answered once."""
 
     def __init__(
-        self, graphs: GraphFamily, rank: Callable[[int], RankSpec], *, is_tried: bool
+        self, graphs: GraphFamily, rank: Callable[[ShardingChoice], RankSpec], *, is_tried: bool
     ) -> None:
         """Keep what layouts depend on.
 
         Args:
             graphs: The model at every microbatch size.
-            rank: Prices by which layouts over a number of tp ranks are chosen.
+            rank: Prices by which layouts are chosen under a choice.
             is_tried: Give only layouts that the script's own runtime has run.
         """
         self._graphs = graphs
@@ -36,8 +37,8 @@ class UnitLayouts:
         self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
         self._tried_at: int | None = None
         self._confirmed: set[ShardingChoice] = set()
-        self.reasons: dict[int, str] = {}
-        """Why the script cannot run a layout over so many ranks, where it was tried and refused."""
+        self.reasons: dict[SplitAxis, str] = {}
+        """Why the script cannot run a layout over an axis, where it was tried and refused."""
 
     def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         """Layouts by unit structure, None where some unit cannot run under the choice."""
@@ -76,14 +77,14 @@ class UnitLayouts:
 
     def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         graph = self._graphs.at(choice.microbatch_size)
-        rank = self._rank(choice.tp)
+        rank = self._rank(choice)
         solutions: dict[str, ShardingSolution] = {}
         for unit in representatives(graph):
             solution = self._solve_unit(graph, unit, choice, rank)
             if solution is None:
                 return None
             solutions[unit.structure] = solution
-        if choice.tp == 1:
+        if choice.ranks == 1:
             return solutions
         runs = _shards_anything(solutions) and self._ends_run(choice, solutions)
         return solutions if runs else None
@@ -115,12 +116,12 @@ class UnitLayouts:
             except SolverError:  # no consistent choice
                 return None
 
-        if choice.tp == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
+        if choice.ranks == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
             solution = solve(frozenset())
             return None if solution is None else RunnableUnit(solution=solution, whole=())
         return runnable_block(
-            self._graphs.trial(self._size_of_trial(choice)), unit, solve, tp=choice.tp,
-            sequence_dim=SEQUENCE_DIM if choice.sequence_parallel else None,
+            self._graphs.trial(self._size_of_trial(choice)), unit, solve,
+            over=choice.over, sequence_dim=SEQUENCE_DIM if choice.splits_stream else None,
         )  # fmt: skip
 
     def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
@@ -129,13 +130,15 @@ class UnitLayouts:
             return True
         ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
         modules = [module for each in ends for module in module_shardings(each)]
-        found = self._graphs.trial(self._size_of_trial(choice)).ends(tried(modules), choice.tp)
+        found = self._graphs.trial(self._size_of_trial(choice)).ends(
+            tried(modules), choice.over, SEQUENCE_DIM if choice.cp > 1 else None
+        )
         if found is not None:
             self._note(choice, found.module or "the model around its blocks", found)
         return found is None
 
     def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
-        self.reasons.setdefault(choice.tp, f"{found.module or place}: {found.reason}")
+        self.reasons.setdefault(choice.over, f"{found.module or place}: {found.reason}")
 
 
 def _instructions(
@@ -148,7 +151,7 @@ def _instructions(
 
 def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:
     return any(
-        strategy.style in SPLIT_STYLES
+        strategy.style in split_styles(solution.problem.context.axis)
         for solution in solutions.values()
         for strategy in solution.chosen
     )

@@ -37,6 +37,7 @@ REPORT_COLUMNS = (
     "recompute_s",
     "exposed_comm_s",
     "tp_comm_s",
+    "cp_comm_s",
     "pp_comm_s",
     "dp_comm_s",
     "bubble_s",

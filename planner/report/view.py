@@ -219,7 +219,7 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
 
 
 def split_words(record: PlanRecord) -> tuple[tuple[str, str], ...]:
-    """Say for each kind of unit which modules are split over tp, and why others stay whole."""
+    """Say for each kind of unit which modules are split over tp or cp, and why others are whole."""
     by_units: dict[tuple[str, ...], list[ModuleRow]] = {}
     for row in record.module_rows:
         by_units.setdefault(row.units, []).append(row)
@@ -239,6 +239,7 @@ _SPLIT_WORDS: dict[str, str] = {
     Style.ROW: "by rows",
     Style.INNER: "inside its products",
     Style.VOCAB_EMBEDDING: "by vocabulary",
+    Style.ON_PART: "on a part of the sequence",
 }
 """What each way to split a module is called."""
 

@@ -10,6 +10,7 @@ COMPONENT_WORDS = {
     "compute_s": "forward and backward",
     "recompute_s": "recomputation",
     "tp_comm_s": "exposed tensor-parallel collectives",
+    "cp_comm_s": "exposed context-parallel collectives",
     "pp_comm_s": "exposed pipeline transfers",
     "dp_comm_s": "exposed data-parallel traffic",
     "bubble_s": "pipeline bubble",
@@ -66,6 +67,8 @@ def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
     lines = [("data", _data_words(plan))]
     if plan.degrees.tp > 1:
         lines.append(("tensor", _tensor_words(plan)))
+    if plan.degrees.cp > 1:
+        lines.append(("context", _context_words(plan)))
     if plan.degrees.pp > 1:
         lines.append(("pipeline", _pipeline_words(plan)))
     lines.append(("recompute", _recompute_words(plan)))
@@ -160,18 +163,18 @@ def _data_words(plan: Plan) -> str:
     batch = (
         f"{who} {ranks} takes {plan.num_microbatches} {plural} of {plan.microbatch_size} per step"
     )
-    if degrees.dp == 1:
+    if degrees.dp * degrees.cp == 1:
         return batch
-    if degrees.dp_shard == 1 or plan.state_form == "replicated":
+    if degrees.shards == 1 or plan.state_form == "replicated":
         whole = f"{batch}; every rank keeps a whole copy of its parameters"
-        if degrees.dp_shard == 1:
+        if degrees.shards == 1:
             return whole
         return f"{whole}, {degrees.dp_shard} share the optimiser's states (ZeRO-1)"
     zero = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
     gathered = (
         "gathered again for backward" if plan.reshard_after_forward else "gathered once a step"
     )
-    shards = f"FSDP2 shards the state over {degrees.dp_shard} ranks ({zero}: {gathered})"
+    shards = f"FSDP2 shards the state over {degrees.shards} ranks ({zero}: {gathered})"
     copies = f", {degrees.dp_replicate} copies of that" if degrees.dp_replicate > 1 else ""
     return f"{batch}; {shards}{copies}"
 
@@ -181,6 +184,13 @@ def _tensor_words(plan: Plan) -> str:
     if plan.sequence_parallel:
         return f"{split}; between them the sequence is split (sequence parallel)"
     return split
+
+
+def _context_words(plan: Plan) -> str:
+    return (
+        f"{plan.degrees.cp} ranks take a part of each sequence; attention exchanges it for a part "
+        "of the heads"
+    )
 
 
 def _pipeline_words(plan: Plan) -> str:

@@ -253,7 +253,12 @@ def meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None) -> None:
-    """Check that the stream flows from block to block and can be split evenly over tp.
+    """Check that the stream flows from block to block and splits evenly over the mesh.
+
+    Args:
+        anatomy: What the model consists of.
+        mesh: The ranks over which the stream is split.
+        sequence_dim: Dim of the stream that is split; None for none.
 
     Raises:
         ValueError: It does not or cannot.
@@ -263,13 +268,13 @@ def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None)
     for path, stream in zip(anatomy.blocks, anatomy.streams[1:], strict=True):
         if anatomy.sketch((path, 0)) is not stream:
             raise ValueError(
-                f"sequence parallelism needs blocks that hand one tensor to the next, but {path} "
+                f"splitting the sequence needs blocks that hand one tensor to the next, but {path} "
                 "does not: set SEQUENCE_DIM to None"
             )
-    tp_size = mesh["tp"].size()
+    size = mesh.size()
     for stream in anatomy.streams:
-        if stream.shape[sequence_dim] % tp_size:
+        if stream.shape[sequence_dim] % size:
             raise ValueError(
-                f"sequence parallelism splits dim {sequence_dim} of {tuple(stream.shape)} over "
-                f"{tp_size} ranks: the sequence length must be a multiple of {tp_size}"
+                f"the plan splits dim {sequence_dim} of {tuple(stream.shape)} over "
+                f"{size} ranks: the sequence length must be a multiple of {size}"
             )

@@ -16,6 +16,7 @@ from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, examine, meta_twin
 from .known_data import DataRead, KnownData
+from .layout import SplitAxis
 from .model import run_model
 from .part import OffersLoss
 from .split_part import SplitPart
@@ -105,7 +106,7 @@ class DryRun:
         self,
         block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
         outer_shardings: Sequence[ModuleSharding],
-        tp: int,
+        over: SplitAxis,
         sequence_dim: int | None,
     ) -> None:
         """Run one block of each kind, and what lies around the blocks.
@@ -113,18 +114,23 @@ class DryRun:
         Args:
             block_shardings: Positions of blocks of one kind and what holds for them.
             outer_shardings: What holds for modules outside the blocks.
-            tp: Ranks of the axis.
-            sequence_dim: Dim of the stream that is split inside blocks, None where it is whole.
+            over: The axis.
+            sequence_dim: Dim of the stream that is split inside blocks (over cp everywhere), None
+                where it is whole.
 
         Raises:
             DryRunError: Something does not run.
         """
         for positions, shardings in block_shardings:
-            self.block(positions[min(1, len(positions) - 1)], shardings, tp, sequence_dim)
-        self.ends(outer_shardings, tp)
+            self.block(positions[min(1, len(positions) - 1)], shardings, over, sequence_dim)
+        self.ends(outer_shardings, over, sequence_dim)
 
     def block(
-        self, position: int, shardings: Sequence[ModuleSharding], tp: int, sequence_dim: int | None
+        self,
+        position: int,
+        shardings: Sequence[ModuleSharding],
+        over: SplitAxis,
+        sequence_dim: int | None,
     ) -> None:
         """Run one block under its layout, the others left out.
 
@@ -135,7 +141,7 @@ class DryRun:
         part = self._part(keep=position)
         part.first_block, part.blocks, part.last_block = position, (path,), path
         part.is_last = False
-        _parallel(part, tp, sequence_dim).apply([((position,), shardings)], ())
+        _parallel(part, over, sequence_dim).apply([((position,), shardings)], ())
         seen: list[Tree] = []
 
         def note(_: nn.Module, __: Args, output: Tree) -> None:
@@ -149,14 +155,19 @@ class DryRun:
         _backward(tensors_of(seen))
         _check_gradients(block)
 
-    def ends(self, shardings: Sequence[ModuleSharding], tp: int) -> None:
+    def ends(
+        self, shardings: Sequence[ModuleSharding], over: SplitAxis, sequence_dim: int | None
+    ) -> None:
         """Run what lies around the blocks under its layout, all blocks left out.
 
         Raises:
             DryRunError: It does not run.
         """
         part = self._part(keep=None)
-        _parallel(part, tp, None).apply((), shardings)
+        parallel = _parallel(part, over, None)
+        parallel.apply((), shardings)
+        if over.is_context and sequence_dim is not None and self.anatomy.blocks:
+            parallel.split_output(self.anatomy.blocks[-1], sequence_dim)
         entering: list[Tensor] = []
         if self.anatomy.blocks:
             first = part.model.get_submodule(self.anatomy.blocks[0])
@@ -195,7 +206,8 @@ def _on_meta(tree: Tree) -> Tree:
     return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), tree)
 
 
-def _parallel(part: SplitPart, tp: int, sequence_dim: int | None) -> TensorParallel:
+def _parallel(part: SplitPart, over: SplitAxis, sequence_dim: int | None) -> TensorParallel:
+    tp = over.size
     ranks = Ranks(rank=0, size=tp, group=None)
 
     def distribute(whole: Tensor, dim: int) -> Tensor:
@@ -203,7 +215,7 @@ def _parallel(part: SplitPart, tp: int, sequence_dim: int | None) -> TensorParal
             raise DryRunError("", f"{whole.shape[dim]} is no multiple of {tp}")
         return whole.narrow(dim, 0, whole.shape[dim] // tp).clone()
 
-    return TensorParallel(part, ranks, distribute, sequence_dim)
+    return TensorParallel(part, over, ranks, distribute, sequence_dim)
 
 
 @contextmanager

@@ -1,12 +1,28 @@
-"""How a tensor lies on the ranks of the tensor-parallel axis, and what views do to it."""
+"""How a tensor lies on the ranks of an axis, and what views do to it."""
 
 from dataclasses import dataclass
 from math import prod
 
 
 @dataclass(frozen=True, slots=True)
+class SplitAxis:
+    """The axis of the mesh over which modules are split."""
+
+    name: str
+    """"tp", or "cp": there parameters are whole, and the stream is split from the model's inputs
+    to its loss."""
+    size: int
+    """Its ranks."""
+
+    @property
+    def is_context(self) -> bool:
+        """Whether it divides the sequence alone."""
+        return self.name == "cp"
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of one tensor over the tp axis.
+    """Layout of one tensor over the ranks of an axis.
 
     ``kind`` is one of
 

@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from .data import joined_batch
+from .processes import axis_names
 from .stages import Stage
 from .step import Runner
 from .trees import Function, Microbatch, tensors_of
@@ -60,11 +61,12 @@ def pipeline_runner(
         mesh: The whole mesh, with a pp axis.
         schedule: Name by which torch knows it.
         num_microbatches: Microbatches per step.
-        sequence_dim: Dim of the stream that is split over tp, None where it is whole.
+        sequence_dim: Dim of the stream that is split over tp or cp, None where it is whole.
     """
     device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
-    split = None if sequence_dim is None else (sequence_dim, mesh["tp"].size())
+    axis = "cp" if "cp" in axis_names(mesh) else "tp"
+    split = None if sequence_dim is None else (sequence_dim, mesh[axis].size())
     made = [
         PipelineStage(
             stage,

@@ -10,6 +10,9 @@ from .split_ops import SPECIAL
 from .split_tensor import SplitTensor, unwrapped, wrapped
 from .trees import Args, Function, Kwargs, Tree
 
+_NONE, _MEAN, _SUM = range(3)
+"""How torch numbers the reductions of losses."""
+
 
 def _embedding(ids: Tensor, weight: Tensor, *args: Tree, **kwargs: Tree) -> Tensor:
     """Look up the tokens whose rows this rank has; zeros for the others make a sum over ranks."""
@@ -81,8 +84,32 @@ def _weights(x: SplitTensor, target: Tensor, weight: Tensor | None, ignored: int
     return weight[target.where(counts, 0)] * counts
 
 
+def _over_rows(x: Tree) -> bool:
+    """Whether each rank has some of the rows of a loss."""
+    return isinstance(x, SplitTensor) and x.ndim == 2 and _layout(x).is_shard and not _layout(x).dim
+
+
+def _nll_loss_of_rows(func: Function, args: Args) -> Tree:
+    """This rank's summand of the mean or the sum over all rows."""
+    x, target, weight, reduction, ignored = args
+    own = x.ranks.part(target, _layout(x))
+    losses, _ = func(x.local, own, weight, _SUM, ignored)
+    counts = (target != ignored).to(x.dtype)
+    total = (counts if weight is None else weight[target.where(counts > 0, 0)] * counts).sum()
+    return SplitTensor(losses / total if reduction == _MEAN else losses, PARTIAL, x.ranks), total
+
+
+def _nll_loss_of_rows_backward(func: Function, args: Args) -> Tree:
+    grad, x, target, weight, reduction, ignored, total = args
+    own = x.ranks.part(target, _layout(x))
+    local = func(grad, x.local, own, weight, reduction, ignored, total)
+    return SplitTensor(local, _layout(x), x.ranks)
+
+
 def _nll_loss(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     x, target, weight, reduction, ignored = args
+    if _over_rows(x) and reduction != _NONE and not isinstance(target, SplitTensor):
+        return _nll_loss_of_rows(func, args)
     if not _over_classes(x, -1):
         return NotImplemented
     places, is_own = _own_target(x, target)
@@ -90,18 +117,20 @@ def _nll_loss(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     weights = _weights(x, target, weight, ignored)
     losses = -x.ranks.reduced(picked) * weights
     total = weights.sum()
-    if reduction == 0:
+    if reduction == _NONE:
         return losses, total.new_zeros(())
-    return (losses.sum() / total if reduction == 1 else losses.sum()), total
+    return (losses.sum() / total if reduction == _MEAN else losses.sum()), total
 
 
 def _nll_loss_backward(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     grad, x, target, weight, reduction, ignored, total = args
+    if _over_rows(x) and reduction != _NONE:
+        return _nll_loss_of_rows_backward(func, args)
     if not _over_classes(x, -1):
         return NotImplemented
     places, is_own = _own_target(x, target)
     rows = -_weights(x, target, weight, ignored) * grad
-    rows = (rows / total if reduction == 1 else rows).unsqueeze(-1)
+    rows = (rows / total if reduction == _MEAN else rows).unsqueeze(-1)
     local = torch.zeros_like(x.local).scatter(-1, places, rows * is_own.unsqueeze(-1))
     made = SplitTensor(local, _layout(x), x.ranks)
     made.__dict__["row_sums"] = rows

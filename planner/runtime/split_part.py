@@ -45,6 +45,10 @@ class SplitPart(Part):
         self.make_whole: Callable[[Tensor], Tensor] = _as_it_is
         self.after_blocks: Callable[..., Tree] | None = None
 
+    def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
+        """Run one microbatch and return its scalar loss, whole on each rank."""
+        return self.make_whole(super().forward(inputs=inputs, targets=targets))
+
     def register_late_hooks(self) -> None:
         """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
         if self.is_last and self.after_blocks is not None:

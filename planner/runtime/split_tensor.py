@@ -189,6 +189,25 @@ def changed(
     return made
 
 
+class _Multiplied(torch.autograd.Function):
+    """The same values, with a gradient that is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Tree, tensor: Tensor, factor: int) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
+
+
+def counted_in_mean(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """Return a parameter whose gradients are summands, of which the mean over ranks is taken."""
+    made: Tensor = _Multiplied.apply(tensor, ranks.size)  # type: ignore[no-untyped-call]
+    return made
+
+
 class _Wrap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Tree, local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:

@@ -125,7 +125,7 @@ class Stage(SplitPart):
         finally:
             self._received = ()
             self._carried = None
-        return self.user.loss(output, targets)
+        return self.make_whole(self.user.loss(output, targets))
 
     def holds(self, module: nn.Module) -> bool:
         """Say whether a module runs here, and no stand-in for it."""

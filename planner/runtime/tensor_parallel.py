@@ -1,8 +1,12 @@
-"""Modules that are split over the ranks of the tp axis.
+"""Modules that are split over the ranks of the tp or the cp axis.
 
 Where a module begins and ends, its input and its output are brought into the layouts that the plan
 says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
 (for FSDP2 and checkpoints), and are seen by the user's code as split tensors.
+
+Over cp parameters are whole, and so is what depends on no parameter: token ids, masks, rotary
+tables. Each rank has a part of the sequence from its token ids to the loss. FSDP2 takes the mean of
+gradients over the ranks of cp as over those of dp_shard.
 """
 
 import functools
@@ -17,11 +21,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from .fused import RankOrder
-from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, shard
+from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, SplitAxis, shard
 from .processes import local_tensor
+from .split_attention import allow_split_tokens
 from .split_loss import allow_split_vocabulary
 from .split_part import SplitPart
-from .split_tensor import Ranks, SplitTensor, changed, layout_of, unwrapped, wrapped
+from .split_tensor import (
+    Ranks,
+    SplitTensor,
+    changed,
+    counted_in_mean,
+    layout_of,
+    unwrapped,
+    wrapped,
+)
 from .streams import first_tensor, stream_of, with_stream, with_tensors
 from .trees import Args, Kwargs, Tree, tensors_of
 from .unread import SplitError
@@ -73,12 +86,15 @@ class TensorParallel:
 
     part: SplitPart
     """What is sharded, in place."""
+    axis: SplitAxis
+    """The axis."""
     ranks: Ranks
-    """The ranks of the tp axis."""
+    """Its ranks."""
     distribute: Distribute
     """Gives each rank its part of a parameter."""
     sequence_dim: int | None
-    """Dim of the stream that is split between regions of blocks, None where it is whole."""
+    """Dim of the stream that is split between regions of blocks (over cp everywhere), None where it
+    is whole."""
     _made: dict[int, nn.Parameter] = field(default_factory=dict)
     """New parameter by the old one's id: tied parameters stay tied."""
 
@@ -91,7 +107,8 @@ class TensorParallel:
         def distribute(whole: Tensor, dim: int) -> Tensor:
             return distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
 
-        return cls(part, ranks, distribute, sequence_dim)
+        name = (mesh.mesh_dim_names or ("tp",))[0]
+        return cls(part, SplitAxis(name, mesh.size()), ranks, distribute, sequence_dim)
 
     def apply(
         self,
@@ -105,6 +122,7 @@ class TensorParallel:
             outer_shardings: What holds for modules outside the blocks.
         """
         allow_split_vocabulary()
+        allow_split_tokens()
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
         for index, (path, block) in enumerate(self.part.block_items(), self.part.first_block):
             for sharding in by_block.get(index, ()):
@@ -121,7 +139,7 @@ class TensorParallel:
             self._split_stream(shard(self.sequence_dim))
 
     def _shard(self, module: nn.Module, prefix: str, sharding: ModuleSharding) -> None:
-        if sharding.style == "on_part":
+        if sharding.style == "on_part" and not self.axis.is_context:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
         layouts: dict[str, Layout] = {}
@@ -137,7 +155,7 @@ class TensorParallel:
             if layout.outer > 1:
                 first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
                 self.part.orders[first] = RankOrder(layout, self.ranks.size)
-        edge = _Edge(sharding, self.ranks, layouts)
+        edge = _Edge(sharding, self.axis, self.ranks, layouts)
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
         module.register_forward_hook(edge.leave)
         module.register_forward_hook(edge.uncover, always_call=True)
@@ -182,8 +200,16 @@ class TensorParallel:
                     "give both modules the same split of their weight"
                 )
 
+    def split_output(self, path: str, dim: int) -> None:
+        """Split what a module returns, which stands for one that would."""
+
+        def split(_: nn.Module, __: Args, output: Tree) -> Tree:
+            return with_tensors(output, {0: changed(first_tensor(output), shard(dim), self.ranks)})
+
+        self.part.model.get_submodule(path).register_forward_hook(split)
+
     def _split_stream(self, layout: Layout) -> None:
-        """Split the stream where it enters the first block, make it whole after the last.
+        """Split the stream where it enters the first block, make it whole after the last over tp.
 
         Stages hand over this rank's part of it.
         """
@@ -210,7 +236,7 @@ class TensorParallel:
         if part.is_first and part.blocks:
             first = part.model.get_submodule(part.blocks[0])
             first.register_forward_pre_hook(scatter, with_kwargs=True)
-        part.after_blocks = gather
+        part.after_blocks = None if self.axis.is_context else gather
         part.receive = lambda local: wrapped(local, layout, ranks)
         part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
 
@@ -220,6 +246,7 @@ class _Edge:
     """Layout changes where a module begins and ends."""
 
     sharding: ModuleSharding
+    axis: SplitAxis
     ranks: Ranks
     layouts: dict[str, Layout]
     """Layout of each of its parameters; "partial" for whole ones with sums for gradients."""
@@ -246,12 +273,14 @@ class _Edge:
     def _cover(self, module: nn.Module) -> None:
         for name, layout in self.layouts.items():
             holder, last = _holder(module, name)
-            parameter = holder._parameters[last]
+            parameter: Tensor | None = holder._parameters[last]
             assert parameter is not None
             if layout.is_shard:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 shown = wrapped(local, layout, self.ranks)
             elif self.sharding.style == "on_part":
+                if self.axis.is_context:
+                    parameter = counted_in_mean(parameter, self.ranks)
                 shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=PARTIAL)
             elif self.sharding.split:
                 # It is added to a sum over ranks by one of them.
@@ -271,7 +300,8 @@ class _Edge:
 
         So q, k and v (gate and up) share one collective forward and one backward.
         """
-        if layout_of(x) == target or not (x.is_floating_point() or isinstance(x, SplitTensor)):
+        is_moved = x.is_floating_point() or isinstance(x, SplitTensor) or target.is_shard
+        if layout_of(x) == target or not is_moved:
             return x
         key = (x._version, target, torch.is_grad_enabled())
         kept = x.__dict__.get("_in_layout")

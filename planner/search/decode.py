@@ -72,7 +72,7 @@ def plan_of(
         sequence_dim=SEQUENCE_DIM,
         units=(*(unit.name for unit in graph.units), *_LOSS[: costs.model.epilogue_units - 1]),
         tied_parameters=tuple(p.names for p in graph.parameters if len(p.names) > 1),
-        shardings=unit_shardings(priced) if configuration.degrees.tp > 1 else (),
+        shardings=unit_shardings(priced) if configuration.degrees.splits_modules else (),
         stages=_stages(costs, priced, stages, price),
         memory_by_rank=price.memory_by_rank,
         costs=price.costs,

@@ -8,6 +8,7 @@ from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
+from planner.runtime.layout import SplitAxis
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decide import Decision
 from planner.search.decode import decode_plan
@@ -110,13 +111,14 @@ class Search:
         return found
 
     def _unsplit(self, configuration: Configuration) -> Rejection:
-        """Say why a configuration has no layout over tp."""
-        tp = configuration.degrees.tp
-        reason = self._space.pricer.reason(tp)
+        """Say why a configuration has no layout over tp or cp."""
+        degrees = configuration.degrees
+        over = SplitAxis(degrees.split_axis, degrees.split_ranks)
+        reason = self._space.pricer.reason(over)
         if reason is None:
-            detail = f"no module of the model can be split over tp {tp}"
+            detail = f"no module of the model can be split over {over.name} {over.size}"
             return refusal(configuration, rule="nothing to split", detail=detail)
-        detail = f"the script cannot run tp {tp}: {reason}"
+        detail = f"the script cannot run {over.name} {over.size}: {reason}"
         return refusal(configuration, rule=_THE_SCRIPT, detail=detail)
 
     def _candidates(self, incumbents: Incumbents) -> list[Plan]:

@@ -21,6 +21,7 @@ from planner.search.decode import PlanContext
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (
+    LONG_SEQUENCE,
     BrokenRule,
     FixedValues,
     broken_rule,
@@ -79,12 +80,26 @@ class LayoutSpace:
         )
         self._fronts: dict[tuple[ShardingChoice, Hashable], FrontCache] = {}
 
+    @property
+    def tries_contexts(self) -> bool:
+        """Whether cp above 1 is tried: where it is left open, for long samples and for few.
+
+        Else ranks that read samples of their own do what those of cp do, without exchanges.
+        """
+        sequence, fixed = self.facts.sequence, self.request.fixed
+        if sequence is None or fixed.cp is not None or self.framework.name != SCRIPT:
+            return (fixed.cp or 1) > 1
+        is_few = self.request.global_batch_size < self.cluster.num_gpus
+        return is_few or sequence >= LONG_SEQUENCE
+
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
         """All configurations that the model's shapes allow, and the refused degrees."""
         found: list[Configuration] = []
         refused: list[Rejection] = []
         request = self.request
-        for degrees in enumerate_degrees(self.cluster.num_gpus, request.fixed):
+        for degrees in enumerate_degrees(
+            self.cluster.num_gpus, request.fixed, contexts=self.tries_contexts
+        ):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
@@ -140,6 +155,7 @@ class LayoutSpace:
         for split in (True, False) if self.facts.can_split_tables(tp) else (False,):
             choice = ShardingChoice(
                 tp=tp,
+                cp=configuration.degrees.cp,
                 sequence_parallel=configuration.sequence_parallel,
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,

@@ -13,7 +13,7 @@ from planner.strategy.schedules import (
     fullest_moments,
     mean_starts,
 )
-from planner.vocabulary import MESH_ORDER
+from planner.vocabulary import MESH_ORDER, Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,11 @@ def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
             return stride
         stride *= getattr(degrees, inner)
     raise AssertionError(f"no mesh axis {axis}")
+
+
+def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
+    """The ranks that share the state of FSDP2: those of dp_shard and cp."""
+    return comm_group(cluster, degree=degrees.shards, stride=axis_stride(degrees, Axis.CP))
 
 
 def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, axis: str) -> CommGroup:

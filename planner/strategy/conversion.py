@@ -10,7 +10,7 @@ Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """Collectives of one change of layout; each moves the whole tensor's bytes once per rank."""
+    """Collectives of one change of layout."""
 
     forward: Collective | None = None
     """On the tensor."""
@@ -33,6 +33,19 @@ _CONVERSIONS: dict[tuple[str, str], Conversion] = {
 }
 
 
+def operand_bytes(kind: Collective, tensor_bytes: float, ranks: int) -> float:
+    """Bytes of a tensor by which a collective is priced.
+
+    All of the tensor, but of what ranks exchange, of which each has a part, that part.
+
+    Args:
+        kind: The collective.
+        tensor_bytes: Of the whole tensor.
+        ranks: How many take part.
+    """
+    return tensor_bytes / ranks if kind == "all_to_all" else tensor_bytes
+
+
 def conversion(source: Layout, target: Layout) -> Conversion:
     """Collectives that bring a tensor from one layout to another, and its gradient back.
 
@@ -42,4 +55,7 @@ def conversion(source: Layout, target: Layout) -> Conversion:
     """
     if source == target:
         return Conversion()
+    if source.is_shard and target.is_shard and max(source.outer, target.outer) > 1:
+        # Parts that are strewn over a dim are not exchanged as they lie.
+        return Conversion(forward="all_gather", backward="all_gather")
     return _CONVERSIONS[source.kind, target.kind]

@@ -130,7 +130,7 @@ def _branch(
     else:
         counts = _fused_counts(node, context)
         shards = (shard(dim, count) for dim in range(len(shape)) for count in counts)
-        options = [REPLICATE, *(each for each in shards if can_shard(shape, each, context.tp))]
+        options = [REPLICATE, *(each for each in shards if can_shard(shape, each, context.ranks))]
     for layout in options:
         yield _State(
             layouts={**state.layouts, value: layout},
@@ -179,10 +179,10 @@ def _output_layouts(
             return None
         return sum_layouts(call)
     if op.name not in PRODUCTS or not any(known):
-        return output_layouts(graph, op, known, context.tp)
-    found, _ = product_layouts(call, context.tp)
+        return output_layouts(graph, op, known, context.ranks)
+    found, _ = product_layouts(call, context.ranks)
     if found is None or not all(
-        can_shard(shape, layout, context.tp)
+        can_shard(shape, layout, context.ranks)
         for shape, layout in zip(call.targets, found, strict=True)
     ):
         return None
@@ -207,5 +207,5 @@ def _with_whole_parameter(
         return [PARTIAL] if known == [PARTIAL, REPLICATE] else None
     if op.name not in PRODUCTS or known[0] != REPLICATE or REPLICATE in known[1:]:
         return None
-    found, _ = product_layouts(_call(op, [None, *known[1:]], context), context.tp)
+    found, _ = product_layouts(_call(op, [None, *known[1:]], context), context.ranks)
     return found if list(found or ()) == [PARTIAL] else None

@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass
 
+from planner.vocabulary import Axis
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
@@ -13,20 +15,44 @@ class ParallelDegrees:
     dp_replicate: int = 1
     """Replicas of the sharded model."""
     dp_shard: int = 1
-    """Ranks that share parameters, gradients and optimiser states (FSDP2)."""
+    """Ranks that read different samples and share parameters, gradients and optimiser states
+    (FSDP2) with those of cp."""
     tp: int = 1
     """Tensor-parallel ranks."""
     cp: int = 1
-    """Context-parallel ranks (sequence dim)."""
+    """Context-parallel ranks: each holds a part of the sequence, and all parameters."""
     pp: int = 1
     """Pipeline ranks."""
     ep: int = 1
     """Expert-parallel ranks."""
 
     @property
+    def split_axis(self) -> Axis:
+        """The axis over which modules are split: cp, or tp (of one rank where none is)."""
+        return Axis.CP if self.cp > 1 else Axis.TP
+
+    @property
+    def split_ranks(self) -> int:
+        """Ranks of that axis."""
+        return max(self.tp, self.cp)
+
+    @property
+    def splits_modules(self) -> bool:
+        """Whether modules are split over an axis."""
+        return self.tp > 1 or self.cp > 1
+
+    @property
     def world_size(self) -> int:
         """Ranks in all."""
         return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share parameters, gradients and optimiser states.
+
+        Those that hold different parts of a sample are among them as those that read others.
+        """
+        return self.dp_shard * self.cp
 
     @property
     def dp(self) -> int:

@@ -15,7 +15,7 @@ from planner.runtime.layout import (
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
-from planner.vocabulary import Style
+from planner.vocabulary import Axis, Style
 
 MAX_FUSED = 8
 """Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
@@ -30,8 +30,12 @@ class UnitContext:
     """The model."""
     constants: frozenset[int]
     """Values that depend on no parameter."""
-    tp: int
+    ranks: int
     """Ranks of the axis, at least 2."""
+    axis: Axis
+    """tp, or cp: there parameters are whole, and a rank has a part of the sequence."""
+    sequence: int | None
+    """Size of the dim that the stream is split along over cp; None over tp."""
     stream: Layout
     """Layout of values between modules outside sharded regions: REPLICATE, or the sequence
     shard under sequence parallelism."""
@@ -47,12 +51,14 @@ class UnitContext:
 def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
     """Enumerate the strategies of a module node.
 
-    Always "replicate"; "on_part" where the module keeps a split of its input; for a linear module
-    "column" and "row"; for an embedding "vocab_embedding".
+    Always "replicate"; "on_part" where the module keeps a split of its input; over tp for a linear
+    module "column" and "row", for an embedding "vocab_embedding".
     """
     found = _replicated(node, context)
     for layout in _parts(node, context):
         found += _kept(node, context, layout)
+    if context.axis is Axis.CP:
+        return (*found, *_looked_up_on_part(node, context))
     linear = _linear_op(node, context)
     if linear is not None:
         columns, rows = _split_parameters(node, context, linear)
@@ -105,11 +111,11 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     """Whole parameters on a split input: legal where each op keeps the shard by itself.
 
     The gradients of the module's parameters are sums over ranks, and are summed afterwards.
-    Only for modules of vectors (norms, scales, biases): a whole matrix on every rank would make
-    tensor parallelism a data parallelism whose memory the unit's price does not show.
+    Over tp only for modules of vectors (norms, scales, biases): a whole matrix on every rank would
+    make tensor parallelism a data parallelism whose memory the unit's price does not show.
     """
     graph = context.graph
-    if any(
+    if context.axis is Axis.TP and any(
         context.is_parameter(value) and len(graph.values[value].shape) > 1
         for op in node.ops
         for value in graph.nodes[op].inputs
@@ -119,13 +125,13 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     for value in node.inputs:
         if len(graph.values[value].shape) <= layout.dim:
             return []
-        if not can_shard(graph.values[value].shape, layout, context.tp):
+        if not can_shard(graph.values[value].shape, layout, context.ranks):
             return []
         layouts[value] = layout
     for op_id in node.ops:
         op = graph.nodes[op_id]
         known = [layouts.get(value) for value in op.inputs]
-        outputs = output_layouts(graph, op, known, context.tp)
+        outputs = output_layouts(graph, op, known, context.ranks)
         if outputs is None:
             return []
         layouts.update(dict.fromkeys(op.inputs) | layouts)
@@ -133,7 +139,15 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     if any(layouts[value] != layout for value in node.outputs):
         return []
     whole = {value: found or REPLICATE for value, found in layouts.items()}
-    return [strategy(node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout))]
+    # Over tp what runs on a part lies between splits; over cp what follows may need all of it.
+    leaves = exits(layout, context) if context.axis is Axis.CP else (layout,)
+    return [
+        strategy(
+            node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout),
+            outputs=dict.fromkeys(node.outputs, leaving),
+        )
+        for leaving in leaves
+    ]  # fmt: skip
 
 
 def strategy(
@@ -226,6 +240,26 @@ def _split_parameters(node: Node, context: UnitContext, linear: OpNode) -> tuple
     return ((weight, columns), *biases), ((weight, rows),)
 
 
+def _looked_up_on_part(node: Node, context: UnitContext) -> list[NodeStrategy]:
+    """A whole table, of which each rank looks up its part of the sequence.
+
+    The indices depend on no parameter, and are whole on each rank. Along one of their dims they
+    are as long as the stream is along its own.
+    """
+    graph = context.graph
+    embedding = _embedding_op(node, context)
+    if embedding is None or embedding.inputs[1] not in context.constants:
+        return []
+    (output,), indices = node.outputs, embedding.inputs[1]
+    found = []
+    for dim, size in enumerate(graph.values[indices].shape):
+        if size == context.sequence and output in embedding.outputs:
+            layouts = dict.fromkeys((indices, output), shard(dim))
+            way = strategy(node, Style.ON_PART, layouts, {})
+            found.append(replace(way, constant_input=shard(dim)))
+    return found
+
+
 def _parts_of(split: _Split, fused: int = 1) -> tuple[SplitParameter, ...]:
     return tuple(SplitParameter(name=name, dim=dim, fused=fused) for name, dim in split)
 
@@ -241,7 +275,7 @@ def _columns(node: Node, context: UnitContext, linear: OpNode, split: _Split) ->
     unsplit = _unsplit(node, context, linear)
     found = []
     for fused in sorted(_fused_counts(node, context, features)):
-        if features % fused or (features // fused) % context.tp:
+        if features % fused or (features // fused) % context.ranks:
             continue
         layouts: dict[int, Layout] = {}
         for op_id in node.ops:
@@ -295,7 +329,7 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
     """Weight split over input features: the input comes split, the output is a sum over ranks."""
     graph = context.graph
     features = graph.values[linear.inputs[-1]].shape[0]
-    if features % context.tp:
+    if features % context.ranks:
         return []
     before = _unsplit(node, context, linear)
     layouts: dict[int, Layout] = {}
@@ -331,7 +365,7 @@ def _embedding_op(node: Node, context: UnitContext) -> OpNode | None:
 def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[NodeStrategy]:
     """Rows of the table split: each rank looks up the tokens it has, the rest are zero."""
     graph = context.graph
-    if graph.values[embedding.inputs[0]].shape[0] % context.tp:
+    if graph.values[embedding.inputs[0]].shape[0] % context.ranks:
         return []
     layouts: dict[int, Layout] = {}
     for op_id in node.ops:
@@ -351,4 +385,6 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
 def fits(value: int, layout: Layout, context: UnitContext) -> bool:
     """Whether the value has the dim that the layout splits, and it splits evenly."""
     shape = context.graph.values[value].shape
-    return not layout.is_shard or (layout.dim < len(shape) and can_shard(shape, layout, context.tp))
+    return not layout.is_shard or (
+        layout.dim < len(shape) and can_shard(shape, layout, context.ranks)
+    )

@@ -28,7 +28,7 @@ class NodeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStrategy:
-    """One way to run a node over the tp axis."""
+    """One way to run a node over the tp or cp axis."""
 
     style: str
     """``ModuleSharding.style`` for a module, "region" for glue."""
@@ -42,6 +42,13 @@ class NodeStrategy:
     """Rows of a vocabulary-parallel loss, whose softmax needs three small all-reduces; else 0."""
     split: tuple[SplitParameter, ...] = ()
     """The parameters that are split (kind MODULE)."""
+    constant_input: Layout | None = None
+    """Layout in which a module that reads nothing but a constant has it, None where it is whole."""
+    summed_losses: tuple[int, ...] = ()
+    """Losses that are sums over ranks where the model leaves them."""
+    exchanged: tuple[int, ...] = ()
+    """Values that change places: what attention reads and leaves split over the tokens, while
+    inside it heads are split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

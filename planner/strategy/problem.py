@@ -1,14 +1,14 @@
 """The sharding problem of one unit: its nodes and their strategies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
-from planner.runtime.layout import REPLICATE, Layout, can_shard, shard
+from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shard
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import UnitContext, module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
-from planner.strategy.region_strategies import region_strategies
-from planner.vocabulary import SPLIT_STYLES, Style
+from planner.strategy.region_strategies import exchanged, region_strategies
+from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def sharding_problem(
     graph: OperatorGraph,
     unit: Unit,
     *,
-    tp: int,
+    over: SplitAxis,
     sequence_dim: int | None,
     split_tables: bool | None = None,
     whole: frozenset[str] = frozenset(),
@@ -44,10 +44,10 @@ def sharding_problem(
     Args:
         graph: The model.
         unit: One of its units.
-        tp: Ranks of the tp axis; 1 leaves nothing to choose.
+        over: The axis; one rank leaves nothing to choose.
         sequence_dim: Tensor dim that sequence parallelism splits between the sharded regions
-            of a block, None without sequence parallelism. Prologue and epilogue always run on
-            the whole stream.
+            of a block, None without sequence parallelism: prologue and epilogue then run on the
+            whole stream. Over cp it is split in all units.
         split_tables: Whether the rows of vocabulary-sized weights (embedding tables, and heads
             that share their weight) are split; None leaves it open.
         whole: Modules that are not split, by their paths in the unit.
@@ -57,16 +57,23 @@ def sharding_problem(
     """
     folded = fold_unit(graph, unit)
     in_block = unit.kind is UnitKind.BLOCK
-    stream = REPLICATE if sequence_dim is None or not in_block else shard(sequence_dim)
+    is_split = sequence_dim is not None and (in_block or over.is_context)
+    stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
     context = UnitContext(
-        graph=graph, constants=folded.constants, tp=tp, stream=stream, readers=_readers(graph, unit)
+        graph=graph,
+        constants=folded.constants,
+        ranks=over.size,
+        axis=Axis(over.name),
+        sequence=_sequence(graph, folded, stream) if over.is_context else None,
+        stream=stream,
+        readers=_readers(graph, unit),
     )
     if not _stream_fits(folded, context):
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
-    _leave_whole(modules, folded, unit, whole)
+    _leave_whole(modules, folded, unit, whole, context.axis)
     _make_alike(modules, folded)
     strategies = []
     candidates = _candidates(folded, modules, stream)
@@ -77,19 +84,29 @@ def sharding_problem(
             found = region_strategies(node, context, candidates)
         else:
             found = (_constant(node),)
-        strategies.append(tuple(s for s in found if _allowed(s, folded, context)))
+        allowed = [each for each in found if _allowed(each, folded, context)]
+        strategies.append(
+            tuple(replace(each, exchanged=exchanged(graph, node, each)) for each in allowed)
+        )
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
 
 
+def _sequence(graph: OperatorGraph, folded: FoldedUnit, stream: Layout) -> int | None:
+    """How long the stream is where it enters the unit, or leaves it."""
+    values = (*folded.boundary_inputs, *folded.boundary_outputs)
+    shapes = (graph.values[value].shape for value in values)
+    return next((shape[stream.dim] for shape in shapes if len(shape) > stream.dim), None)
+
+
 def _leave_whole(
-    modules: "Strategies", folded: FoldedUnit, unit: Unit, whole: frozenset[str]
+    modules: "Strategies", folded: FoldedUnit, unit: Unit, whole: frozenset[str], axis: Axis
 ) -> None:
     """Drop the strategies that split modules which are not to be split."""
     prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     for node in folded.nodes:
         if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
             found = modules[node.index]
-            modules[node.index] = tuple(s for s in found if s.style not in SPLIT_STYLES)
+            modules[node.index] = tuple(s for s in found if s.style not in split_styles(axis))
 
 
 def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
@@ -135,7 +152,7 @@ def _module_strategies(
         for node in folded.nodes
         if node.kind is NodeKind.MODULE
     }
-    if context.tp == 1:
+    if context.ranks == 1:
         return {index: found[:1] for index, found in modules.items()}
     if split_tables is None:
         return modules
@@ -150,7 +167,9 @@ def _module_strategies(
 def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
     """All strategies of a module: inside a product of its own only where it is no other layer."""
     found = module_strategies(node, context)
-    if context.tp == 1 or any(each.style in SPLIT_STYLES for each in found):
+    if context.ranks == 1 or context.axis is Axis.CP:
+        return found
+    if any(each.style in SPLIT_STYLES for each in found):
         return found
     return (*found, *inner_strategies(node, context))
 
@@ -210,7 +229,7 @@ def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
         for value in (*folded.boundary_inputs, *folded.boundary_outputs)
     ]
     return all(
-        len(shape) > stream.dim + 1 and can_shard(shape, stream, context.tp) for shape in shapes
+        len(shape) > stream.dim + 1 and can_shard(shape, stream, context.ranks) for shape in shapes
     )
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from planner.graph.operator_graph import OpNode
-from planner.runtime.layout import REPLICATE, Layout, can_shard
+from planner.graph.operator_graph import OperatorGraph, OpNode
+from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
+from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
@@ -56,7 +57,8 @@ def _branch(
     legal = [
         layout
         for layout in candidates
-        if not layout.is_shard or (layout.dim < len(shape) and can_shard(shape, layout, context.tp))
+        if not layout.is_shard
+        or (layout.dim < len(shape) and can_shard(shape, layout, context.ranks))
     ]
     extended = []
     for layouts in partial:
@@ -74,8 +76,10 @@ def _run(
     known = [
         REPLICATE if context.is_parameter(value) else layouts.get(value) for value in op.inputs
     ]
-    outputs = _loss_layouts(op, known, context) or output_layouts(
-        context.graph, op, known, context.tp
+    outputs = (
+        _loss_layouts(op, known, context)
+        or _attention_layouts(op, known, context)
+        or output_layouts(context.graph, op, known, context.ranks)
     )
     if outputs is None:
         return None
@@ -85,17 +89,62 @@ def _run(
 def _loss_layouts(
     op: OpNode, known: Sequence[Layout | None], context: UnitContext
 ) -> tuple[Layout, ...] | None:
-    """Softmax and negative log-likelihood over a split vocabulary (torch's loss_parallel)."""
+    """Softmax and negative log-likelihood over a split vocabulary (torch's loss_parallel).
+
+    Where rows are split the loss is a sum over ranks: their number, and the weight of each, are
+    known from the targets, which each rank has.
+    """
     layout = known[0]
     shape = context.graph.values[op.inputs[0]].shape
     if op.name not in _LOSS_OPS or layout is None or not layout.is_shard:
         return None
     last = len(shape) - 1
+    if layout.dim == 0 and last == 1 and op.name == "nll_loss_forward" and _reduces(op):
+        return (PARTIAL, REPLICATE) if known[1] is None else None
     if layout.dim != last or layout.outer != 1:
         return None
     if op.name == "_log_softmax" and op.arguments[1] not in (-1, last):
         return None
     return (layout,) if op.name == "_log_softmax" else (REPLICATE,) * len(op.outputs)
+
+
+def _reduces(op: OpNode) -> bool:
+    """Whether a loss is one number: the mean or the sum over rows."""
+    return op.arguments[3] != 0
+
+
+TOKENS = 2
+"""Dim of queries, keys and values that is the sequence: (batch, heads, tokens, head_dim)."""
+
+
+def _attention_layouts(
+    op: OpNode, known: Sequence[Layout | None], context: UnitContext
+) -> tuple[Layout, ...] | None:
+    """Attention over tokens that are split: each rank attends to all of them for its heads.
+
+    Queries, keys and values change from a part of the tokens of all heads to all tokens of a part
+    of the heads, and the output changes back (Jacobs et al. 2023, 2309.14509): masks stay as they
+    are, and causal ones leave all ranks the same work.
+    """
+    layout = shard(TOKENS)
+    if op.name not in ATTENTIONS or any(each != layout for each in known[:3]):
+        return None
+    shapes = [context.graph.values[value].shape for value in (*op.inputs, *op.outputs)]
+    operands = len(op.inputs)
+    if any(len(shape) != 4 or shape[1] % context.ranks for shape in shapes[:3]):
+        return None
+    if any(each is not None for each in known[3:operands]):
+        return None
+    return tuple(layout if len(shape) > TOKENS else REPLICATE for shape in shapes[operands:])
+
+
+def exchanged(graph: OperatorGraph, node: Node, strategy: NodeStrategy) -> tuple[int, ...]:
+    """Values that attention of a node brings from split tokens to split heads, or back."""
+    found: list[int] = []
+    for op in (graph.nodes[op_id] for op_id in node.ops):
+        if op.name in ATTENTIONS and strategy.layouts.get(op.inputs[0]) == shard(TOKENS):
+            found += (*op.inputs[:3], op.outputs[0])
+    return tuple(found)
 
 
 def _all_replicated(layouts: Mapping[int, Layout | None]) -> bool:
@@ -121,6 +170,7 @@ def _strategy(
         outputs={value: known.get(value, REPLICATE) for value in node.outputs},
         layouts=known,
         loss_rows=loss_rows,
+        summed_losses=tuple(v for v, layout in known.items() if layout == PARTIAL),
     )
 
 

@@ -10,6 +10,9 @@ from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import schedule_rule
 from planner.vocabulary import PLANNED_AXES, PLANNED_SCHEDULES, Recomputation, Schedule
 
+LONG_SEQUENCE = 32_768
+"""Tokens of a sample from which on cp is tried unasked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedValues:
@@ -17,6 +20,7 @@ class FixedValues:
 
     dp_replicate: int | None = None
     dp_shard: int | None = None
+    cp: int | None = None
     tp: int | None = None
     pp: int | None = None
     schedule: str | None = None
@@ -44,16 +48,28 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def enumerate_degrees(gpus: int, fixed: FixedValues) -> Iterator[ParallelDegrees]:
-    """All degrees whose product is the number of devices and that keep the fixed ones."""
+def enumerate_degrees(
+    gpus: int, fixed: FixedValues, *, contexts: bool = False
+) -> Iterator[ParallelDegrees]:
+    """All degrees whose product is the number of devices and that keep the fixed ones.
+
+    Args:
+        gpus: Devices.
+        fixed: What is fixed.
+        contexts: Try cp above 1; else it is so where it is fixed.
+    """
+    contexts = contexts or (fixed.cp or 1) > 1
+    both = (fixed.cp or 1) > 1 and (fixed.tp or 1) > 1  # refused with a reason
     for pp in divisors(gpus):
         for tp in divisors(gpus // pp):
-            for dp_shard in divisors(gpus // pp // tp):
-                degrees = ParallelDegrees(
-                    dp_replicate=gpus // pp // tp // dp_shard, dp_shard=dp_shard, tp=tp, pp=pp
-                )
-                if _keeps(degrees, fixed):
-                    yield degrees
+            for cp in divisors(gpus // pp // tp) if contexts else (1,):
+                samples = gpus // pp // tp // cp
+                for dp_shard in divisors(samples):
+                    degrees = ParallelDegrees(
+                        dp_replicate=samples // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp
+                    )
+                    if _keeps(degrees, fixed) and (min(tp, cp) == 1 or both):
+                        yield degrees
 
 
 def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
@@ -80,6 +96,10 @@ def broken_rule(
                     detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
                     f"{_listed(divisors(size))}",
                 )
+    if degrees.cp > 1:
+        refused = _context_rule(degrees, facts)
+        if refused is not None:
+            return refused
     if degrees.pp > facts.max_stages:
         return BrokenRule(
             rule="stages > cuts",
@@ -103,6 +123,34 @@ def broken_rule(
     return None
 
 
+def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
+    """Context parallelism splits the stream's sequence, and inside attention its heads."""
+    cp = degrees.cp
+    if degrees.tp > 1:
+        return BrokenRule(
+            rule="cp with tp",
+            detail=f"cp {cp} with tp {degrees.tp}: modules are split over one of them; cp can be "
+            "1, or tp 1",
+        )
+    if facts.sequence is None:
+        return BrokenRule(
+            rule="cp needs a sequence",
+            detail=f"cp {cp} splits the sequence of what blocks hand on, but they do not hand on "
+            "one tensor of (batch, sequence, features); cp can be 1",
+        )
+    for name, sizes in (
+        ("sequence", (facts.sequence,)), ("heads", facts.heads), ("kv_heads", facts.kv_heads)
+    ):  # fmt: skip
+        for size in sizes:
+            if size % cp:
+                return BrokenRule(
+                    rule=f"{name} % cp",
+                    detail=f"{name} {size} % cp {cp} = {size % cp}; cp can be "
+                    f"{_listed(divisors(size))}",
+                )
+    return None
+
+
 def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
     """Refuse a fixed recomputation under which the model would fail."""
     asked = fixed.activation_checkpointing or Recomputation.NONE
@@ -118,12 +166,13 @@ def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | No
 
 def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | None:
     """Refuse to compile split blocks: torch.compile does not trace how they run."""
-    if not fixed.compile or degrees.tp == 1:
+    if not fixed.compile or not degrees.splits_modules:
         return None
+    axis = degrees.split_axis
     return BrokenRule(
-        rule="compile with tp",
-        detail=f"compile=true with tp {degrees.tp}: torch.compile does not trace tensors that look "
-        "whole and are split over ranks; tp can be 1, or compile false",
+        rule=f"compile with {axis}",
+        detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
+        f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
     )
 
 
@@ -187,7 +236,7 @@ def configurations(
 def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
     if fixed.reshard_after_forward is None and degrees.pp > 1:
         return (False,)
-    return _options(possible=degrees.dp_shard > 1, fixed=fixed.reshard_after_forward)
+    return _options(possible=degrees.shards > 1, fixed=fixed.reshard_after_forward)
 
 
 def _can_split(degrees: ParallelDegrees, facts: ModelFacts) -> bool:

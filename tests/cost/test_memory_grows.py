@@ -121,7 +121,7 @@ class Sizes:
 def series(sizes, points, *, tp):
     """Memory by quantity and its limit of growth, over the points, for layouts chosen once."""
     choice = ShardingChoice(tp=tp, sequence_parallel=tp > 1, split_tables=True, microbatch_size=1)
-    rank = ModelPricer(None, CLUSTER, "bfloat16").rank(tp)
+    rank = ModelPricer(None, CLUSTER, "bfloat16").rank(choice)
     first = sizes.at(points[0])
     solutions = {
         unit.structure: solve_sharding(unit_problem(first, unit, choice), rank)

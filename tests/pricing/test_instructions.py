@@ -20,7 +20,7 @@ def block(big_gpt):
 
 @pytest.fixture(scope="module")
 def solve(big_gpt, block):
-    rank = ModelPricer(big_gpt, load_cluster("h100-sxm", gpus=2), "bfloat16").rank(2)
+    rank = ModelPricer(big_gpt, load_cluster("h100-sxm", gpus=2), "bfloat16").rank(CHOICE)
 
     def solved(whole):
         return solve_sharding(unit_problem(big_gpt.at(4), block, CHOICE, whole), rank)
@@ -35,7 +35,7 @@ class RefusesModules:
         self.names = names
         self.tries = 0
 
-    def block(self, unit, modules, tp, sequence_dim):
+    def block(self, unit, modules, over, sequence_dim):
         self.tries += 1
         for each in modules:
             if each.split and each.module in self.names:
@@ -47,7 +47,7 @@ def test_what_is_refused_is_left_whole_and_the_rest_stays_split(block, solve):
     first = module_shardings(solve(frozenset()))
     split = {each.module for each in first if each.split}
     trial = RefusesModules("mlp.c_fc")
-    found = runnable_block(trial, block, solve, tp=2, sequence_dim=None)
+    found = runnable_block(trial, block, solve, over=CHOICE.over, sequence_dim=None)
     assert isinstance(found, RunnableUnit)
     assert trial.tries == 2
     assert [(each.module, each.reason) for each in found.whole] == [("mlp.c_fc", "no")]
@@ -59,19 +59,19 @@ def test_what_is_refused_is_left_whole_and_the_rest_stays_split(block, solve):
 
 def test_a_block_that_runs_in_no_layout_is_refused(block, solve):
     class RefusesAll:
-        def block(self, unit, modules, tp, sequence_dim):
+        def block(self, unit, modules, over, sequence_dim):
             return Refusal(module="", reason="never")
 
-    found = runnable_block(RefusesAll(), block, solve, tp=2, sequence_dim=None)
+    found = runnable_block(RefusesAll(), block, solve, over=CHOICE.over, sequence_dim=None)
     assert found == Refusal(module="", reason="never")
 
 
 def test_the_runtime_runs_what_is_right_and_names_what_is_not(big_gpt, block, solve):
     trial = big_gpt.trial(4)
     modules = tried(module_shardings(solve(frozenset())))
-    assert trial.block(block, modules, 2, None) is None
+    assert trial.block(block, modules, CHOICE.over, None) is None
     one_sided = [each for each in modules if each.module != "mlp.c_proj"]
-    refusal = trial.block(block, one_sided, 2, None)
+    refusal = trial.block(block, one_sided, CHOICE.over, None)
     assert refusal is not None
     assert refusal.module == f"{block.name}.mlp.c_proj"
     assert "addmm" in refusal.reason

@@ -6,6 +6,7 @@ from torch import nn
 from planner.graph.loading.load import wrap_module
 from planner.graph.trace import trace_model
 from planner.pricing.sharding_ilp import is_solvable
+from planner.runtime.layout import SplitAxis
 from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import sharding_problem
 
@@ -37,7 +38,7 @@ def test_views_of_parameters_belong_to_the_glue_that_reads_them():
     assert [graph.nodes[op].name for op in glue.ops] == ["expand", "cat"]
     (embed,) = [node for node in folded.nodes if node.module == "embed"]
     assert glue.inputs == embed.outputs
-    problem = sharding_problem(graph, unit, tp=2, sequence_dim=None)
+    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 2), sequence_dim=None)
     assert all(problem.strategies)
 
 
@@ -69,7 +70,9 @@ def test_a_table_between_blocks_stays_whole_or_the_layout_is_none():
     (unit,) = [unit for unit in graph.units if unit.name == "encoder.1"]
     solvable = {
         split: is_solvable(
-            sharding_problem(graph, unit, tp=2, sequence_dim=None, split_tables=split)
+            sharding_problem(
+                graph, unit, over=SplitAxis("tp", 2), sequence_dim=None, split_tables=split
+            )
         )
         for split in (True, False)
     }

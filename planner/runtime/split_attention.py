@@ -1,0 +1,32 @@
+"""Attention over tokens that are split over ranks."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from .layout import shard
+from .split_tensor import SplitTensor, changed
+from .trees import Tree
+
+_TOKENS = shard(2)
+_HEADS = shard(1)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Tree, **kwargs: Tree) -> Tensor:
+    """Attend to all tokens with a part of the heads, and go back to a part of the tokens.
+
+    Jacobs et al. 2023 (2309.14509): what attention reads changes places between ranks, so that
+    masks stay as they are, and causal ones leave all ranks the same work.
+    """
+    operands = (query, key, value)
+    attend = functional.scaled_dot_product_attention
+    if not all(isinstance(x, SplitTensor) and x.layout_over_ranks == _TOKENS for x in operands):
+        return attend(*operands, *args, **kwargs)
+    assert isinstance(query, SplitTensor)
+    ranks = query.ranks
+    q, k, v = (changed(x, _HEADS, ranks) for x in operands)
+    return changed(attend(q, k, v, *args, **kwargs), _TOKENS, ranks)
+
+
+def allow_split_tokens() -> None:
+    """Let attention read queries, keys and values that are split over the tokens."""
+    SplitTensor.functions[functional.scaled_dot_product_attention] = _attention
