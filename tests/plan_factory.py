@@ -96,7 +96,7 @@ def make_plan(degrees=None, *, virtual_stages=1, policy="none", **overrides):
             file=str(GPT_FILE), module=None, factory="build_model", seq_len=None, num_parameters=0
         ),
         degrees=degrees,
-        mesh_order=("pp", "dp_replicate", "dp_shard", "tp"),
+        mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
         schedule="Interleaved1F1B" if virtual_stages > 1 else schedule,
         virtual_stages=virtual_stages,
         microbatch_size=microbatch_size,

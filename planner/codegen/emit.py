@@ -82,6 +82,7 @@ def emit_script(
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         is_split=is_split,
         split_axis=str(plan.degrees.split_axis),
+        state_mesh=_state_mesh(plan),
         block_groups=_block_groups(plan) if is_split else [],
         outer_modules=_outer_modules(plan) if is_split else [],
         sequence_dim=plan.sequence_dim if plan.splits_stream else None,
@@ -122,6 +123,8 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.splits_modules:
         names |= _tensor_imports(plan)
+    if plan.degrees.cp > 1:
+        names["context_mesh"] = {"state_mesh"}
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:
@@ -244,6 +247,14 @@ def _mesh(plan: Plan) -> str:
         if axis != Axis.EP and (axis == Axis.DP_SHARD or getattr(plan.degrees, axis) > 1)
     ]
     return "{" + ", ".join(axes) + "}"
+
+
+def _state_mesh(plan: Plan) -> str:
+    """Take the axes of FSDP2 from the mesh."""
+    if plan.degrees.cp > 1:
+        return "state_mesh(mesh)"
+    axes = (Axis.DP_REPLICATE, Axis.DP_SHARD) if plan.degrees.dp_replicate > 1 else (Axis.DP_SHARD,)
+    return f"mesh[{', '.join(map(quote, axes))}]"
 
 
 def _blocks_source(blocks: Sequence[str]) -> str:

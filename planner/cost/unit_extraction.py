@@ -106,9 +106,7 @@ def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Co
         if node.ops and node.ops[-1] in view.own_ops
         for pair in exit_comm(view.graph, strategy, ranks)
     ]
-    return exits + [
-        change_comm(view.graph, *change, view.problem.context.ranks) for change in conversions
-    ]
+    return exits + [change_comm(view.graph, *change, ranks) for change in conversions]
 
 
 def _temporaries(
@@ -306,23 +304,18 @@ class _UnitView:
 
         Over cp FSDP2 reduces them with those of data parallelism.
         """
-        total = 0
-        if self.problem.context.axis is not Axis.TP:
-            return total
-        for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
-            if strategy.style == Style.ON_PART:
-                storages = {
-                    self.graph.values[value].storage
-                    for op in node.ops
-                    for value in self.graph.nodes[op].inputs
-                    if self.problem.context.is_parameter(value)
-                }
-                total += sum(
-                    parameter.num_elements
-                    for parameter in self.graph.parameters
-                    if parameter.storage in storages and parameter.requires_grad
-                )
-        return total
+        context = self.problem.context
+        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
+        storages = {
+            self.graph.values[value].storage
+            for node, strategy in nodes
+            if strategy.style == Style.ON_PART and context.axis is Axis.TP
+            for op in node.ops
+            for value in self.graph.nodes[op].inputs
+            if context.is_parameter(value)
+        }
+        trained = (each for each in self.graph.parameters if each.requires_grad)
+        return sum(each.num_elements for each in trained if each.storage in storages)
 
     # -- kernels ----------------------------------------------------------------------------------
 

@@ -246,12 +246,6 @@ def _attention(call: Call, _: int) -> Found:
     return [split if len(target) >= 3 else REPLICATE for target in call.targets]
 
 
-def _looked_up(call: Call, _: int) -> Found:
-    """Rows of a whole table for a part of the indices."""
-    table, indices = call.operands[:2]
-    return None if table.split or indices.split is None else [indices.split]
-
-
 def _beside_last(call: Call, normalized: int) -> Found:
     """Normalise over the last dims: any other dim of the first operand may be split."""
     split, shape = call.first.split, call.first.shape
@@ -369,7 +363,6 @@ NAMED_RULES: dict[str, Rule] = {
     "select": _select,
     "cat": _cat,
     "stack": _stack,
-    "embedding": _looked_up,
     "native_layer_norm": _norm,
     "_fused_rms_norm": _norm,
     "_softmax": _softmax,

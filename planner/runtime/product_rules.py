@@ -122,6 +122,12 @@ def _softmax_backward(call: Call, tp: int) -> Found:
     return None if split is None or split.dim == dim else [split]
 
 
+def _looked_up(call: Call, tp: int) -> Found:
+    """Rows of a whole table for a part of the indices."""
+    table, indices = call.operands[:2]
+    return None if table.split or indices.split is None else [indices.split]
+
+
 def _embedding_backward(call: Call, tp: int) -> Found:
     """Gradient of a table: its columns split, or the tokens."""
     split = call.first.split
@@ -190,6 +196,7 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "_fused_rms_norm_backward": _norm_backward,
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _softmax_backward,
+    "embedding": _looked_up,
     "embedding_dense_backward": _embedding_backward,
     "slice_backward": _taken_backward,
     "select_backward": _taken_backward,
@@ -203,7 +210,8 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "hardswish_backward": _pointwise,
     "log_sigmoid_backward": _pointwise,
 }
-"""Ops that the script runs besides those that the planner splits: of backward, most of them."""
+"""Ops that the script runs besides those whose layouts the planner follows: of backward, most of
+them."""
 
 LINEAR_OPS = frozenset(
     {

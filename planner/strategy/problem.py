@@ -56,18 +56,7 @@ def sharding_problem(
         Nodes with all their legal strategies.
     """
     folded = fold_unit(graph, unit)
-    in_block = unit.kind is UnitKind.BLOCK
-    is_split = sequence_dim is not None and (in_block or over.is_context)
-    stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
-    context = UnitContext(
-        graph=graph,
-        constants=folded.constants,
-        ranks=over.size,
-        axis=Axis(over.name),
-        sequence=_sequence(graph, folded, stream) if over.is_context else None,
-        stream=stream,
-        readers=_readers(graph, unit),
-    )
+    context = _context(graph, unit, folded, over, sequence_dim)
     if not _stream_fits(folded, context):
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
@@ -76,7 +65,7 @@ def sharding_problem(
     _leave_whole(modules, folded, unit, whole, context.axis)
     _make_alike(modules, folded)
     strategies = []
-    candidates = _candidates(folded, modules, stream)
+    candidates = _candidates(folded, modules, context.stream)
     for node in folded.nodes:
         if node.kind is NodeKind.MODULE:
             found = modules[node.index]
@@ -89,6 +78,24 @@ def sharding_problem(
             tuple(replace(each, exchanged=exchanged(graph, node, each)) for each in allowed)
         )
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def _context(
+    graph: OperatorGraph, unit: Unit, folded: FoldedUnit, over: SplitAxis, sequence_dim: int | None
+) -> UnitContext:
+    """What the strategies of the unit's nodes depend on."""
+    in_block = unit.kind is UnitKind.BLOCK
+    is_split = in_block or over.is_context
+    stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
+    return UnitContext(
+        graph=graph,
+        constants=folded.constants,
+        ranks=over.size,
+        axis=Axis(over.name),
+        sequence=_sequence(graph, folded, stream) if over.is_context else None,
+        stream=stream,
+        readers=_readers(graph, unit),
+    )
 
 
 def _sequence(graph: OperatorGraph, folded: FoldedUnit, stream: Layout) -> int | None:

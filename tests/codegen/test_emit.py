@@ -195,8 +195,7 @@ def test_the_model_file_of_a_config_needs_torch_and_transformers_only():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"degrees": ParallelDegrees(cp=2)}, "context or expert"),
-        ({"degrees": ParallelDegrees(dp_shard=2, ep=2)}, "context or expert"),
+        ({"degrees": ParallelDegrees(dp_shard=2, ep=2)}, "no expert parallelism"),
         (
             {"degrees": ParallelDegrees(pp=2), "schedule": "ZBVZeroBubble"},
             "schedule 'ZBVZeroBubble'",
@@ -232,6 +231,7 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         make_plan(GPT, dp_shard=2),
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True),
+        make_plan(GPT, dp_shard=2, cp=2),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:

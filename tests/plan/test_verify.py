@@ -26,6 +26,7 @@ from planner.report.document import plan_json
 from planner.result import PlanResult
 from planner.search.run import Search
 from planner.strategy.sharding import SplitParameter
+from planner.vocabulary import MESH_ORDER
 
 __all__ = ["big_gpt", "gpt", "llama", "mlp"]
 
@@ -350,10 +351,12 @@ MUTATIONS = {
     "the prologue stands last": ("flat", "units", lambda p: replace(p, units=p.units[::-1])),
     "a degree is 0": ("flat", "degrees", change_degrees(dp_replicate=0)),
     "a degree is negative": ("both", "degrees", change_degrees(tp=-2, pp=-2)),
-    "context parallelism": ("flat", "degrees", change_degrees(cp=2)),
-    "an axis is missing": ("flat", "mesh", change(mesh_order=("pp", "dp_replicate", "dp_shard"))),
+    "two split axes": ("tensor", "degrees", change_degrees(cp=2)),
+    "expert parallelism": ("flat", "degrees", change_degrees(ep=2)),
+    "cp without split modules": ("flat", "split modules", change_degrees(cp=2)),
+    "an axis is missing": ("flat", "mesh", change(mesh_order=MESH_ORDER[:-1])),
     "tp is outermost": (
-        "tensor", "mesh", change(mesh_order=("tp", "pp", "dp_replicate", "dp_shard"))
+        "tensor", "mesh", change(mesh_order=("tp", *MESH_ORDER[:-1]))
     ),
     "another global batch": ("flat", "batch", change(global_batch_size=63)),
     "another microbatch size": ("pipelined", "batch", change(microbatch_size=3)),
@@ -379,9 +382,9 @@ MUTATIONS = {
     "a policy too few": ("flat", "recomputation", change_stage(0, activation_checkpointing=())),
     "a recomputed prologue": ("mixed", "recomputation", policy_of_unit(0, "full")),
     "a recomputed epilogue": ("pipelined", "recomputation", recompute_last_unit),
-    "a split sequence without tp": ("flat", "tensor parallelism", change(sequence_parallel=True)),
-    "tp without split modules": ("tensor", "tensor parallelism", change(shardings=())),
-    "another sequence dim": ("tensor", "tensor parallelism", change(sequence_dim=2)),
+    "a split sequence without tp": ("flat", "split modules", change(sequence_parallel=True)),
+    "tp without split modules": ("tensor", "split modules", change(shardings=())),
+    "another sequence dim": ("tensor", "split modules", change(sequence_dim=2)),
     "a unit that is not there": (
         "tensor", "sharded units", change_group(units=lambda units: (*units[:-1], 99))
     ),

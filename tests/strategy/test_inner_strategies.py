@@ -17,6 +17,7 @@ from planner.runtime.product_rules import grouped_shape, product_layouts
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import fold_unit
+from planner.vocabulary import Axis
 
 OWN_WEIGHTS = Path(__file__).parents[1] / "run" / "own_weights.py"
 TP = 2
@@ -56,7 +57,13 @@ def splits_of(file, module):
     unit = next(each for each in graph.units if each.kind is UnitKind.BLOCK)
     folded = fold_unit(graph, unit)
     context = UnitContext(
-        graph=graph, constants=folded.constants, tp=TP, stream=REPLICATE, readers={}
+        graph=graph,
+        constants=folded.constants,
+        ranks=TP,
+        axis=Axis.TP,
+        sequence=None,
+        stream=REPLICATE,
+        readers={},
     )
     node = next(each for each in folded.nodes if each.module.endswith(module))
     return node, inner_strategies(node, context)
