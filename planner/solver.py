@@ -98,15 +98,11 @@ class Minimisation:
             SolverError: There is no solver.
         """
         self._problem.setObjective(_difference(self.costs, ()))
-        solver = pulp.HiGHS(
-            msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=0.0, threads=1, random_seed=0,
-            callbackTuple=(_stop_after(most_checks), None),
-            callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
-            **_WITHOUT_SUB_MIPS,
-        )  # fmt: skip
-        if not solver.available():
-            raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")
-        self._problem.solve(solver)
+        for presolve in ("choose", "off"):
+            self._problem.solve(_solver(most_checks, time_limit_s, presolve))
+            # Some small programs end in an error where presolve has reduced them.
+            if self._problem.solverModel.getModelStatus() != highspy.HighsModelStatus.kSolveError:
+                break
         if self._problem.sol_status == pulp.LpSolutionInfeasible:
             raise NoSolutionError("the solver ended with a proof that there is no solution")
         info = self._problem.solverModel.getInfo()
@@ -131,6 +127,20 @@ class Minimisation:
 
     def _has_integers(self) -> bool:
         return any(variable.cat == pulp.LpInteger for variable in self._problem.variables())
+
+
+def _solver(most_checks: int, time_limit_s: float | None, presolve: str) -> "pulp.HiGHS":
+    """HiGHS with the options of all programs."""
+    solver = pulp.HiGHS(
+        msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=0.0, threads=1, random_seed=0,
+        callbackTuple=(_stop_after(most_checks), None),
+        callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
+        presolve=presolve,
+        **_WITHOUT_SUB_MIPS,
+    )  # fmt: skip
+    if not solver.available():
+        raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")
+    return solver
 
 
 def _stop_after(most_checks: int) -> Callable[..., None]:

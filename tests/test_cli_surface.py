@@ -79,9 +79,9 @@ def test_what_can_be_fixed():
     assert FIX_NAMES == (
         "dp_replicate",
         "dp_shard",
+        "cp",
         "tp",
         "pp",
-        "cp",
         "ep",
         "schedule",
         "virtual_stages",

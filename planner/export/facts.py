@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from planner.errors import CodegenError
 from planner.plan.types import Plan
 from planner.vocabulary import SPLIT_STYLES, Recomputation
 
@@ -73,3 +74,17 @@ def spread(numbers: tuple[int, ...]) -> str:
         else:
             parts.append((number, 1))
     return ", ".join(f"{number} x {times}" if times > 1 else f"{number}" for number, times in parts)
+
+
+def refuse_context(plan: Plan, version: str) -> None:
+    """Refuse a plan whose sequences are split.
+
+    Raises:
+        CodegenError: With what would work.
+    """
+    if plan.degrees.cp > 1:
+        raise CodegenError(
+            f"the plan has {plan.degrees.cp} context-parallel ranks, which no file of {version} "
+            "asks for",
+            hint="plan with --fix cp=1, or export --to megatron or torchtitan",
+        )

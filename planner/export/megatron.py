@@ -57,6 +57,8 @@ def express(saved: SavedPlan) -> Terms:
         options.append("--bf16")
     if plan.sequence_parallel:
         options.append("--sequence-parallel")
+    if degrees.cp > 1:
+        options.append(f"--context-parallel-size {degrees.cp} --cp-comm-type a2a")
     if degrees.pp > 1:
         options.append(f"--pipeline-model-parallel-layout '{_pipeline_layout(plan)}'")
     options += _data_parallel(plan)
@@ -95,11 +97,11 @@ def _pipeline_layout(plan: Plan) -> str:
 
 def _uses_fsdp(plan: Plan) -> bool:
     """Megatron-FSDP is documented with tp, cp and ep, not with a pipeline."""
-    return plan.degrees.dp_shard > 1 and plan.reshard_after_forward and plan.degrees.pp == 1
+    return plan.degrees.shards > 1 and plan.reshard_after_forward and plan.degrees.pp == 1
 
 
 def _data_parallel(plan: Plan) -> list[str]:
-    if plan.degrees.dp_shard == 1:
+    if plan.degrees.shards == 1:
         return []
     options = list(_WITH_FSDP if _uses_fsdp(plan) else _WITH_DISTRIBUTED_OPTIMIZER)
     if plan.degrees.dp_replicate > 1:

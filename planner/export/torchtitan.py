@@ -94,6 +94,11 @@ def _parts(plan: Plan) -> list[list[str]]:
 
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, NAME)
+    if plan.degrees.cp > 1:
+        yield Loss(
+            asked=f"attention that exchanges tokens for heads on {plan.degrees.cp} ranks",
+            instead="torchtitan's own, which sends keys and values round",
+        )
     if len(recompute_modes(plan)) > 1:
         yield Loss(
             asked=f"recomputation block by block ({recompute_words(plan)})",

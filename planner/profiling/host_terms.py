@@ -59,7 +59,7 @@ def script_step(
     user = UserModel(factory="scaled", functions={"loss_fn": loss_fn}, module=__name__)
     part = Part(scaled(blocks, tensors), user, blocks=[str(index) for index in range(blocks)])
     part.move_to(device)
-    shard_parameters(part, mesh["dp_shard"], torch.float32, reshard_after_forward=reshards)
+    shard_parameters(part, mesh[Axis.DP_SHARD], torch.float32, reshard_after_forward=reshards)
     part.materialise()
     model = ParallelModel(
         user=user,

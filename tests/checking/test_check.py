@@ -33,20 +33,35 @@ def save(folder, model, *, gpus, **options):
     return folder
 
 
+SPLIT = {
+    "tp": {"tp": 2, "sequence_parallel": True, "activation_checkpointing": "selective"},
+    "cp": {"cp": 2, "activation_checkpointing": "selective"},
+    "cp_full": {"cp": 2, "activation_checkpointing": "full"},
+}
+
+
 @pytest.fixture(scope="module")
-def split(tmp_path_factory):
-    """A plan that is split in all ways."""
-    fix = {"tp": 2, "pp": 2, "dp_shard": 2, "schedule": "1F1B", "sequence_parallel": True}
-    fix |= {"microbatch_size": 2, "activation_checkpointing": "selective"}
-    fix |= {"reshard_after_forward": False}
+def splits(tmp_path_factory):
+    """Plans that are split in all ways."""
     root = tmp_path_factory.mktemp("check")
     (root / "llama_wide.py").write_text(MODEL)
-    options = {"gpus": 8, "fix": fix, "global_batch_size": 64, "seq_len": 512}
-    return save(root / "split", root / "llama_wide.py", **options)
+    options = {"gpus": 8, "global_batch_size": 64, "seq_len": 512}
+    fix = {"pp": 2, "dp_shard": 2, "schedule": "1F1B", "microbatch_size": 2}
+    fix |= {"reshard_after_forward": False}
+    return {
+        name: save(root / name, root / "llama_wide.py", fix=fix | SPLIT[name], **options)
+        for name in SPLIT
+    }
 
 
-def test_memory_and_collectives_are_those_of_the_plan(split, capsys):
-    assert run(["check", str(split), "--json"]) == 0
+@pytest.fixture(scope="module")
+def split(splits):
+    return splits["tp"]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_memory_and_collectives_are_those_of_the_plan(splits, name, capsys):
+    assert run(["check", str(splits[name]), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_microbatches"] == [3, 4]
     assert len(document["stages"]) == 2
@@ -54,7 +69,9 @@ def test_memory_and_collectives_are_those_of_the_plan(split, capsys):
         assert stage["predicted_peak_bytes"] == pytest.approx(stage["tracked_peak_bytes"], rel=0.05)
         assert sum(stage["tracked_bytes"].values()) == stage["tracked_peak_bytes"]
     kinds = {(each["kind"], each["group_size"]) for each in document["collectives"]}
-    assert {("all_reduce", 8), ("send", 2), ("all_gather", 2)} <= kinds
+    gathers = {"tp": {("all_gather", 2)}}
+    moved = gathers.get(name, {("all_gather", 4), ("all_to_all", 2)})
+    assert {("all_reduce", 8), ("send", 2), *moved} <= kinds
     for each in document["collectives"]:
         assert each["predicted_count"] == each["counted_count"], each
         assert each["predicted_bytes"] == pytest.approx(each["counted_bytes"], rel=0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from crossing_models import T5, UNET
-from example_plans import GPT, LLAMA, MLP, Crossing, make_plan
+from example_plans import GPT, LLAMA, MLP, Crossing, make_plan, module_sharding
 
 from planner.codegen.emit import emit_script
 from planner.codegen.files import RUNTIME_FOLDER, script_files
@@ -17,6 +17,7 @@ from planner.hardware.profiles import load_cluster
 from planner.plan.serialize import plan_digest
 from planner.runtime.log import Expected
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.sharding import UnitSharding
 
 FOLDER = Path("/plans/run1")
 NOT_COPIED = ("__init__.py", "plan_folder.py")
@@ -226,12 +227,20 @@ def test_recomputing_the_epilogue_is_refused():
         emit_script(changed(plan, stages=(stage,)))
 
 
+NORMS_ON_PARTS = UnitSharding(
+    units=(1,),
+    modules=(
+        module_sharding("ln_1", "on_part", input_layout="Shard(1)", output_layout="Shard(1)"),
+    ),
+)
+
+
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
     plans = (
         make_plan(GPT, dp_shard=2),
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True),
-        make_plan(GPT, dp_shard=2, cp=2),
+        changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:

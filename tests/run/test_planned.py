@@ -45,6 +45,19 @@ CASES = {
     "llama-tp_2_sequence": ("shallow_llama", {"tp": 2, "sequence_parallel": True}),
     "llama-pp_2_tp_2": ("shallow_llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
     "llama-selective": ("shallow_llama", {"tp": 2, "activation_checkpointing": "selective"}),
+    "llama-cp_4": ("shallow_llama", {"cp": 4}),
+    "llama-cp_2_pp_2": ("shallow_llama", {"cp": 2, "pp": 2, "schedule": "Interleaved1F1B"}),
+    "gpt-cp_2": (
+        "shallow_gpt",
+        {"cp": 2, "dp_replicate": 2, "activation_checkpointing": "selective"},
+    ),
+    "gpt-cp_2_full": (
+        "shallow_gpt",
+        {
+            **{"cp": 2, "dp_shard": 2, "microbatch_size": 2},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
     "mlp-pp_4": ("mlp", {"pp": 4}),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
@@ -56,6 +69,7 @@ CASES = {
         "packed_attention",
         {"tp": 2, "dp_shard": 2, "sequence_parallel": False},
     ),
+    "packed_attention-cp_2": ("packed_attention", {"cp": 2}),
     "packed_attention-tp_2_sequence": (
         "packed_attention",
         {"tp": 2, "pp": 2, "sequence_parallel": True},
@@ -83,7 +97,7 @@ def fast_links(tmp_path_factory):
     return str(path)
 
 
-AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +145,20 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
     assert styles["attention.wo"] == styles["feed_forward.w2"] == "row"
     assert styles["attention_norm"] == styles["ffn_norm"] == "on_part"
+
+
+def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
+    _, plans, _ = outcomes
+    for name in ("llama-cp_4", "gpt-cp_2"):
+        modules = [each for sharding in plans[name].shardings for each in sharding.modules]
+        assert {each.style for each in modules} == {"on_part"}
+        assert {each.output_layout for each in modules} <= {"Shard(0)", "Shard(1)"}
+    # It calls its attention as one module, which needs the whole sequence.
+    packed = [each for sharding in plans["packed_attention-cp_2"].shardings for each in
+              sharding.modules]  # fmt: skip
+    assert {each.module for each in packed if each.style == "replicate"} == {
+        "attention", "crossing",
+    }  # fmt: skip
 
 
 PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}

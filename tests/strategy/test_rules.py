@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,47 @@ def test_fixed_degrees_are_kept():
     found = list(enumerate_degrees(8, FixedValues(tp=2, pp=2)))
     assert {(d.tp, d.pp) for d in found} == {(2, 2)}
     assert {prod((d.dp_replicate, d.dp_shard)) for d in found} == {2}
+
+
+@given(st.integers(1, 96))
+def test_cp_takes_ranks_that_tp_does_not(gpus):
+    found = list(enumerate_degrees(gpus, FixedValues(), contexts=True))
+    assert len(set(found)) == len(found)
+    assert all(each.world_size == gpus and 1 in (each.cp, each.tp) for each in found)
+    alone = [replace(each, tp=each.cp, cp=1) for each in found if each.cp > 1]
+    assert set(alone) == {each for each in found if each.tp > 1}
+
+
+def test_cp_is_tried_where_it_is_asked_for():
+    assert {each.cp for each in enumerate_degrees(8, FixedValues())} == {1}
+    assert {each.cp for each in enumerate_degrees(8, FixedValues(cp=4))} == {4}
+    assert {each.cp for each in enumerate_degrees(8, FixedValues(cp=1), contexts=True)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "sizes", "rule", "words"),
+    [
+        ({"cp": 8}, {}, "kv_heads % cp", "kv_heads 4 % cp 8 = 4; cp can be 1, 2, 4"),
+        ({"cp": 4}, {"heads": (6,), "kv_heads": (6,)}, "heads % cp", "6 % cp 4 = 2"),
+        ({"cp": 4}, {"sequence": 65}, "sequence % cp", "sequence 65 % cp 4 = 1; cp can be 1, 5"),
+        ({"cp": 2}, {"sequence": None}, "cp needs a sequence", "(batch, sequence, features)"),
+        ({"cp": 2, "tp": 2}, {}, "cp with tp", "cp 2 with tp 2"),
+    ],
+)
+def test_what_cp_does_not_divide_is_refused(degrees, sizes, rule, words):
+    found = broken_rule(ParallelDegrees(**degrees), replace(FACTS, **sizes), 64)
+    assert found.rule == rule
+    assert words in found.detail
+
+
+def test_ranks_of_cp_share_the_state():
+    degrees = ParallelDegrees(dp_shard=2, cp=4)
+    found = configurations(degrees, FACTS, 8, FixedValues())
+    assert {each.reshard_after_forward for each in found} == {True, False}
+    alone = configurations(ParallelDegrees(cp=4), FACTS, 8, FixedValues())
+    assert {each.reshard_after_forward for each in alone} == {True, False}
+    assert degrees.shards == 8
+    assert degrees.dp == 2
 
 
 def test_autocast_in_the_model_refuses_stages():
