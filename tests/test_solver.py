@@ -64,3 +64,36 @@ def test_highs_knows_the_options_that_are_set():
     """It ignores others without an error."""
     for name, value in _WITHOUT_SUB_MIPS.items():
         assert highspy.Highs().setOptionValue(name, value) == highspy.HighsStatus.kOk
+
+
+def test_a_program_that_presolve_fails_on_is_solved_without_it():
+    """Of HiGHS 1.15.1: three ways to cut two stages, which end in "Solve error" with presolve."""
+    program = Minimisation("stages")
+    longest, once = program.non_negative(), program.non_negative()
+    used = program.binary()
+    first = [program.binary() for _ in range(4)]
+    second = [program.binary() for _ in range(4)]
+    passes = [program.non_negative() for _ in range(4)]
+    program.equal([(1.0, used)], constant=1)
+    # Forward of each stage by its cut, and its backward, in whose last digits it lies.
+    seconds = (
+        (first, (5.666666666666667, 6.333333333333333, 9.0, 11.666666666666667)),
+        (first, (11.333333333333336, 12.666666666666668, 18.000000000000002, 23.333333333333338)),
+        (second, (11.666666666666667, 6.0, 5.333333333333333, 2.6666666666666666)),
+        (second, (23.333333333333338, 12.000000000000002, 10.666666666666668, 5.333333333333334)),
+    )
+    for stage in (first, second):
+        program.equal([(1.0, variable) for variable in stage], [(1.0, used)])
+    for (stage, taken_ms), passed in zip(seconds, passes, strict=True):
+        terms = [(10 * ms, variable) for ms, variable in zip(taken_ms, stage, strict=True)]
+        program.equal(terms, [(1.0, passed)])
+    for left, right in ((0, 1), (1, 2), (2, 3)):
+        program.equal([(1.0, first[left])], [(1.0, second[right])])
+    program.equal([(1.0, first[3])])
+    program.equal([], [(1.0, second[0])])
+    for paths in ((3, 3, 0, 0), (2, 3, 1, 1), (3, 2, 1, 1), *((1, 1, 3, 3),) * 3):
+        program.at_most([*zip(paths, passes, strict=True)], [(1.0, longest)])
+    for stage, step_s in ((first, (20, 40, 60, 80)), (second, (80, 60, 40, 20))):
+        program.at_most([*zip(step_s, stage, strict=True)], [(1.0, once)])
+    program.add_cost([(1.0, longest), (1.0, once)])
+    assert program.solve(most_checks=100).objective == pytest.approx(710)
