@@ -267,7 +267,7 @@ class _Edge:
         first = stream_of(args, kwargs)
         if self.sharding.style == "column":
             return with_stream(args, kwargs, self._shared(first, REPLICATE_PARTIAL_GRAD))
-        target = placement(self.sharding.input_layout, first.ndim)
+        target = _as_it_lies(first, placement(self.sharding.input_layout, first.ndim))
         return with_stream(args, kwargs, self._shared(first, target))
 
     def _cover(self, module: nn.Module) -> None:
@@ -315,11 +315,16 @@ class _Edge:
     def leave(self, _: nn.Module, __: Args, output: Tree) -> Tree:
         """Bring the output into its layout."""
         first = first_tensor(output)
-        target = placement(self.sharding.output_layout, first.ndim)
-        if target.is_shard and layout_of(first).is_shard:
-            target = Layout(target.kind, target.dim, layout_of(first).outer)
+        target = _as_it_lies(first, placement(self.sharding.output_layout, first.ndim))
         made = changed(first, target, self.ranks)
         return output if made is first else with_tensors(output, {0: made})
+
+
+def _as_it_lies(x: Tensor, target: Layout) -> Layout:
+    """The split of a dim in the pieces in which it is split."""
+    if target.is_shard and layout_of(x).is_shard:
+        return Layout(target.kind, target.dim, layout_of(x).outer)
+    return target
 
 
 def _holder(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -36,6 +36,8 @@ class UnitContext:
     """tp, or cp: there parameters are whole, and a rank has a part of the sequence."""
     sequence: int | None
     """Size of the dim that the stream is split along over cp; None over tp."""
+    before: int
+    """Product of the stream's dims before that one."""
     stream: Layout
     """Layout of values between modules outside sharded regions: REPLICATE, or the sequence
     shard under sequence parallelism."""
@@ -73,10 +75,16 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
 
 
 def _parts(node: Node, context: UnitContext) -> list[Layout]:
-    """Splits of a module's input: that of the stream, and of dims between samples and features."""
+    """Splits of a module's input: that of the stream, and of dims between samples and features.
+
+    Over cp that of the stream where its samples and its sequence lie in one dim, too.
+    """
     if len(node.inputs) != 1 or len(node.outputs) != 1:
         return [context.stream] if context.stream.is_shard else []
-    ndim = len(context.graph.values[node.inputs[0]].shape)
+    shape = context.graph.values[node.inputs[0]].shape
+    ndim = len(shape)
+    if context.sequence and ndim == 2 and shape[0] == context.before * context.sequence:
+        return [shard(0, context.before)]
     inner = [shard(dim) for dim in range(1, ndim - 1)] if ndim > 3 else []
     return list(dict.fromkeys([*([context.stream] if context.stream.is_shard else []), *inner]))
 

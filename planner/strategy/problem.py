@@ -1,6 +1,7 @@
 """The sharding problem of one unit: its nodes and their strategies."""
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shard
@@ -87,22 +88,24 @@ def _context(
     in_block = unit.kind is UnitKind.BLOCK
     is_split = in_block or over.is_context
     stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
+    shape = _stream_shape(graph, folded, stream)
     return UnitContext(
         graph=graph,
         constants=folded.constants,
         ranks=over.size,
         axis=Axis(over.name),
-        sequence=_sequence(graph, folded, stream) if over.is_context else None,
+        sequence=shape[stream.dim] if over.is_context and shape else None,
+        before=prod(shape[: stream.dim]),
         stream=stream,
         readers=_readers(graph, unit),
     )
 
 
-def _sequence(graph: OperatorGraph, folded: FoldedUnit, stream: Layout) -> int | None:
-    """How long the stream is where it enters the unit, or leaves it."""
+def _stream_shape(graph: OperatorGraph, folded: FoldedUnit, stream: Layout) -> tuple[int, ...]:
+    """Shape of the stream where it enters the unit, or leaves it."""
     values = (*folded.boundary_inputs, *folded.boundary_outputs)
     shapes = (graph.values[value].shape for value in values)
-    return next((shape[stream.dim] for shape in shapes if len(shape) > stream.dim), None)
+    return next((shape for shape in shapes if len(shape) > stream.dim), ())
 
 
 def _leave_whole(

@@ -5,6 +5,7 @@ Alone: ``python tests/bench/families.py [--out FILE.md] [TYPE ...]``.
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
@@ -29,6 +30,8 @@ LAYOUTS = {
     "dp 2 x tp 2": {"tp": 2, "dp_shard": 2},
     "tp 2 x pp 2": {"tp": 2, "pp": 2},
     "tp 4": {"tp": 4},
+    "cp 2": {"cp": 2},
+    "cp 2 x pp 2": {"cp": 2, "pp": 2},
 }
 LIMIT = 1e-8
 """Largest relative difference to one process in float64."""
@@ -173,7 +176,7 @@ def fast_links(folder: Path) -> str:
 def split_words(best) -> str:
     """How many of the blocks have something split, and which modules of the first kind of block."""
     blocks = [unit for unit, name in enumerate(best.units) if name not in ("prologue", "epilogue")]
-    styles = ("column", "row", "inner")
+    styles = ("on_part",) if best.degrees.cp > 1 else ("column", "row", "inner")
     split = {
         unit
         for group in best.shardings
@@ -202,9 +205,7 @@ def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[st
     import planner
     from planner.errors import PlannerError
 
-    gpus = 1
-    for degree in fix.values():
-        gpus *= degree
+    gpus = math.prod(fix.values())
     try:
         result = planner.plan(
             str(config), gpus=gpus, cluster=cluster, dtype="float64", global_batch_size=8,
@@ -252,7 +253,7 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
     expected = outcome_of(first, name="reference", steps=2)
     by_size: dict[int, list[str]] = {}
     for name in planned:
-        by_size.setdefault(2 if name == "tp 2" else 4, []).append(name)
+        by_size.setdefault(math.prod(LAYOUTS[name].values()), []).append(name)
     for gpus, names in by_size.items():
         together = _failure([planned[name] for name in names], gpus) if len(names) > 1 else "?"
         for name in names:

@@ -49,6 +49,14 @@ def test_no_estimate_is_faster_than_the_plan(model, cluster, request):
     check(request.getfixturevalue(model), machine(cluster), batch=32)
 
 
+def test_no_estimate_is_faster_where_samples_are_few(llama):
+    """Fewer samples than devices: cp is tried unasked, and beaten by nothing either."""
+    cluster = machine("h100-sxm")
+    space = LayoutSpace(llama, cluster, request_for(cluster, batch=4))
+    assert {each.degrees.cp for each in space.legal()[0]} >= {1, 2, 4}
+    check(llama, cluster, batch=4)
+
+
 @pytest.mark.bench
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),

@@ -62,6 +62,7 @@ def splits_of(file, module):
         ranks=TP,
         axis=Axis.TP,
         sequence=None,
+        before=1,
         stream=REPLICATE,
         readers={},
     )
