@@ -224,6 +224,8 @@ def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> fro
     in_blocks = set(sharding.units) <= set(blocks(plan))
     split = plan.splits_stream and (in_blocks or plan.degrees.cp > 1)
     stream = {f"Shard({plan.sequence_dim})", _LAST} if split and _STREAM in allowed else set()
+    if stream and plan.degrees.cp > 1:
+        stream.add("Shard(0)")  # of tensors whose first dim has samples and sequence
     return (allowed - {_STREAM}) | stream
 
 

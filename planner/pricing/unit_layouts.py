@@ -15,6 +15,8 @@ from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import ModuleSharding, WholeModule
 from planner.vocabulary import split_styles
 
+_NO_RULE = "no rule says how all of it runs on a part of the sequence"
+
 
 class UnitLayouts:
     """Layouts on demand; equal questions are answered once."""
@@ -82,6 +84,9 @@ class UnitLayouts:
         for unit in representatives(graph):
             solution = self._solve_unit(graph, unit, choice, rank)
             if solution is None:
+                if choice.cp > 1:
+                    found = Refusal(module="", reason=_NO_RULE)
+                    self._note(choice, unit.name, found)
                 return None
             solutions[unit.structure] = solution
         if choice.ranks == 1:

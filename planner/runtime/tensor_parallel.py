@@ -12,6 +12,7 @@ gradients over the ranks of cp as over those of dp_shard.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 import torch
@@ -97,6 +98,7 @@ class TensorParallel:
     is whole."""
     _made: dict[int, nn.Parameter] = field(default_factory=dict)
     """New parameter by the old one's id: tied parameters stay tied."""
+    _stream: "_Stream" = field(default_factory=lambda: _Stream())
 
     @classmethod
     def over(cls, part: SplitPart, mesh: DeviceMesh, sequence_dim: int | None) -> "TensorParallel":
@@ -155,7 +157,7 @@ class TensorParallel:
             if layout.outer > 1:
                 first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
                 self.part.orders[first] = RankOrder(layout, self.ranks.size)
-        edge = _Edge(sharding, self.axis, self.ranks, layouts)
+        edge = _Edge(sharding, self.axis, self.ranks, layouts, self._stream)
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
         module.register_forward_hook(edge.leave)
         module.register_forward_hook(edge.uncover, always_call=True)
@@ -231,7 +233,11 @@ class TensorParallel:
         def gather(_: nn.Module, __: Args, output: Tree) -> Tree:
             return with_tensors(output, {0: changed(first_tensor(output), REPLICATE, ranks)})
 
+        def look(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
+            self._stream.before = prod(stream_of(args, kwargs).shape[: layout.dim])
+
         for path, block in part.block_items():
+            block.register_forward_pre_hook(look, with_kwargs=True)
             block.register_forward_hook(functools.partial(check, path))
         if part.is_first and part.blocks:
             first = part.model.get_submodule(part.blocks[0])
@@ -239,6 +245,14 @@ class TensorParallel:
         part.after_blocks = None if self.axis.is_context else gather
         part.receive = lambda local: wrapped(local, layout, ranks)
         part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What flows between blocks, as far as it is known."""
+
+    before: int = 1
+    """Product of the dims before the one that is split."""
 
 
 @dataclass(slots=True)
@@ -250,6 +264,8 @@ class _Edge:
     ranks: Ranks
     layouts: dict[str, Layout]
     """Layout of each of its parameters; "partial" for whole ones with sums for gradients."""
+    stream: "_Stream"
+    """What flows between blocks."""
 
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Bring the first input into its layout, and show the parameters as they are split."""
@@ -267,7 +283,7 @@ class _Edge:
         first = stream_of(args, kwargs)
         if self.sharding.style == "column":
             return with_stream(args, kwargs, self._shared(first, REPLICATE_PARTIAL_GRAD))
-        target = _as_it_lies(first, placement(self.sharding.input_layout, first.ndim))
+        target = self._in_pieces(first, self.sharding.input_layout)
         return with_stream(args, kwargs, self._shared(first, target))
 
     def _cover(self, module: nn.Module) -> None:
@@ -312,19 +328,21 @@ class _Edge:
         x.__dict__["_in_layout"] = (key, made)
         return made
 
+    def _in_pieces(self, x: Tensor, layout: str) -> Layout:
+        """Read a layout; a split dim lies in the pieces in which it does, or as the stream does."""
+        target, source = placement(layout, x.ndim), layout_of(x)
+        if target.is_shard and source.is_shard and target.dim == source.dim:
+            return Layout(target.kind, target.dim, source.outer)
+        if self.axis.is_context and target == shard(0) and x.ndim == 2:  # samples x sequence
+            return shard(0, self.stream.before)
+        return target
+
     def leave(self, _: nn.Module, __: Args, output: Tree) -> Tree:
         """Bring the output into its layout."""
         first = first_tensor(output)
-        target = _as_it_lies(first, placement(self.sharding.output_layout, first.ndim))
+        target = self._in_pieces(first, self.sharding.output_layout)
         made = changed(first, target, self.ranks)
         return output if made is first else with_tensors(output, {0: made})
-
-
-def _as_it_lies(x: Tensor, target: Layout) -> Layout:
-    """The split of a dim in the pieces in which it is split."""
-    if target.is_shard and layout_of(x).is_shard:
-        return Layout(target.kind, target.dim, layout_of(x).outer)
-    return target
 
 
 def _holder(module: nn.Module, name: str) -> tuple[nn.Module, str]:

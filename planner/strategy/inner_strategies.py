@@ -86,7 +86,7 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
         layouts = _all_layouts(node, state, context)
         found += [
             strategy(node, Style.INNER, layouts, inputs, outputs={output: leaving}, split=split)
-            for leaving in exits(PARTIAL, context)
+            for leaving in exits(output, PARTIAL, context)
             if fits(output, leaving, context)
         ]
     return found

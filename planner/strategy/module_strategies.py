@@ -81,19 +81,25 @@ def _parts(node: Node, context: UnitContext) -> list[Layout]:
     """
     if len(node.inputs) != 1 or len(node.outputs) != 1:
         return [context.stream] if context.stream.is_shard else []
-    shape = context.graph.values[node.inputs[0]].shape
-    ndim = len(shape)
-    if context.sequence and ndim == 2 and shape[0] == context.before * context.sequence:
-        return [shard(0, context.before)]
+    stream = _as_stream(node.inputs[0], context)
+    ndim = len(context.graph.values[node.inputs[0]].shape)
     inner = [shard(dim) for dim in range(1, ndim - 1)] if ndim > 3 else []
-    return list(dict.fromkeys([*([context.stream] if context.stream.is_shard else []), *inner]))
+    return list(dict.fromkeys([*([stream] if stream.is_shard else []), *inner]))
 
 
-def exits(layout: Layout, context: UnitContext) -> Sequence[Layout]:
+def exits(value: int, layout: Layout, context: UnitContext) -> Sequence[Layout]:
     """Layouts in which a module may leave its output: as it is, whole, or as the stream."""
     if layout.is_shard:
         return tuple(dict.fromkeys((layout, REPLICATE)))
-    return tuple(dict.fromkeys((REPLICATE, context.stream)))
+    return tuple(dict.fromkeys((REPLICATE, _as_stream(value, context))))
+
+
+def _as_stream(value: int, context: UnitContext) -> Layout:
+    """The stream's layout for a value, in which samples and sequence may lie in one dim."""
+    shape = context.graph.values[value].shape
+    if context.sequence and len(shape) == 2 and shape[0] == context.before * context.sequence:
+        return shard(0, context.before)
+    return context.stream
 
 
 def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
@@ -104,7 +110,7 @@ def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
     }
     layouts = dict.fromkeys(values, REPLICATE)
     inputs = dict.fromkeys(node.inputs, REPLICATE)
-    leaves = exits(REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
+    leaves = exits(node.outputs[0], REPLICATE, context) if len(node.outputs) == 1 else (REPLICATE,)
     return [
         strategy(
             node, Style.REPLICATE, layouts, inputs,
@@ -148,7 +154,7 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
         return []
     whole = {value: found or REPLICATE for value, found in layouts.items()}
     # Over tp what runs on a part lies between splits; over cp what follows may need all of it.
-    leaves = exits(layout, context) if context.axis is Axis.CP else (layout,)
+    leaves = exits(node.outputs[0], layout, context) if context.axis is Axis.CP else (layout,)
     return [
         strategy(
             node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout),
@@ -298,7 +304,7 @@ def _columns(node: Node, context: UnitContext, linear: OpNode, split: _Split) ->
             layouts[value] = shard(len(graph.values[value].shape) - 1, fused)
         inputs = {node.inputs[0]: REPLICATE_PARTIAL_GRAD}
         (output,) = node.outputs
-        for leaving in exits(layouts[output], context):
+        for leaving in exits(output, layouts[output], context):
             if leaving == REPLICATE and (fused > 1 or context.stream.is_shard):
                 continue
             way = strategy(node, Style.COLUMN, layouts, inputs, outputs={output: leaving})
@@ -356,7 +362,7 @@ def _rows(node: Node, context: UnitContext, linear: OpNode) -> list[NodeStrategy
     (output,) = node.outputs
     return [
         strategy(node, Style.ROW, layouts, inputs, outputs={output: leaving})
-        for leaving in exits(PARTIAL, context)
+        for leaving in exits(output, PARTIAL, context)
         if fits(output, leaving, context)
     ]
 
@@ -385,7 +391,7 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
     (output,) = node.outputs
     return [
         strategy(node, Style.VOCAB_EMBEDDING, layouts, {}, outputs={output: leaving})
-        for leaving in exits(PARTIAL, context)
+        for leaving in exits(output, PARTIAL, context)
         if fits(output, leaving, context)
     ]
 
