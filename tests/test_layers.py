@@ -107,7 +107,7 @@ ORDERS = {
         ("lengths",),
     ),
     "strategy": (
-        ("mesh", "schedules", "sharding"),
+        ("mesh", "schedules", "sharding", "unit_context"),
         ("configuration", "conversion", "nodes"),
         ("propagation",),
         ("module_strategies",),

@@ -21,18 +21,11 @@ from planner.runtime.layout import (
 )
 from planner.runtime.op_rules import Call, Operand
 from planner.runtime.product_rules import PRODUCTS, product_layouts, sum_layouts
-from planner.strategy.module_strategies import (
-    MAX_FUSED,
-    SPLITS,
-    UnitContext,
-    exits,
-    fits,
-    own_parameters,
-    strategy,
-)
+from planner.strategy.module_strategies import MAX_FUSED, SPLITS, own_parameters, strategy
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
+from planner.strategy.unit_context import UnitContext, exits, fits
 from planner.vocabulary import Style
 
 _MOST_STATES = 256

@@ -1,9 +1,8 @@
 """The ways in which a module that owns parameters can run over the tp axis."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from planner.graph.operator_graph import OperatorGraph, OpNode, Parameter, StorageKind
+from planner.graph.operator_graph import OpNode, Parameter
 from planner.runtime.layout import (
     PARTIAL,
     REPLICATE,
@@ -15,39 +14,12 @@ from planner.runtime.layout import (
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
+from planner.strategy.unit_context import UnitContext, as_stream, exits, fits
 from planner.vocabulary import Axis, Style
 
 MAX_FUSED = 8
 """Most projections that are looked for in one weight (2: gate and up; 3: query, key, value)."""
 SPLITS = frozenset({"split", "split_with_sizes", "chunk", "slice", "narrow"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitContext:
-    """What the strategies of a unit's nodes depend on."""
-
-    graph: OperatorGraph
-    """The model."""
-    constants: frozenset[int]
-    """Values that depend on no parameter."""
-    ranks: int
-    """Ranks of the axis, at least 2."""
-    axis: Axis
-    """tp, or cp: there parameters are whole, and a rank has a part of the sequence."""
-    sequence: int | None
-    """Size of the dim that the stream is split along over cp; None over tp."""
-    before: int
-    """Product of the stream's dims before that one."""
-    stream: Layout
-    """Layout of values between modules outside sharded regions: REPLICATE, or the sequence
-    shard under sequence parallelism."""
-    readers: Mapping[int, tuple[int, ...]]
-    """Forward ops of the unit that read each value."""
-
-    def is_parameter(self, value: int) -> bool:
-        """Whether the value is a parameter or a view of one."""
-        graph = self.graph
-        return graph.storages[graph.values[value].storage].kind is StorageKind.PARAMETER
 
 
 def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
@@ -81,25 +53,10 @@ def _parts(node: Node, context: UnitContext) -> list[Layout]:
     """
     if len(node.inputs) != 1 or len(node.outputs) != 1:
         return [context.stream] if context.stream.is_shard else []
-    stream = _as_stream(node.inputs[0], context)
+    stream = as_stream(node.inputs[0], context)
     ndim = len(context.graph.values[node.inputs[0]].shape)
     inner = [shard(dim) for dim in range(1, ndim - 1)] if ndim > 3 else []
     return list(dict.fromkeys([*([stream] if stream.is_shard else []), *inner]))
-
-
-def exits(value: int, layout: Layout, context: UnitContext) -> Sequence[Layout]:
-    """Layouts in which a module may leave its output: as it is, whole, or as the stream."""
-    if layout.is_shard:
-        return tuple(dict.fromkeys((layout, REPLICATE)))
-    return tuple(dict.fromkeys((REPLICATE, _as_stream(value, context))))
-
-
-def _as_stream(value: int, context: UnitContext) -> Layout:
-    """The stream's layout for a value, in which samples and sequence may lie in one dim."""
-    shape = context.graph.values[value].shape
-    if context.sequence and len(shape) == 2 and shape[0] == context.before * context.sequence:
-        return shard(0, context.before)
-    return context.stream
 
 
 def _replicated(node: Node, context: UnitContext) -> list[NodeStrategy]:
@@ -394,11 +351,3 @@ def _vocabularies(node: Node, context: UnitContext, embedding: OpNode) -> list[N
         for leaving in exits(output, PARTIAL, context)
         if fits(output, leaving, context)
     ]
-
-
-def fits(value: int, layout: Layout, context: UnitContext) -> bool:
-    """Whether the value has the dim that the layout splits, and it splits evenly."""
-    shape = context.graph.values[value].shape
-    return not layout.is_shard or (
-        layout.dim < len(shape) and can_shard(shape, layout, context.ranks)
-    )

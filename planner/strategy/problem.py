@@ -6,9 +6,10 @@ from math import prod
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shard
 from planner.strategy.inner_strategies import inner_strategies
-from planner.strategy.module_strategies import UnitContext, module_strategies
+from planner.strategy.module_strategies import module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
 from planner.strategy.region_strategies import exchanged, region_strategies
+from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
 from planner.runtime.op_rules import ATTENTIONS
-from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
+from planner.strategy.unit_context import UnitContext
 
 MAX_STRATEGIES = 256
 """Assignments kept per region; a region with more (dozens of inputs) runs replicated only."""

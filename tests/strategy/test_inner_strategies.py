@@ -15,8 +15,8 @@ from planner.runtime.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, s
 from planner.runtime.op_rules import Call, Operand
 from planner.runtime.product_rules import grouped_shape, product_layouts
 from planner.strategy.inner_strategies import inner_strategies
-from planner.strategy.module_strategies import UnitContext
 from planner.strategy.nodes import fold_unit
+from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import Axis
 
 OWN_WEIGHTS = Path(__file__).parents[1] / "run" / "own_weights.py"
