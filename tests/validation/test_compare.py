@@ -83,7 +83,7 @@ def test_gloo_spans_are_parts_of_a_step(tmp_path):
     found_us = {name: round(getattr(step, name) * 1e6) for name in step.__slots__}
     assert found_us == {
         "compute_s": 200,
-        "tp_comm_s": 60,
+        "split_comm_s": 60,
         "pp_comm_s": 20,
         "dp_comm_s": 140,
         "bubble_s": 130,
@@ -105,6 +105,7 @@ def test_nccl_kernels_are_told_by_their_groups(tmp_path):
         kernel("ncclDevKernel_AllGather_RING", 250, 350, "mesh_dp_shard"),
         kernel("ncclDevKernel_AllReduce_Sum", 350, 400, "mesh_tp"),
         kernel("ncclDevKernel_SendRecv", 400, 430, "mesh_pp"),
+        kernel("ncclDevKernel_SendRecv", 470, 477, "mesh_cp"),  # what attention exchanges
         kernel("ncclDevKernel_ReduceScatter", 440, 460, "mesh_dp_replicate_dp_shard"),
         span("plan: update", 500, 560, cat="gpu_user_annotation"),
         span("plan: update", 10, 30),
@@ -114,12 +115,12 @@ def test_nccl_kernels_are_told_by_their_groups(tmp_path):
     found_us = {name: round(getattr(step, name) * 1e6) for name in step.__slots__}
     assert found_us == {
         "compute_s": 200,
-        "tp_comm_s": 50,
+        "split_comm_s": 50 + 7,
         "pp_comm_s": 30,
         "dp_comm_s": 70,
         "bubble_s": 0,
         "update_s": 60,
-        "host_s": 590,
+        "host_s": 583,
     }
 
 

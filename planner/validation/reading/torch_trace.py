@@ -33,8 +33,12 @@ _GLOO_KINDS = {
         *("allreduce_", "allreduce_coalesced_", "_reduce_scatter_base_"),
         *("reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
     ),
+    "gloo:all_to_all": ("alltoall_base_",),
 }
 """Collectives of gloo, and the ops that start them; its reduce-scatter is an all-reduce."""
+
+_SPLIT = "split"
+"""tp or cp, whichever the plan has."""
 
 _TRANSFERS = ("gloo:send", "gloo:recv")
 _TORCH_TRACE = "Have the script write one: train.py --steps 10 --torch-trace DIR."
@@ -46,8 +50,8 @@ class StepParts:
 
     compute_s: float
     """Forward and backward, recomputation among them."""
-    tp_comm_s: float
-    """Tensor-parallel collectives with no compute beside them."""
+    split_comm_s: float
+    """Tensor- or context-parallel collectives with no compute beside them."""
     pp_comm_s: float
     """Transfers between stages, as long as the shortest of the step."""
     dp_comm_s: float
@@ -162,7 +166,7 @@ class _Spans:
         self._compute = _joined(map(_interval, computing))
         self._comm = {
             axis: _joined(interval for each, interval in comm if each == axis)
-            for axis in (Axis.TP, "dp", Axis.PP, "")
+            for axis in (_SPLIT, "dp", Axis.PP, "")
         }
         self._transfers = sorted(map(_interval, transfers))
 
@@ -185,7 +189,7 @@ class _Spans:
         met_us = taken[""]
         return StepParts(
             compute_s=taken["compute"] * 1e-6,
-            tp_comm_s=taken[Axis.TP] * 1e-6,
+            split_comm_s=taken[_SPLIT] * 1e-6,
             pp_comm_s=moved_us * 1e-6,
             dp_comm_s=taken["dp"] * 1e-6,
             bubble_s=(waited_us + (met_us if own else 0.0)) * 1e-6,
@@ -208,15 +212,17 @@ def _is_nccl(event: Event) -> bool:
 
 def _nccl_axis(event: Event) -> str:
     """The axis of a kernel, by the mesh dim that its group is of; "" for all ranks."""
-    if "SendRecv" in str(event["name"]):
-        return Axis.PP
     arguments = event.get("args")
     group = ""
     if isinstance(arguments, dict):
         group = str(arguments.get("Process Group Description", ""))
+    if group in (f"mesh_{Axis.TP}", f"mesh_{Axis.CP}"):  # what ranks exchange are sends, too
+        return _SPLIT
+    if "SendRecv" in str(event["name"]):
+        return Axis.PP
     if "dp_" in group:
         return "dp"
-    return next((axis for axis in (Axis.TP, Axis.PP) if group == f"mesh_{axis}"), "")
+    return Axis.PP if group == f"mesh_{Axis.PP}" else ""
 
 
 def _gloo_axes(
@@ -238,7 +244,7 @@ def _gloo_axes(
                 yield "dp", span
             else:
                 is_over = bisect(ends, start_us) == bisect(begins, start_us)
-                yield "" if is_over else Axis.TP, span
+                yield "" if is_over else _SPLIT, span
 
 
 def _interval(event: Event) -> Interval:
