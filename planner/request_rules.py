@@ -338,6 +338,16 @@ def _unplanned_degree(name: str, value: str) -> str:
     return "1"
 
 
+def _unplanned_with_frameworks(name: str, value: str) -> str:
+    if _whole_number(name, value) != "1":
+        raise RequestError(
+            f"--fix {name}={value} with --framework: the axis {name} is priced for the emitted "
+            "script alone",
+            hint=f"Use --fix {name}=1, or leave out --framework.",
+        )
+    return "1"
+
+
 def _boolean(name: str, value: str) -> str:
     return _check_choice(f"--fix {name}={value}", value.lower(), ("true", "false"))
 
@@ -368,6 +378,7 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
 
 _FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
     **_FIX_RULES,
+    Axis.CP: _unplanned_with_frameworks,
     "compile": _of_script_alone,
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),

@@ -90,6 +90,15 @@ def test_impossible_settings_are_refused(settings, words):
     assert words in refusal(*settings)
 
 
+def test_frameworks_are_priced_without_context_parallelism():
+    asked = replace(request_with("cp=2"), framework="nanotron")
+    with pytest.raises(RequestError, match="cp=2 with --framework"):
+        check_request(asked)
+    assert check_request(replace(request_with("cp=1"), framework="nanotron")).fixed == (
+        ("cp", "1"),
+    )
+
+
 def test_the_same_setting_twice_is_harmless():
     assert parse_fix(["tp=2", "tp=2"]) == {"tp": "2"}
 
