@@ -8,6 +8,7 @@ from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.unit_context import UnitContext
+from planner.vocabulary import Axis
 
 MAX_STRATEGIES = 256
 """Assignments kept per region; a region with more (dozens of inputs) runs replicated only."""
@@ -120,14 +121,16 @@ TOKENS = 2
 def _attention_layouts(
     op: OpNode, known: Sequence[Layout | None], context: UnitContext
 ) -> tuple[Layout, ...] | None:
-    """Attention over tokens that are split: each rank attends to all of them for its heads.
+    """Attention over tokens that cp splits: each rank attends to all of them for its heads.
 
     Queries, keys and values change from a part of the tokens of all heads to all tokens of a part
     of the heads, and the output changes back (Jacobs et al. 2023, 2309.14509): masks stay as they
-    are, and causal ones leave all ranks the same work.
+    are, and causal ones leave all ranks the same work. Over tp projections split the heads.
     """
     layout = shard(TOKENS)
-    if op.name not in ATTENTIONS or any(each != layout for each in known[:3]):
+    if context.axis is not Axis.CP or op.name not in ATTENTIONS:
+        return None
+    if any(each != layout for each in known[:3]):
         return None
     shapes = [context.graph.values[value].shape for value in (*op.inputs, *op.outputs)]
     operands = len(op.inputs)
