@@ -17,6 +17,7 @@ from planner.plan.types import Plan
 from planner.request import PlanRequest
 from planner.vocabulary import (
     COMPUTE_DTYPES,
+    MESH_ORDER,
     PLANNED_AXES,
     PLANNED_SCHEDULES,
     RECOMPUTATIONS,
@@ -174,7 +175,7 @@ def estimated_layout(request: PlanRequest) -> dict[str, str]:
         RequestError: The fixed degrees leave devices over.
     """
     fixed = dict(request.fixed)
-    product = math.prod(int(fixed.get(axis, "1")) for axis in PLANNED_AXES)
+    product = math.prod(int(fixed.get(axis, "1")) for axis in MESH_ORDER)
     left_over = request.gpus // product
     filling = next((axis for axis in (Axis.DP_SHARD, Axis.DP_REPLICATE) if axis not in fixed), None)
     if filling is not None:
@@ -271,13 +272,14 @@ def _check_fixed(request: PlanRequest) -> dict[str, str]:
             )
         fixed[name] = rules[name](name, value)
     _check_product(request, fixed)
+    _check_experts(request, fixed)
     _check_pipeline(fixed)
     return fixed
 
 
 def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
     """The degrees multiply to the number of devices: none idle, none missing."""
-    named = {axis: int(fixed[axis]) for axis in PLANNED_AXES if axis in fixed}
+    named = {axis: int(fixed[axis]) for axis in MESH_ORDER if axis in fixed}
     product = math.prod(named.values())
     settings = " ".join(f"--fix {axis}={degree}" for axis, degree in named.items())
     if request.gpus % product:
@@ -289,11 +291,23 @@ def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
             f"and {whole} does not divide {request.gpus}",
             hint=f"What divides {request.gpus}: {', '.join(shown)}.",
         )
-    if len(named) == len(PLANNED_AXES) and product != request.gpus:
+    if len(named) == len(MESH_ORDER) and product != request.gpus:
         raise RequestError(
             f"{settings} on {request.gpus} GPUs: all degrees are fixed and multiply to "
             f"{product}, so that {request.gpus - product} GPUs would idle",
             hint=f"Use --gpus {product}, or leave one of the degrees to the planner.",
+        )
+
+
+def _check_experts(request: PlanRequest, fixed: Mapping[str, str]) -> None:
+    """The ranks of ep are some of those of dp_shard."""
+    ep, shards = int(fixed.get(Axis.EP, "1")), int(fixed.get(Axis.DP_SHARD, request.gpus))
+    if shards % ep:
+        of_whom = f"--fix dp_shard={shards}" if Axis.DP_SHARD in fixed else f"{shards} GPUs"
+        raise RequestError(
+            f"--fix ep={ep} with {of_whom}: ep borrows its ranks from dp_shard, and "
+            f"{shards} % {ep} = {shards % ep}",
+            hint=f"Use an ep that divides {shards}.",
         )
 
 
@@ -329,15 +343,6 @@ def _whole_number(name: str, value: str) -> str:
     return str(int(digits))
 
 
-def _unplanned_degree(name: str, value: str) -> str:
-    if _whole_number(name, value) != "1":
-        raise RequestError(
-            f"--fix {name}={value}: the axis {name} is not planned by this version",
-            hint=f"Planned: {', '.join(PLANNED_AXES)}.",
-        )
-    return "1"
-
-
 def _unplanned_with_frameworks(name: str, value: str) -> str:
     if _whole_number(name, value) != "1":
         raise RequestError(
@@ -365,7 +370,6 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
 
 _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **dict.fromkeys(PLANNED_AXES, _whole_number),
-    Axis.EP: _unplanned_degree,
     "schedule": _one_of(PLANNED_SCHEDULES),
     "virtual_stages": _whole_number,
     "microbatch_size": _whole_number,
@@ -378,7 +382,7 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
 
 _FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
     **_FIX_RULES,
-    Axis.CP: _unplanned_with_frameworks,
+    **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_with_frameworks),
     "compile": _of_script_alone,
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),

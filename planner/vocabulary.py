@@ -24,8 +24,10 @@ MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.C
 """Axes from outermost to innermost: neighbours on tp and cp sit in one node, stages in different
 ones."""
 
-PLANNED_AXES: tuple[str, ...] = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP, Axis.TP, Axis.PP)
-"""Axes whose degrees are decided, as they are listed; the others are 1."""
+PLANNED_AXES: tuple[str, ...] = (
+    Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP, Axis.TP, Axis.PP, Axis.EP
+)  # fmt: skip
+"""Axes whose degrees are decided, as they are listed."""
 
 MODEL_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.PP, Axis.EP)
 """Axes that divide the model or a sample: the others give each rank samples of its own."""
@@ -81,15 +83,27 @@ class Style(_Word):
     """Its parameters are whole, and it runs on a part of its input (of the sequence, or of the
     heads), so that their gradients are sums over the ranks: over tp after backward, over cp with
     the reduction of data parallelism."""
+    EXPERTS = "experts"
+    """Each rank of ep has some of its experts, and runs them on the tokens that all ranks send."""
 
 
 SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING, Style.INNER)
 """Styles that split parameters."""
 
 
+_STYLES_OF: dict[Axis, tuple[str, ...]] = {
+    Axis.TP: SPLIT_STYLES,
+    Axis.CP: (Style.ON_PART,),
+    Axis.EP: (Style.EXPERTS,),
+}
+
+
 def split_styles(axis: Axis) -> tuple[str, ...]:
-    """Styles that split a module over an axis: its parameters over tp, what it reads over cp."""
-    return SPLIT_STYLES if axis is Axis.TP else (Style.ON_PART,)
+    """Styles that split a module over an axis.
+
+    Its parameters over tp, what it reads over cp, its experts over ep.
+    """
+    return _STYLES_OF[axis]
 
 
 class Dtype(_Word):

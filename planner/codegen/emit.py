@@ -82,6 +82,9 @@ def emit_script(
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         is_split=is_split,
         split_axis=str(plan.degrees.split_axis),
+        split_mesh=_split_mesh(plan),
+        sequence="SEQUENCE_DIM" if plan.degrees.ep == 1 else "None",
+        ep=plan.degrees.ep,
         state_mesh=_state_mesh(plan),
         block_groups=_block_groups(plan) if is_split else [],
         outer_modules=_outer_modules(plan) if is_split else [],
@@ -125,6 +128,8 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
         names |= _tensor_imports(plan)
     if plan.degrees.cp > 1:
         names["context_mesh"] = {"state_mesh"}
+    if plan.degrees.ep > 1:
+        names["expert_mesh"] = {"expert_mesh", "shard_experts"}
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:
@@ -168,10 +173,6 @@ def _check(plan: Plan) -> None:
         raise CodegenError(
             "the model was passed as an object, and a script cannot import it",
             hint="put it into a file with build_model() and example_batch(), and plan that file",
-        )
-    if degrees.ep > 1:
-        raise CodegenError(
-            f"the script has no expert parallelism (ep {degrees.ep})", hint="plan with ep 1"
         )
     if degrees.pp > 1 and plan.schedule not in PLANNED_SCHEDULES:
         raise CodegenError(
@@ -255,6 +256,12 @@ def _state_mesh(plan: Plan) -> str:
         return "state_mesh(mesh)"
     axes = (Axis.DP_REPLICATE, Axis.DP_SHARD) if plan.degrees.dp_replicate > 1 else (Axis.DP_SHARD,)
     return f"mesh[{', '.join(map(quote, axes))}]"
+
+
+def _split_mesh(plan: Plan) -> str:
+    """Take the axis over which modules are split from its mesh."""
+    axis = plan.degrees.split_axis
+    return f"{'experts' if axis == Axis.EP else 'mesh'}[{quote(axis)}]"
 
 
 def _blocks_source(blocks: Sequence[str]) -> str:
@@ -393,4 +400,6 @@ def _counted(count: int, one: str, ending: str) -> str:
 
 def _layout_words(degrees: ParallelDegrees) -> str:
     used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
+    if degrees.ep > 1:
+        used.append(f"ep {degrees.ep} (of dp_shard)")
     return " x ".join(used) or "one device"

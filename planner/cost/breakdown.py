@@ -52,6 +52,8 @@ class CostBreakdown:
     does once a step whatever the model (``step_us``)."""
     cp_comm_s: float = 0.0
     """Exposed context-parallel collectives."""
+    ep_comm_s: float = 0.0
+    """Exposed expert-parallel collectives."""
 
     @property
     def step_time_s(self) -> float:

@@ -10,7 +10,7 @@ from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
-from planner.strategy.configuration import Configuration, axis_group, state_group
+from planner.strategy.configuration import Configuration, axis_group, expert_group, state_group
 from planner.vocabulary import Axis, Recomputation
 
 Collective = Callable[[float, CommGroup], float]
@@ -52,6 +52,7 @@ class ShardedState:
         self._passes = passes
         self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
         self._shard = shard = state_group(cluster, configuration.degrees)
+        self._experts = expert_group(cluster, configuration.degrees)
         self._replicate = axis_group(cluster, configuration.degrees, Axis.DP_REPLICATE)
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1
@@ -76,27 +77,48 @@ class ShardedState:
 
     def _collective_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
         """A collective, priced once for each size."""
-        key = (collective, num_bytes, group is self._shard)
+        key = (collective, num_bytes, id(group))
         if key not in self._known:
             self._known[key] = collective(num_bytes, group)
         return self._known[key]
 
+    def _shared_s(
+        self, collective: Collective, whole_bytes: float, experts_bytes: float
+    ) -> float:
+        """A collective of a unit: of its experts over the ranks that have them, and of the rest.
+
+        Nothing is moved where there is nothing, as where all of it is frozen.
+        """
+        seconds = 0.0
+        for num_bytes, group in (
+            (whole_bytes - experts_bytes, self._shard),
+            (experts_bytes, self._experts),
+        ):
+            if num_bytes and group.num_ranks > 1:
+                seconds += self._collective_s(collective, num_bytes, group) + self._issue_s / 2
+        return seconds
+
     def _gather_s(self, index: int) -> float:
-        gather_s = self._collective_s(all_gather_s, self._units[index].gathered_bytes, self._shard)
-        return gather_s + self._issue_s / 2
+        unit = self._units[index]
+        return self._shared_s(all_gather_s, unit.gathered_bytes, unit.experts_gathered_bytes)
 
     def _scatter_s(self, index: int) -> float:
-        num_bytes = self._units[index].trained_bytes * self._wire
-        if not num_bytes:
-            return 0.0  # all of it is frozen
-        scatter_s = self._collective_s(reduce_scatter_s, num_bytes, self._shard)
-        return scatter_s + self._issue_s / 2
+        unit, wire = self._units[index], self._wire
+        return self._shared_s(
+            reduce_scatter_s, unit.trained_bytes * wire, unit.experts_trained_bytes * wire
+        )
 
     def _replicas_s(self, index: int) -> float:
-        num_bytes = self._units[index].trained_bytes / self._shard.num_ranks * self._wire
-        if not num_bytes:
-            return 0.0
-        return self._collective_s(all_reduce_s, num_bytes, self._replicate)
+        unit = self._units[index]
+        total = 0.0
+        for num_bytes, group in (
+            (unit.trained_bytes - unit.experts_trained_bytes, self._shard),
+            (unit.experts_trained_bytes, self._experts),
+        ):
+            if num_bytes:
+                share_bytes = num_bytes / group.num_ranks * self._wire
+                total += self._collective_s(all_reduce_s, share_bytes, self._replicate)
+        return total
 
     def _forward_gather_s(self, index: int) -> float:
         """The gather of a block hides behind the forward of the block before it."""

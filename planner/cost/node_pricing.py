@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
-from planner.cost.unit_comm import change_comm, exit_comm
+from planner.cost.unit_comm import change_comm, entry_comm, exit_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
@@ -33,7 +33,7 @@ class RankSpec:
     dtype: str
     """Compute dtype."""
     tp_group: CommGroup
-    """Ranks and links of the axis over which modules are split: tp, or cp."""
+    """Ranks and links of the axis over which modules are split: tp, cp or ep."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -49,7 +49,7 @@ class NodePrice:
     backward_s: float
     """Backward kernels."""
     forward_comm_s: float
-    """Collectives of the forward pass at the node's exits, inside its loss and its attention."""
+    """Collectives of the forward pass at the node's ends, inside its loss and its attention."""
     backward_comm_s: float
     """Collectives of the backward pass there."""
 
@@ -88,7 +88,7 @@ def price_node(
         backward_ops: From ``backward_ops_by_forward``.
     """
     graph = problem.context.graph
-    share = shares_of(strategy.layouts, problem.context.ranks)
+    share = shares_of(strategy, problem.context.ranks)
     forward_s = backward_s = 0.0
     for op_id in node.ops:
         op = graph.nodes[op_id]
@@ -97,7 +97,7 @@ def price_node(
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
                 backward_s += _backward_op_s(graph, behind, op, share, rank)
-    exits = exit_comm(graph, strategy, problem.context.ranks)
+    exits = entry_comm(strategy) + exit_comm(graph, strategy, problem.context.ranks)
     return NodePrice(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -113,8 +113,15 @@ class StageMemory:
         self._shards = configuration.degrees.shards
         self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
+        self._ep = configuration.degrees.ep
         self._trained = list(accumulate((u.trained_bytes for u in self._units), initial=0))
         self._frozen = list(accumulate((u.frozen_bytes for u in self._units), initial=0))
+        self._experts_trained = list(
+            accumulate((u.experts_trained_bytes for u in self._units), initial=0)
+        )
+        self._experts_frozen = list(
+            accumulate((u.experts_frozen_bytes for u in self._units), initial=0)
+        )
         self._gathered = list(accumulate((u.gathered_bytes for u in self._units), initial=0))
 
     def _copies_bytes(self, units: Collection[int]) -> int:
@@ -130,8 +137,12 @@ class StageMemory:
         return whole - self._copies_bytes(range(first, end))
 
     def sharded_trained_bytes(self, first: int, end: int) -> float:
-        """The share of them whose optimiser states a rank holds."""
-        return self.local_trained_bytes(first, end) / self._shards
+        """The share of them whose optimiser states a rank holds.
+
+        Of experts, which ep divides already, fewer ranks share the state.
+        """
+        experts = self._experts_trained[end] - self._experts_trained[first]
+        return (self.local_trained_bytes(first, end) + (self._ep - 1) * experts) / self._shards
 
     def _local_frozen_bytes(self, first: int, end: int) -> int:
         """Frozen parameters of a stage on one tp rank in the compute dtype, tied ones once."""
@@ -141,7 +152,8 @@ class StageMemory:
 
     def _sharded_bytes(self, first: int, end: int) -> float:
         """A rank's share of all parameters of a stage, as they are kept between steps."""
-        frozen_bytes = self._local_frozen_bytes(first, end)
+        experts = self._experts_frozen[end] - self._experts_frozen[first]
+        frozen_bytes = self._local_frozen_bytes(first, end) + (self._ep - 1) * experts
         return self.sharded_trained_bytes(first, end) + frozen_bytes / self._shards
 
     def updated_bytes(self, first: int, end: int) -> int:

@@ -114,12 +114,13 @@ def _breakdown(
     last = max(ranks, key=lambda held: sum(time.step_s for time in held))
     busy_s = m * sum(time.microbatch_s for time in slowest)
     split_s = m * sum(time.tp_comm_s for time in slowest)
-    over_cp = configuration.degrees.split_axis is Axis.CP
+    axis = configuration.degrees.split_axis
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
-        tp_comm_s=0.0 if over_cp else split_s,
-        cp_comm_s=split_s if over_cp else 0.0,
+        tp_comm_s=split_s if axis is Axis.TP else 0.0,
+        cp_comm_s=split_s if axis is Axis.CP else 0.0,
+        ep_comm_s=split_s if axis is Axis.EP else 0.0,
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),

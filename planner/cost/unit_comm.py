@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from planner.cost.op import OpWork
 from planner.cost.unit_work import CommWork
 from planner.graph.operator_graph import OperatorGraph
 from planner.runtime.layout import Layout
 from planner.strategy.conversion import Collective, conversion, operand_bytes
-from planner.strategy.nodes import NodeStrategy
+from planner.strategy.nodes import NodeStrategy, RoutedRows
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
 
@@ -55,7 +56,41 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[
     for value in strategy.exchanged:
         exchange = _work(graph, value, "all_to_all", ranks)
         found.append(([exchange], [exchange]))
+    if strategy.routed is not None:
+        rows = CommWork(kind="all_to_all", num_bytes=strategy.routed.rows_bytes)
+        found.append(([rows], [rows]))
     return found
+
+
+def entry_comm(strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
+    """Collectives in front of a node: how many rows go to each expert, the rows and weights."""
+    routed = strategy.routed
+    if routed is None:
+        return []
+    rows = CommWork(kind="all_to_all", num_bytes=routed.rows_bytes)
+    weights = CommWork(kind="all_to_all", num_bytes=routed.weights_bytes)
+    counts = CommWork(kind="all_to_all", num_bytes=routed.counts_bytes)
+    return [([counts, rows, weights], [rows, *([weights] if routed.has_trained_weights else [])])]
+
+
+def routing_works(routed: RoutedRows) -> tuple[list[OpWork], list[OpWork]]:
+    """Kernels that put rows in the order of their experts, and add up their gradients."""
+    return [_moved(routed.rows_bytes)], [_moved(routed.rows_bytes)]
+
+
+def return_works(routed: RoutedRows) -> tuple[list[OpWork], list[OpWork]]:
+    """Kernels that put results in the order of the rows and add up those of each; gradients."""
+    added = OpWork(
+        kind="reduction",
+        flop=0,
+        read_bytes=routed.rows_bytes,
+        write_bytes=routed.rows_bytes / routed.experts_of_row,
+    )
+    return [_moved(routed.rows_bytes), added], [_moved(routed.rows_bytes)]
+
+
+def _moved(rows_bytes: int) -> OpWork:
+    return OpWork(kind="embedding", flop=0, read_bytes=rows_bytes, write_bytes=rows_bytes)
 
 
 def change_comm(

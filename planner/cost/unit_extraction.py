@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cached_property
 
 from planner.cost.attention import attention_works, score_bytes
 from planner.cost.fusion import Kernel, PointwiseFusion
@@ -13,9 +14,12 @@ from planner.cost.unit_comm import (
     Comm,
     Conversions,
     change_comm,
+    entry_comm,
     exit_comm,
     gathered_values,
     joined_comm,
+    return_works,
+    routing_works,
 )
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
@@ -81,6 +85,8 @@ def unit_work(
         temporary_bytes=_temporaries(peaks, activations, view),
         trained_elements=view.parameter_elements(trained=True),
         frozen_elements=view.parameter_elements(trained=False),
+        experts_trained_elements=view.parameter_elements(trained=True, experts=True),
+        experts_frozen_elements=view.parameter_elements(trained=False, experts=True),
         summed_gradient_elements=view.summed_gradient_elements(),
         trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
     )
@@ -100,13 +106,13 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
 def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Comm, Comm]]:
     """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
     ranks = view.problem.context.ranks
-    exits = [
+    ends = [
         pair
         for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True)
         if node.ops and node.ops[-1] in view.own_ops
-        for pair in exit_comm(view.graph, strategy, ranks)
+        for pair in (*entry_comm(strategy), *exit_comm(view.graph, strategy, ranks))
     ]
-    return exits + [change_comm(view.graph, *change, ranks) for change in conversions]
+    return ends + [change_comm(view.graph, *change, ranks) for change in conversions]
 
 
 def _temporaries(
@@ -138,6 +144,8 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
         computed = again - view.kept_ops if kind == Recomputation.SELECTIVE else again
     comm: list[CommWork] = []
     for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True):
+        if not again.isdisjoint(node.ops):
+            comm += joined_comm(forward for forward, _ in entry_comm(strategy))
         if node.ops and node.ops[-1] in again and strategy.outputs:
             for forward, _ in exit_comm(graph, strategy, view.problem.context.ranks):
                 comm += forward
@@ -146,7 +154,7 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
         if value in read or value in view.saved_values:
             comm += change_comm(graph, value, p, q, view.problem.context.ranks)[0]
     ops = [op for op in unit.forward_ops if op in computed]
-    return RankWork(ops=tuple(view.forward_works(ops)), comm=tuple(comm))
+    return RankWork(ops=tuple(view.forward_works(ops, again)), comm=tuple(comm))
 
 
 class _UnitView:
@@ -175,7 +183,7 @@ class _UnitView:
         self.own_ops = frozenset(problem.unit.forward_ops)
         self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
-        self.share_of_node = [shares_of(strategy.layouts, self._tp) for strategy in chosen]
+        self.share_of_node = [shares_of(strategy, self._tp) for strategy in chosen]
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
         }
@@ -281,14 +289,29 @@ class _UnitView:
         share = self._boundary_share()
         return sum(int(self.graph.values[value].size_bytes * share) for value in values)
 
-    def parameter_elements(self, *, trained: bool) -> int:
-        """Elements on one tp rank of the trained or of the frozen parameters."""
+    def parameter_elements(self, *, trained: bool, experts: bool = False) -> int:
+        """Elements on one rank of the trained or of the frozen parameters, or those of experts."""
         total = 0.0
         for index in self.problem.unit.parameters:
             parameter = self.graph.parameters[index]
+            if experts and parameter.storage not in self._expert_storages:
+                continue
             if parameter.requires_grad == trained:
                 total += parameter.num_elements * self._parameter_share(parameter.storage)
         return round(total)
+
+    @cached_property
+    def _expert_storages(self) -> frozenset[int]:
+        """Storages of the parameters of experts that ranks share."""
+        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
+        return frozenset(
+            self.graph.values[value].storage
+            for node, strategy in nodes
+            if strategy.routed is not None
+            for op in node.ops
+            for value in self.graph.nodes[op].inputs
+            if self.problem.context.is_parameter(value)
+        )
 
     def _parameter_share(self, storage: int) -> float:
         """Smallest share in which a matmul, gather or add of the unit reads a parameter."""
@@ -319,12 +342,23 @@ class _UnitView:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def forward_works(self, op_ids: Sequence[int]) -> list[OpWork]:
-        """Kernels of some forward ops."""
+    def forward_works(self, op_ids: Sequence[int], run: Set[int] | None = None) -> list[OpWork]:
+        """Kernels of some forward ops, and what brings their rows to experts and back.
+
+        Args:
+            op_ids: The ops.
+            run: All that run, where some of them are fetched; None for those alone.
+        """
         kernels = self._forward_kernels(op_ids)
         if self._fusion is not None:
             kernels = self._fusion.kernels(kernels)
-        return [work for kernel in kernels for work in self._works(kernel)]
+        works = [work for kernel in kernels for work in self._works(kernel)]
+        run = frozenset(op_ids) if run is None else run
+        for node, strategy in zip(self.problem.folded.nodes, self.chosen, strict=True):
+            if strategy.routed is not None and not run.isdisjoint(node.ops):
+                works += routing_works(strategy.routed)[0]
+                works += return_works(strategy.routed)[0] if node.ops[-1] in run else []
+        return works
 
     def _forward_kernels(self, op_ids: Sequence[int]) -> list[Kernel]:
         found = []
@@ -349,13 +383,15 @@ class _UnitView:
         for kernel in kernels:
             found = weights if self._is_for_weight(kernel) else inputs
             found += self._works(kernel)
+        for routed in (each.routed for each in self.chosen if each.routed is not None):
+            inputs += routing_works(routed)[1] + return_works(routed)[1]
         return tuple(inputs), tuple(weights)
 
     def _backward_kernels(self) -> list[Kernel]:
         found = []
         for forward_id, behind in backward_ops_by_forward(self.problem).items():
             forward = self.graph.nodes[forward_id] if forward_id in self.shares else None
-            share = self.shares.get(forward_id, self._shared_with_boundary)
+            share = self.shares.get(forward_id, Shares(otherwise=self._boundary_share()))
             for op in (op for op in behind if not op.is_view):
                 work = (
                     self._unowned_work(op)
@@ -364,9 +400,6 @@ class _UnitView:
                 )
                 found.append(Kernel(op=op, forward=forward, share=share, work=work))
         return found
-
-    def _shared_with_boundary(self, _: int) -> float:
-        return self._boundary_share()
 
     def _is_for_weight(self, kernel: Kernel) -> bool:
         """A sum of gradients, or a product that is the gradient of a parameter."""

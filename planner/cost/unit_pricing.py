@@ -50,6 +50,12 @@ class PricedUnit:
     """All its parameters in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
+    experts_trained_bytes: int = 0
+    """Those of ``trained_bytes`` that are of experts which other ranks have not."""
+    experts_gathered_bytes: int = 0
+    """Those of ``gathered_bytes`` that are."""
+    experts_frozen_bytes: int = 0
+    """Those of ``frozen_bytes`` that are."""
     trained_tensors: int = 0
     """Its trained parameters, each counted once whatever its size."""
     frozen_bytes: int = 0
@@ -88,9 +94,16 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         trained_bytes=work.trained_elements * master_bytes(rank.dtype),
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
+        experts_trained_bytes=work.experts_trained_elements * master_bytes(rank.dtype),
+        experts_gathered_bytes=_experts_elements(work) * DTYPE_BYTES[rank.dtype],
+        experts_frozen_bytes=work.experts_frozen_elements * DTYPE_BYTES[rank.dtype],
         trained_tensors=work.trained_tensors,
         frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
     )
+
+
+def _experts_elements(work: UnitWork) -> int:
+    return work.experts_trained_elements + work.experts_frozen_elements
 
 
 def _pass_s(work: RankWork, rank: RankSpec) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from planner.strategy.conversion import Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommWork:
-    """One collective over the split axis, tp or cp."""
+    """One collective over the split axis: tp, cp or ep."""
 
     kind: Collective
     """Which."""
@@ -57,7 +57,11 @@ class UnitWork:
     """Trained parameters on one tp rank."""
     frozen_elements: int
     """Frozen parameters on one tp rank."""
-    summed_gradient_elements: int
+    experts_trained_elements: int = 0
+    """Those of ``trained_elements`` that are of experts which other ranks have not."""
+    experts_frozen_elements: int = 0
+    """Those of ``frozen_elements`` that are."""
+    summed_gradient_elements: int = 0
     """Elements of whole trained parameters on a split stream; tp sums their gradients."""
     trained_tensors: int = 0
     """Trained parameters, each counted once whatever its size."""

@@ -1,6 +1,7 @@
 """The work of one op on one rank, given the layouts of its operands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from planner.cost.op import ROW_ALIGNMENT, OpKind, OpWork
@@ -8,6 +9,7 @@ from planner.graph.analysis.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
 from planner.runtime.layout import Layout
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
+from planner.strategy.nodes import NodeStrategy
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
 
@@ -37,18 +39,31 @@ vocabulary (tp 2 and more)."""
 _UNREAD = frozenset({"nll_loss_forward", "nll_loss_backward"})
 """They read one element of each row: their kernels write, or do hardly anything."""
 
-Shares = Callable[[int], float]
-"""Share of a value's bytes that one rank holds: 1, or 1 / tp where it is split."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Share of a value's bytes that one rank holds: 1, or one of its ranks' where it is split."""
+
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+    """Layout of each value."""
+    ranks: int = 1
+    """Ranks of the axis."""
+    otherwise: float = 1.0
+    """Share of values without a layout."""
+    divides_work: bool = True
+    """Whether a rank computes as much less as it holds: not where it gets the rows of others."""
+
+    def __call__(self, value: int) -> float:
+        """Return the share of a value."""
+        layout = self.layouts.get(value)
+        if layout is None:
+            return self.otherwise
+        return 1 / self.ranks if layout.is_shard else 1.0
 
 
-def shares_of(layouts: Mapping[int, Layout], tp: int) -> Shares:
-    """Shares from layouts; values without a layout are whole."""
-
-    def share(value: int) -> float:
-        layout = layouts.get(value)
-        return 1 / tp if layout is not None and layout.is_shard else 1.0
-
-    return share
+def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
+    """Shares from the layouts of a strategy; values without a layout are whole."""
+    is_divided = strategy.routed is None
+    return Shares(layouts=strategy.layouts, ranks=ranks, divides_work=is_divided)
 
 
 def op_kind(name: str) -> OpKind:
@@ -70,7 +85,8 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
         op: The op.
         share: Share of each value that the rank holds.
     """
-    return _work(graph, op, [share(v) for v in op.inputs], [share(v) for v in op.outputs])
+    reads, writes = [share(v) for v in op.inputs], [share(v) for v in op.outputs]
+    return _work(graph, op, reads, writes, divided=share.divides_work)
 
 
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
@@ -86,7 +102,7 @@ def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shar
         share: Share of each forward value that the rank holds.
     """
     reads, writes = backward_shares(graph, op, forward, share)
-    return _work(graph, op, reads, writes)
+    return _work(graph, op, reads, writes, divided=share.divides_work)
 
 
 def backward_shares(
@@ -113,11 +129,16 @@ def gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Sha
 
 
 def _work(
-    graph: OperatorGraph, op: OpNode, input_shares: list[float], output_shares: list[float]
+    graph: OperatorGraph,
+    op: OpNode,
+    input_shares: list[float],
+    output_shares: list[float],
+    *,
+    divided: bool,
 ) -> OpWork:
     """Scale an op's FLOPs, bytes and matmul sizes by the shares of its operands."""
     kind = op_kind(op.name)
-    part = min((*input_shares, *output_shares), default=1.0)
+    part = min((*input_shares, *output_shares), default=1.0) if divided else 1.0
     read = _scaled(graph, op.inputs, input_shares)
     written = _scaled(graph, op.outputs, output_shares)
     batch, m, n, k = 1, 0, 0, 0

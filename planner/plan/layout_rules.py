@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.types import Plan
 from planner.strategy.facts import SEQUENCE_DIM, ModelFacts, model_facts
-from planner.strategy.rules import broken_rule
+from planner.strategy.rules import SPLIT_AXES, broken_rule
 from planner.strategy.schedules import rank_of_stage, schedule_rule
 from planner.strategy.sharding import ModuleSharding, UnitSharding
 from planner.vocabulary import (
@@ -45,6 +45,7 @@ _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.ON_PART: (frozenset({_PART}), frozenset({_PART, _REPLICATE})),
+    Style.EXPERTS: (frozenset({_REPLICATE}), frozenset({_REPLICATE})),
 }
 """Legal input and output layouts of each style."""
 
@@ -68,15 +69,17 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more; one of tp and cp at most is above; none has experts apart."""
+    """Every degree is 1 or more; one of tp, cp and ep at most is above, and ep divides dp_shard."""
     degrees = plan.degrees
     for axis in (*MESH_ORDER, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
-    if degrees.ep != 1:
-        yield f"ep is {degrees.ep}, but is planned as 1"
-    if degrees.tp > 1 and degrees.cp > 1:
-        yield f"tp is {degrees.tp} and cp {degrees.cp}, but modules are split over one axis"
+    if degrees.ep > 1 and degrees.dp_shard % degrees.ep:
+        yield f"ep is {degrees.ep}, but does not divide dp_shard {degrees.dp_shard}"
+    split = {axis: getattr(degrees, axis) for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
+    if len(split) > 1:
+        words = " and ".join(f"{axis} {degree}" for axis, degree in split.items())
+        yield f"modules are split over one axis, not over {words}"
 
 
 def _mesh(plan: Plan) -> Iterator[str]:
@@ -155,18 +158,18 @@ def _recomputation(plan: Plan) -> Iterator[str]:
 
 
 def _split_modules(plan: Plan) -> Iterator[str]:
-    """Modules are split exactly where tp or cp is above 1, as it splits them."""
+    """Modules are split exactly where tp, cp or ep is above 1, as it splits them."""
     degrees = plan.degrees
     axis = degrees.split_axis
     styles = {module.style for sharding in plan.shardings for module in sharding.modules}
     if not degrees.splits_modules and (plan.shardings or plan.sequence_parallel):
-        yield "tp and cp are 1, but modules or the sequence are split"
+        yield "tp, cp and ep are 1, but modules or the sequence are split"
     if degrees.splits_modules and styles.isdisjoint(split_styles(axis)):
         yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
     if degrees.splits_modules and plan.compile:
         yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
-    if degrees.cp > 1 and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
-        yield f"cp is {degrees.cp}, but parameters or the stream are split as over tp"
+    if axis is not Axis.TP and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
+        yield f"{axis} is above 1, but parameters or the stream are split as over tp"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 

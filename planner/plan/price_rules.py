@@ -59,6 +59,7 @@ def _idle_parts(plan: Plan) -> Iterator[str]:
     for is_idle, reason, names in (
         (degrees.tp == 1, "tp is 1", ("tp_comm_s",)),
         (degrees.cp == 1, "cp is 1", ("cp_comm_s",)),
+        (degrees.ep == 1, "ep is 1", ("ep_comm_s",)),
         (degrees.pp == 1, "pp is 1", ("pp_comm_s", "bubble_s")),
         (degrees.world_size == 1, "there is one device", ("dp_comm_s",)),
         (not recomputes, "nothing is recomputed", ("recompute_s",)),
@@ -85,9 +86,8 @@ def _busy_time(plan: Plan) -> Iterator[str]:
     """
     costs = plan.costs
     slowest_s = max(_rank_seconds(plan))
-    least_s = (
-        costs.compute_s + costs.recompute_s + costs.tp_comm_s + costs.pp_comm_s + costs.cp_comm_s
-    )
+    split_s = costs.tp_comm_s + costs.cp_comm_s + costs.ep_comm_s
+    least_s = costs.compute_s + costs.recompute_s + split_s + costs.pp_comm_s
     if _above(least_s, slowest_s) or _above(slowest_s, least_s + costs.dp_comm_s):
         yield (
             f"the slowest rank is busy for {slowest_s:.6g} s, but the parts of the step make "

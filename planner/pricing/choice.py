@@ -17,6 +17,8 @@ class ShardingChoice:
     """Tensor-parallel ranks."""
     cp: int = 1
     """Context-parallel ranks; 1 where tp is more."""
+    ep: int = 1
+    """Expert-parallel ranks; 1 where tp or cp is more."""
     sequence_parallel: bool
     """The stream is split over the sequence inside blocks."""
     split_tables: bool
@@ -29,12 +31,13 @@ class ShardingChoice:
     @property
     def ranks(self) -> int:
         """Ranks over which modules are split."""
-        return max(self.tp, self.cp)
+        return max(self.tp, self.cp, self.ep)
 
     @property
     def over(self) -> SplitAxis:
         """The axis over which modules are split."""
-        return SplitAxis(name=Axis.CP if self.cp > 1 else Axis.TP, size=self.ranks)
+        name = next((axis for axis in (Axis.CP, Axis.EP) if getattr(self, axis) > 1), Axis.TP)
+        return SplitAxis(name=name, size=self.ranks)
 
     @property
     def splits_stream(self) -> bool:

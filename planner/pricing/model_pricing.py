@@ -30,7 +30,7 @@ from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.problem import table_storages
 from planner.strategy.sharding import WholeModule
-from planner.vocabulary import RECOMPUTATIONS, Recomputation
+from planner.vocabulary import RECOMPUTATIONS, Axis, Recomputation
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
@@ -165,7 +165,7 @@ class ModelPricer:
         and whose devices are slow for its links. This gives the column-row pattern: it splits
         small models as well, where that does not pay.
         """
-        if choice.cp > 1 or not self._kernels.wired_layouts:
+        if choice.over.name != Axis.TP or not self._kernels.wired_layouts:
             return self.rank(choice)
         node = load_cluster(_REFERENCE, gpus=choice.tp, gpus_per_node=choice.tp)
         links = [
@@ -244,7 +244,14 @@ def _loss_work(
     work = _solution_work(
         replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
     )
-    return replace(work, trained_elements=0, frozen_elements=0, trained_tensors=0)
+    return replace(
+        work,
+        trained_elements=0,
+        frozen_elements=0,
+        experts_trained_elements=0,
+        experts_frozen_elements=0,
+        trained_tensors=0,
+    )
 
 
 def _loss_inputs_bytes(epilogue: ShardingSolution, choice: ShardingChoice) -> int:

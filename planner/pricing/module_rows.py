@@ -91,6 +91,8 @@ def _reason(
         return "splitting it is no faster"
     if axis is Axis.CP:
         return "no rule says how its ops run on a part of the sequence"
+    if axis is Axis.EP:
+        return "it is no module of experts"
     if matrix.storage in table_storages(graph) and matrix.shape[0] % ranks:
         return f"{matrix.shape[0]} rows do not divide over {ranks} ranks"
     sizes = " x ".join(map(str, matrix.shape))

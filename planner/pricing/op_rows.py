@@ -19,6 +19,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
     return ShardingChoice(
         tp=plan.degrees.tp,
         cp=plan.degrees.cp,
+        ep=plan.degrees.ep,
         sequence_parallel=plan.sequence_parallel,
         split_tables=Style.VOCAB_EMBEDDING in styles,
         microbatch_size=plan.microbatch_size,
@@ -66,7 +67,7 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) 
     for node, strategy, price in zip(
         problem.folded.nodes, solution.chosen, solution.prices, strict=True
     ):
-        share = shares_of(strategy.layouts, problem.context.ranks)
+        share = shares_of(strategy, problem.context.ranks)
         for position, op_id in enumerate(node.ops):
             op = graph.nodes[op_id]
             work = forward_work(graph, op, share)

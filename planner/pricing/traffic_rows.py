@@ -1,6 +1,6 @@
 """Collectives and transfers that each pipeline rank takes part in during a step.
 
-They are those that the price of a plan is made of, counted: the layouts' own over tp or cp,
+They are those that the price of a plan is made of, counted: the layouts' own over tp, cp or ep,
 FSDP2's over dp_shard (with cp) and dp_replicate as ``cost.data_parallel`` says, and those between
 stages.
 """
@@ -26,6 +26,10 @@ _LOSS_BYTES = 16
 _NORM_BYTES = 8
 """The norm of the gradient, in float64. Where one mesh holds all gradients, torch adds up the norm
 of each in their dtype, over the shards alone."""
+
+
+_EXPERT_SHARDS = "dp_shard_mod_ep"
+"""The ranks of dp_shard that share the state of the same experts, as the script names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class _Counted:
         degrees = self._plan.degrees
         if axis == Axis.DP_SHARD:
             return degrees.shards
+        if axis == _EXPERT_SHARDS:
+            return degrees.expert_shards
         return degrees.world_size if axis == "world" else int(getattr(degrees, axis))
 
     def _of_rank(self, rank: int) -> Iterator[_Moved]:
@@ -110,7 +116,7 @@ class _Counted:
             trained = sum(parameter.requires_grad for parameter in self._graph.parameters)
             yield _Moved("all_reduce", Axis.DP_SHARD, 1, trained * self._master_bytes)
 
-    # -- over tp or cp ----------------------------------------------------------------------------
+    # -- over tp, cp or ep ------------------------------------------------------------------------
 
     def _between_parts(self, stage: StagePlan) -> Iterator[_Moved]:
         """What the layouts of the units move in every microbatch."""
@@ -136,7 +142,7 @@ class _Counted:
         """FSDP2's traffic of each group of parameters: a block, or all around the blocks."""
         degrees, microbatches = self._plan.degrees, self._plan.num_microbatches
         reshards, pipelined = self._plan.reshard_after_forward, degrees.pp > 1
-        for trained, frozen, is_block in self._groups(stage):
+        for trained, frozen, is_block, axis in self._groups(stage):
             if pipelined:
                 # A backward leaves the parameters for the next forward.
                 gathers, reductions = microbatches + 1 if reshards and is_block else 1, 1
@@ -144,26 +150,31 @@ class _Counted:
                 gathers, reductions = microbatches * (1 + is_block), microbatches
             else:
                 gathers, reductions = 1, 1
-            if degrees.shards > 1:
+            shards = self._size(axis)
+            if shards > 1:
                 gathered_bytes = (trained + frozen) * self._compute_bytes
-                yield _Moved("all_gather", Axis.DP_SHARD, gathers, gathered_bytes)
+                yield _Moved("all_gather", axis, gathers, gathered_bytes)
             if not trained:
                 continue
             reduced_bytes = trained * self._master_bytes
-            if degrees.shards > 1:
-                yield _Moved("reduce_scatter", Axis.DP_SHARD, reductions, reduced_bytes)
+            if shards > 1:
+                yield _Moved("reduce_scatter", axis, reductions, reduced_bytes)
             if degrees.dp_replicate > 1:
-                share_bytes = reduced_bytes / degrees.shards
+                share_bytes = reduced_bytes / shards
                 yield _Moved("all_reduce", Axis.DP_REPLICATE, 1, share_bytes)
 
-    def _groups(self, stage: StagePlan) -> Iterator[tuple[int, int, bool]]:
-        """Trained and frozen elements of each group, and whether it is a block."""
+    def _groups(self, stage: StagePlan) -> Iterator[tuple[int, int, bool, str]]:
+        """Trained and frozen elements of each group, whether it is of a block, and its axis."""
         held = range(stage.first_unit, stage.end_unit)
         root = [unit for unit in held if unit not in self._blocks]
         units = self._work.units
-        for unit in held:
-            if unit in self._blocks and units[unit].trained_elements + units[unit].frozen_elements:
-                yield units[unit].trained_elements, units[unit].frozen_elements, True
+        for unit in (units[index] for index in held if index in self._blocks):
+            experts = unit.experts_trained_elements, unit.experts_frozen_elements
+            others = unit.trained_elements - experts[0], unit.frozen_elements - experts[1]
+            if sum(others):
+                yield *others, True, Axis.DP_SHARD
+            if sum(experts):
+                yield *experts, True, _EXPERT_SHARDS
         trained = sum(units[unit].trained_elements for unit in root)
         frozen = sum(units[unit].frozen_elements for unit in root)
         for tied in self._work.tied:
@@ -171,7 +182,7 @@ class _Counted:
             trained -= copies if tied.trained else 0
             frozen -= 0 if tied.trained else copies
         if trained + frozen:
-            yield trained, frozen, False
+            yield trained, frozen, False, Axis.DP_SHARD
 
     # -- between stages ---------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
 
 def exposed_comm_s(costs: CostBreakdown) -> float:
     """Communication of one step that nothing hides."""
-    return costs.tp_comm_s + costs.cp_comm_s + costs.pp_comm_s + costs.dp_comm_s
+    return costs.tp_comm_s + costs.cp_comm_s + costs.ep_comm_s + costs.pp_comm_s + costs.dp_comm_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

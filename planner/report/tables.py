@@ -38,6 +38,7 @@ REPORT_COLUMNS = (
     "exposed_comm_s",
     "tp_comm_s",
     "cp_comm_s",
+    "ep_comm_s",
     "pp_comm_s",
     "dp_comm_s",
     "bubble_s",

@@ -240,6 +240,7 @@ _SPLIT_WORDS: dict[str, str] = {
     Style.INNER: "inside its products",
     Style.VOCAB_EMBEDDING: "by vocabulary",
     Style.ON_PART: "on a part of the sequence",
+    Style.EXPERTS: "some of its experts on each rank",
 }
 """What each way to split a module is called."""
 

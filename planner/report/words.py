@@ -11,6 +11,7 @@ COMPONENT_WORDS = {
     "recompute_s": "recomputation",
     "tp_comm_s": "exposed tensor-parallel collectives",
     "cp_comm_s": "exposed context-parallel collectives",
+    "ep_comm_s": "exposed expert-parallel exchanges",
     "pp_comm_s": "exposed pipeline transfers",
     "dp_comm_s": "exposed data-parallel traffic",
     "bubble_s": "pipeline bubble",
@@ -69,6 +70,8 @@ def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
         lines.append(("tensor", _tensor_words(plan)))
     if plan.degrees.cp > 1:
         lines.append(("context", _context_words(plan)))
+    if plan.degrees.ep > 1:
+        lines.append(("experts", _expert_words(plan)))
     if plan.degrees.pp > 1:
         lines.append(("pipeline", _pipeline_words(plan)))
     lines.append(("recompute", _recompute_words(plan)))
@@ -190,6 +193,13 @@ def _context_words(plan: Plan) -> str:
     return (
         f"{plan.degrees.cp} ranks take a part of each sequence; attention exchanges it for a part "
         "of the heads"
+    )
+
+
+def _expert_words(plan: Plan) -> str:
+    return (
+        f"{plan.degrees.ep} ranks share the experts of a block, and send each token to the ranks "
+        "of its own; priced with as many tokens for each rank"
     )
 
 

@@ -9,8 +9,8 @@ class SplitAxis:
     """The axis of the mesh over which modules are split."""
 
     name: str
-    """"tp", or "cp": there parameters are whole, and the stream is split from the model's inputs
-    to its loss."""
+    """"tp"; "cp": there parameters are whole, and the stream is split from the model's inputs
+    to its loss; or "ep": there ranks have samples of their own, and share experts."""
     size: int
     """Its ranks."""
 

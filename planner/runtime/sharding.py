@@ -22,12 +22,7 @@ def shard_parameters(
     that share the state, with those that replicate it before them.
     """
     hold_scalars_as_vectors(part)
-    mixed = dtype is not master_dtype(dtype)
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None,
-        reduce_dtype=master_dtype(dtype) if mixed else None,
-        cast_forward_inputs=False,  # rotary tables and the like keep their precision
-    )
+    policy = mixed_precision(dtype)
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):
             block.register_forward_hook(_return_no_views)
@@ -40,6 +35,16 @@ def shard_parameters(
     fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     part.stays_sharded = reshard_after_forward
     part.register_late_hooks()
+
+
+def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Compute in a dtype, with gradients reduced in that of the masters."""
+    mixed = dtype is not master_dtype(dtype)
+    return MixedPrecisionPolicy(
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=master_dtype(dtype) if mixed else None,
+        cast_forward_inputs=False,  # rotary tables and the like keep their precision
+    )
 
 
 def _return_no_views(_: nn.Module, __: Args, output: Tree) -> Tree:

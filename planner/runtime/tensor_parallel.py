@@ -1,4 +1,4 @@
-"""Modules that are split over the ranks of the tp or the cp axis.
+"""Modules that are split over the ranks of the tp, the cp or the ep axis.
 
 Where a module begins and ends, its input and its output are brought into the layouts that the plan
 says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
@@ -7,6 +7,8 @@ says; what lies between follows by the rules of ``op_rules``. Parameters that ar
 Over cp parameters are whole, and so is what depends on no parameter: token ids, masks, rotary
 tables. Each rank has a part of the sequence from its token ids to the loss. FSDP2 takes the mean of
 gradients over the ranks of cp as over those of dp_shard.
+
+Over ep ranks have samples of their own, and modules of experts alone are split (``experts``).
 """
 
 import functools
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from .experts import Experts
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, SplitAxis, shard
 from .processes import local_tensor
@@ -49,8 +52,8 @@ class ModuleSharding:
     """Path in its block, or in the model for modules outside the blocks."""
     style: str
     """"column", "row", "inner" (whole inputs, an output that is a sum over ranks),
-    "vocab_embedding", "replicate" or "on_part" (whole parameters on a part of the input, so that
-    their gradients are sums over ranks)."""
+    "vocab_embedding", "replicate", "on_part" (whole parameters on a part of the input, so that
+    their gradients are sums over ranks) or "experts" (some of its experts on each rank)."""
     split: tuple[tuple[str, int, int], ...] = ()
     """Names of the parameters that are split, the dim of each, and how many equal projections lie
     side by side along it; the others are whole."""
@@ -145,6 +148,7 @@ class TensorParallel:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
         layouts: dict[str, Layout] = {}
+        number = next((p.shape[0] for p in module.parameters()), 0)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if name in parts:
                 layouts[name] = parts[name]
@@ -157,6 +161,10 @@ class TensorParallel:
             if layout.outer > 1:
                 first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
                 self.part.orders[first] = RankOrder(layout, self.ranks.size)
+        if sharding.style == "experts":
+            self.part.expert_modules.append(module)
+            Experts(path, tuple(parts), number, self.ranks).register(module)
+            return
         edge = _Edge(sharding, self.axis, self.ranks, layouts, self._stream)
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
         module.register_forward_hook(edge.leave)

@@ -68,7 +68,7 @@ def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
         value = getattr(fixed, setting)
         if value is not None and _fits(space, space.cluster, replace(fixed, **{setting: None})):
             return f"It fits without --fix {setting}={value}."
-    free = replace(fixed, dp_replicate=None, dp_shard=None, cp=None, tp=None, pp=None)
+    free = replace(fixed, dp_replicate=None, dp_shard=None, cp=None, tp=None, pp=None, ep=None)
     if free != fixed and _fits(space, space.cluster, free):
         return "It fits with other degrees: fix fewer axes."
     gpus = 2 * space.cluster.num_gpus

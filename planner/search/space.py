@@ -92,13 +92,22 @@ class LayoutSpace:
         is_few = self.request.global_batch_size < self.cluster.num_gpus
         return is_few or sequence >= LONG_SEQUENCE
 
+    @property
+    def tries_experts(self) -> bool:
+        """Whether ep above 1 is tried where it is left open: for models with modules of experts."""
+        is_open = self.request.fixed.ep is None and self.framework.name == SCRIPT
+        return is_open and bool(self.facts.experts)
+
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
         """All configurations that the model's shapes allow, and the refused degrees."""
         found: list[Configuration] = []
         refused: list[Rejection] = []
         request = self.request
         for degrees in enumerate_degrees(
-            self.cluster.num_gpus, request.fixed, contexts=self.tries_contexts
+            self.cluster.num_gpus,
+            request.fixed,
+            contexts=self.tries_contexts,
+            experts=self.tries_experts,
         ):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
             rule = rule or recomputation_rule(self.facts, request.fixed)
@@ -156,6 +165,7 @@ class LayoutSpace:
             choice = ShardingChoice(
                 tp=tp,
                 cp=configuration.degrees.cp,
+                ep=configuration.degrees.ep,
                 sequence_parallel=configuration.sequence_parallel,
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,

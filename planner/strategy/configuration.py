@@ -74,7 +74,9 @@ class Configuration:
 
 
 def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
-    """Distance in ranks between neighbours of a mesh axis."""
+    """Distance in ranks between neighbours of a mesh axis; ep is the innermost part of dp_shard."""
+    if axis == Axis.EP:
+        axis = Axis.DP_SHARD
     stride = 1
     for inner in reversed(MESH_ORDER):
         if inner == axis:
@@ -86,6 +88,12 @@ def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
 def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
     """The ranks that share the state of FSDP2: those of dp_shard and cp."""
     return comm_group(cluster, degree=degrees.shards, stride=axis_stride(degrees, Axis.CP))
+
+
+def expert_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
+    """The ranks that share the state of the same experts."""
+    stride = degrees.ep * axis_stride(degrees, Axis.EP)
+    return comm_group(cluster, degree=degrees.expert_shards, stride=stride)
 
 
 def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, axis: str) -> CommGroup:

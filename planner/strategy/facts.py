@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.analysis.retained import recompute_refusals
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.runtime.op_rules import ATTENTIONS
+from planner.strategy.expert_strategies import experts_of
+from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import table_storages
 
 SEQUENCE_DIM = 1
@@ -25,6 +27,8 @@ class ModelFacts:
     sequence: int | None
     """Size of the stream's sequence dim, None where the stream is not (batch, sequence,
     features) or not handed from block to block as it is."""
+    experts: tuple[int, ...]
+    """Experts of the modules that have some, each number once."""
     max_stages: int
     """Pipeline stages that the legal cuts allow."""
     recompute_refusals: Mapping[str, str]
@@ -57,10 +61,19 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         kv_heads=tuple(kv_heads),
         vocabularies=tuple(sorted({shapes[storage][0] for storage in tables if storage in shapes})),
         sequence=streams.pop() if len(streams) == 1 else None,
+        experts=_experts(graph),
         max_stages=len(graph.cuts) + 1,
         recompute_refusals=recompute_refusals(graph),
         autocast=graph.autocast,
     )
+
+
+def _experts(graph: OperatorGraph) -> tuple[int, ...]:
+    """Numbers of experts of the blocks' modules."""
+    blocks = {unit.structure: unit for unit in graph.units if unit.kind is UnitKind.BLOCK}
+    nodes = (node for unit in blocks.values() for node in fold_unit(graph, unit).nodes)
+    found = (experts_of(node, graph) for node in nodes if node.kind is NodeKind.MODULE)
+    return tuple(dict.fromkeys(each.number for each in found if each is not None))
 
 
 def _heads_before_repeat(graph: OperatorGraph, value: int, producers: Mapping[int, OpNode]) -> int:

@@ -50,7 +50,7 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
 
     Every parameter is split, or added to a sum.
     """
-    own = own_parameters(node, context)
+    own = own_parameters(node, context.graph)
     if len(node.outputs) != 1 or not any(len(each.shape) > 1 for each in own.values()):
         return []
     (output,) = node.outputs

@@ -10,7 +10,7 @@ from planner.vocabulary import Axis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
-    """Size of every mesh axis. ``ep`` borrows its ranks from dp_shard * cp * tp."""
+    """Size of every mesh axis. ``ep`` borrows its ranks from dp_shard: neighbours on it."""
 
     dp_replicate: int = 1
     """Replicas of the sharded model."""
@@ -24,22 +24,22 @@ class ParallelDegrees:
     pp: int = 1
     """Pipeline ranks."""
     ep: int = 1
-    """Expert-parallel ranks."""
+    """Expert-parallel ranks: each has some of the experts, which the tokens of all go to."""
 
     @property
     def split_axis(self) -> Axis:
-        """The axis over which modules are split: cp, or tp (of one rank where none is)."""
-        return Axis.CP if self.cp > 1 else Axis.TP
+        """The axis over which modules are split: tp (of one rank where none is), cp or ep."""
+        return next((axis for axis in (Axis.CP, Axis.EP) if getattr(self, axis) > 1), Axis.TP)
 
     @property
     def split_ranks(self) -> int:
         """Ranks of that axis."""
-        return max(self.tp, self.cp)
+        return max(self.tp, self.cp, self.ep)
 
     @property
     def splits_modules(self) -> bool:
         """Whether modules are split over an axis."""
-        return self.tp > 1 or self.cp > 1
+        return self.split_ranks > 1
 
     @property
     def world_size(self) -> int:
@@ -53,6 +53,11 @@ class ParallelDegrees:
         Those that hold different parts of a sample are among them as those that read others.
         """
         return self.dp_shard * self.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that share the state of the same experts."""
+        return self.shards // self.ep
 
     @property
     def dp(self) -> int:

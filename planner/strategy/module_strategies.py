@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.graph.operator_graph import OpNode, Parameter
+from planner.graph.operator_graph import OperatorGraph, OpNode, Parameter
 from planner.runtime.layout import (
     PARTIAL,
     REPLICATE,
@@ -11,7 +11,7 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
-from planner.strategy.nodes import Node, NodeStrategy
+from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
 from planner.strategy.unit_context import UnitContext, as_stream, exits, fits
@@ -33,6 +33,8 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
         found += _kept(node, context, layout)
     if context.axis is Axis.CP:
         return (*found, *_looked_up_on_part(node, context))
+    if context.axis is Axis.EP:
+        return tuple(found)
     linear = _linear_op(node, context)
     if linear is not None:
         columns, rows = _split_parameters(node, context, linear)
@@ -40,7 +42,7 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
         found += [replace(each, split=_parts_of(rows)) for each in _rows(node, context, linear)]
     embedding = _embedding_op(node, context)
     if embedding is not None:
-        rows = tuple((name, 0) for name in own_parameters(node, context))
+        rows = tuple((name, 0) for name in own_parameters(node, context.graph))
         tables = _vocabularies(node, context, embedding)
         found += [replace(each, split=_parts_of(rows)) for each in tables]
     return tuple(found)
@@ -49,8 +51,10 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
 def _parts(node: Node, context: UnitContext) -> list[Layout]:
     """Splits of a module's input: that of the stream, and of dims between samples and features.
 
-    Over cp that of the stream where its samples and its sequence lie in one dim, too.
+    None over ep, where ranks have samples of their own. Over cp that of the stream where its samples and its sequence lie in one dim, too.
     """
+    if context.axis is Axis.EP:
+        return []
     if len(node.inputs) != 1 or len(node.outputs) != 1:
         return [context.stream] if context.stream.is_shard else []
     stream = as_stream(node.inputs[0], context)
@@ -129,6 +133,7 @@ def strategy(
     *,
     outputs: dict[int, Layout] | None = None,
     split: tuple[SplitParameter, ...] = (),
+    routed: RoutedRows | None = None,
 ) -> NodeStrategy:
     """Make a strategy; values that leave as they lie inside need no ``outputs``."""
     return NodeStrategy(
@@ -138,6 +143,7 @@ def strategy(
         layouts=layouts,
         loss_rows=0,
         split=split,
+        routed=routed,
     )
 
 
@@ -165,12 +171,12 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     return matmuls[0] if _weight_name(node, context, matmuls[0]) is not None else None
 
 
-def own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
+def own_parameters(node: Node, graph: OperatorGraph) -> dict[str, Parameter]:
     """Parameters of a module, and of those that it holds, by their names in it."""
     prefix = f"{node.module}."
     return {
         name.removeprefix(prefix): parameter
-        for parameter in context.graph.parameters
+        for parameter in graph.parameters
         for name in parameter.names
         if name.startswith(prefix)
     }
@@ -179,7 +185,7 @@ def own_parameters(node: Node, context: UnitContext) -> dict[str, Parameter]:
 def _weight_name(node: Node, context: UnitContext, linear: OpNode) -> str | None:
     """Name of the weight, None where it is read through more than a transposition."""
     weight = context.graph.values[linear.inputs[-1]]
-    for name, parameter in own_parameters(node, context).items():
+    for name, parameter in own_parameters(node, context.graph).items():
         if parameter.storage == weight.storage and set(parameter.shape) == set(weight.shape):
             return name
     return None
@@ -206,7 +212,7 @@ def _split_parameters(node: Node, context: UnitContext, linear: OpNode) -> tuple
     weight = _weight_name(node, context, linear)
     assert weight is not None
     rows, columns = _stored_dims(node, context, linear)
-    own = own_parameters(node, context).items()
+    own = own_parameters(node, context.graph).items()
     biases = [(name, 0) for name, each in own if name != weight and len(each.shape) == 1]
     return ((weight, columns), *biases), ((weight, rows),)
 

@@ -27,8 +27,27 @@ class NodeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRows:
+    """What a rank sends to the experts of others for one microbatch, and gets back.
+
+    All ranks are taken to have equally many rows for their experts.
+    """
+
+    counts_bytes: int
+    """How many rows go to each expert."""
+    rows_bytes: int
+    """The rows, each as often as it has experts."""
+    experts_of_row: int
+    """How many that is."""
+    weights_bytes: int
+    """Their weights."""
+    has_trained_weights: bool
+    """Whether the weights' gradients come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStrategy:
-    """One way to run a node over the tp or cp axis."""
+    """One way to run a node over the tp, cp or ep axis."""
 
     style: str
     """``ModuleSharding.style`` for a module, "region" for glue."""
@@ -49,6 +68,8 @@ class NodeStrategy:
     exchanged: tuple[int, ...] = ()
     """Values that change places: what attention reads and leaves split over the tokens, while
     inside it heads are split."""
+    routed: RoutedRows | None = None
+    """What goes to the ranks of experts: it computes as much as all would, each on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

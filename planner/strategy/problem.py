@@ -5,6 +5,7 @@ from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shard
+from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
@@ -176,9 +177,15 @@ def _module_strategies(
 
 
 def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
-    """All strategies of a module: inside a product of its own only where it is no other layer."""
+    """All strategies of a module.
+
+    Inside a product of its own only where it is no other layer. One of experts has no other way
+    over ep: what that is for, the smaller gathers of its state, is in no price of its unit.
+    """
+    if context.axis is Axis.EP and (experts := expert_strategies(node, context)):
+        return tuple(experts)
     found = module_strategies(node, context)
-    if context.ranks == 1 or context.axis is Axis.CP:
+    if context.ranks == 1 or context.axis is not Axis.TP:
         return found
     if any(each.style in SPLIT_STYLES for each in found):
         return found

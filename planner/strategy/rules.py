@@ -8,7 +8,10 @@ from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import schedule_rule
-from planner.vocabulary import PLANNED_AXES, PLANNED_SCHEDULES, Recomputation, Schedule
+from planner.vocabulary import PLANNED_AXES, PLANNED_SCHEDULES, Axis, Recomputation, Schedule
+
+SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
+"""Axes over which modules are split, over one at a time."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
@@ -23,6 +26,7 @@ class FixedValues:
     cp: int | None = None
     tp: int | None = None
     pp: int | None = None
+    ep: int | None = None
     schedule: str | None = None
     virtual_stages: int | None = None
     microbatch_size: int | None = None
@@ -49,7 +53,7 @@ def divisors(number: int) -> list[int]:
 
 
 def enumerate_degrees(
-    gpus: int, fixed: FixedValues, *, contexts: bool = False
+    gpus: int, fixed: FixedValues, *, contexts: bool = False, experts: bool = False
 ) -> Iterator[ParallelDegrees]:
     """All degrees whose product is the number of devices and that keep the fixed ones.
 
@@ -57,19 +61,30 @@ def enumerate_degrees(
         gpus: Devices.
         fixed: What is fixed.
         contexts: Try cp above 1; else it is so where it is fixed.
+        experts: The same for ep.
     """
     contexts = contexts or (fixed.cp or 1) > 1
-    both = (fixed.cp or 1) > 1 and (fixed.tp or 1) > 1  # refused with a reason
+    experts = experts or (fixed.ep or 1) > 1
+    asked = [axis for axis in SPLIT_AXES if (getattr(fixed, axis) or 1) > 1]
+    most = max(1, len(asked))  # several are refused with a reason
     for pp in divisors(gpus):
         for tp in divisors(gpus // pp):
             for cp in divisors(gpus // pp // tp) if contexts else (1,):
                 samples = gpus // pp // tp // cp
-                for dp_shard in divisors(samples):
-                    degrees = ParallelDegrees(
-                        dp_replicate=samples // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp
-                    )
-                    if _keeps(degrees, fixed) and (min(tp, cp) == 1 or both):
-                        yield degrees
+                shards = divisors(samples)
+                for dp_shard in shards:
+                    for ep in divisors(dp_shard) if experts else (1,):
+                        degrees = ParallelDegrees(
+                            dp_replicate=samples // dp_shard,
+                            dp_shard=dp_shard,
+                            cp=cp,
+                            tp=tp,
+                            pp=pp,
+                            ep=ep,
+                        )
+                        split = [axis for axis in SPLIT_AXES if getattr(degrees, axis) > 1]
+                        if _keeps(degrees, fixed) and len(split) <= most:
+                            yield degrees
 
 
 def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
@@ -98,6 +113,10 @@ def broken_rule(
                 )
     if degrees.cp > 1:
         refused = _context_rule(degrees, facts)
+        if refused is not None:
+            return refused
+    if degrees.ep > 1:
+        refused = _expert_rule(degrees, facts)
         if refused is not None:
             return refused
     if degrees.pp > facts.max_stages:
@@ -148,6 +167,33 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
                     detail=f"{name} {size} % cp {cp} = {size % cp}; cp can be "
                     f"{_listed(divisors(size))}",
                 )
+    return None
+
+
+def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
+    """Expert parallelism gives each rank as many experts as others, and splits nothing else."""
+    ep = degrees.ep
+    for axis in (Axis.TP, Axis.CP):
+        if getattr(degrees, axis) > 1:
+            return BrokenRule(
+                rule=f"ep with {axis}",
+                detail=f"ep {ep} with {axis} {getattr(degrees, axis)}: modules are split over one "
+                f"of them; ep can be 1, or {axis} 1",
+            )
+    if not facts.experts:
+        return BrokenRule(
+            rule="ep needs experts",
+            detail=f"ep {ep} gives each rank some of the experts, but no module of a block takes "
+            "(tokens, features), the experts of each token and their weights, and holds the "
+            "weights of all experts side by side; ep can be 1",
+        )
+    for size in facts.experts:
+        if size % ep:
+            return BrokenRule(
+                rule="experts % ep",
+                detail=f"experts {size} % ep {ep} = {size % ep}; ep can be "
+                f"{_listed(divisors(size))}",
+            )
     return None
 
 

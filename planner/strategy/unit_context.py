@@ -19,7 +19,8 @@ class UnitContext:
     ranks: int
     """Ranks of the axis, at least 2."""
     axis: Axis
-    """tp, or cp: there parameters are whole, and a rank has a part of the sequence."""
+    """tp; or cp: there parameters are whole, and a rank has a part of the sequence; or ep: there
+    ranks have samples of their own."""
     sequence: int | None
     """Size of the dim that the stream is split along over cp; None over tp."""
     before: int

@@ -1,0 +1,110 @@
+"""Modules of experts, of which each rank of ep runs its own on the tokens of all.
+
+Lepikhin et al. 2021 (2006.16668): tokens go to the ranks of their experts and come back. Such a
+module takes rows of features, the experts that each row goes to and their weights, and holds the
+weights of all experts side by side.
+"""
+
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph, TensorValue
+from planner.runtime.layout import REPLICATE, shard
+from planner.strategy.module_strategies import own_parameters, strategy
+from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
+from planner.strategy.sharding import SplitParameter
+from planner.strategy.unit_context import UnitContext
+from planner.units import DTYPE_BYTES
+from planner.vocabulary import Style
+
+_SELECTIONS = frozenset({"_grouped_mm", "index", "select"})
+"""Ops that take the weights of some experts out of those of all."""
+
+_COUNT_BYTES = DTYPE_BYTES["int64"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """What tells of a module that it is one of experts."""
+
+    number: int
+    """How many it has."""
+    parameters: tuple[str, ...]
+    """Names of its parameters, each with the experts along its first dim."""
+    rows: RoutedRows
+    """What goes to the ranks of the experts, and comes back."""
+
+
+def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
+    """Tell whether a module is one of experts.
+
+    It reads (rows, features), integers of (rows, experts of each) and numbers of that shape, and
+    returns (rows, features); the first dim of all its parameters is the experts, and they are read
+    by expert.
+
+    Args:
+        node: A module.
+        graph: Its graph.
+    """
+    own = own_parameters(node, graph)
+    sizes = {each.shape[0] if len(each.shape) > 1 else 1 for each in own.values()}
+    if len(node.inputs) != 3 or len(node.outputs) != 1 or len(sizes) != 1 or sizes == {1}:
+        return None
+    chosen, weights, rows = _roles(node, graph)
+    if chosen is None or weights is None or rows is None or not _reads_by_expert(node, graph):
+        return None
+    (number,) = sizes
+    return Experts(
+        number=number,
+        parameters=tuple(own),
+        rows=RoutedRows(
+            counts_bytes=number * _COUNT_BYTES,
+            rows_bytes=rows.size_bytes * chosen.shape[1],
+            experts_of_row=chosen.shape[1],
+            weights_bytes=weights.size_bytes,
+            has_trained_weights=weights.requires_grad,
+        ),
+    )
+
+
+def _roles(
+    node: Node, graph: OperatorGraph
+) -> tuple[TensorValue | None, TensorValue | None, TensorValue | None]:
+    """The experts of each row, their weights, and the rows, among what a module reads."""
+    values = [graph.values[value] for value in node.inputs]
+    target = graph.values[node.outputs[0]].shape
+    integers = [each for each in values if each.dtype.startswith("int")]
+    numbers = [each for each in values if each.dtype.startswith(("float", "bfloat"))]
+    chosen = integers[0] if len(integers) == 1 and len(integers[0].shape) == 2 else None
+    if chosen is None or len(target) != 2:
+        return None, None, None
+    rows = next((each for each in numbers if each.shape == target), None)
+    weights = next((each for each in numbers if each.shape == chosen.shape and each != rows), None)
+    return chosen, weights, rows
+
+
+def _reads_by_expert(node: Node, graph: OperatorGraph) -> bool:
+    """Whether all that reads a parameter takes those of some experts, views apart."""
+    own = {parameter.storage for parameter in own_parameters(node, graph).values()}
+    return all(
+        op.is_view or op.name in _SELECTIONS
+        for op in (graph.nodes[op_id] for op_id in node.ops)
+        if any(graph.values[value].storage in own for value in op.inputs)
+    )
+
+
+def expert_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
+    """Give the one way to run a module of experts over ep, nothing for other modules."""
+    graph = context.graph
+    experts = experts_of(node, graph)
+    if experts is None or experts.number % context.ranks:
+        return []
+    values = {
+        value for op in node.ops for value in (*graph.nodes[op].inputs, *graph.nodes[op].outputs)
+    }
+    layouts = {
+        value: shard(0) if context.is_parameter(value) else REPLICATE for value in sorted(values)
+    }
+    split = tuple(SplitParameter(name=name, dim=0) for name in experts.parameters)
+    inputs = dict.fromkeys(node.inputs, REPLICATE)
+    way = strategy(node, Style.EXPERTS, layouts, inputs, split=split, routed=experts.rows)
+    return [way]
