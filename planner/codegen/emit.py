@@ -129,7 +129,7 @@ def _imports(plan: Plan) -> list[tuple[str, str]]:
     if plan.degrees.cp > 1:
         names["context_mesh"] = {"state_mesh"}
     if plan.degrees.ep > 1:
-        names["expert_mesh"] = {"expert_mesh", "shard_experts"}
+        names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:
@@ -157,6 +157,8 @@ def _gradient_sums(plan: Plan) -> list[str]:
     sums = []
     if _sums_gradients(plan):
         sums.append("partial(sum_sequence_gradients, parts, mesh)")
+    if plan.degrees.ep > 1:
+        sums.append("partial(average_experts, parts, EXPERT_RANKS)")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
     return sums

@@ -1,5 +1,7 @@
 """The ranks that share experts, and those that share the state of the same ones."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -27,8 +29,6 @@ def shard_experts(
 ) -> None:
     """Apply FSDP2 to modules of experts, each over the ranks that have the same experts.
 
-    Their gradients are sums over the tokens of all ranks, whose mean the others' are.
-
     Args:
         part: Holds them.
         mesh: From ``expert_mesh``.
@@ -36,7 +36,6 @@ def shard_experts(
         reshard_after_forward: As for blocks.
     """
     axes = tuple(name for name in axis_names(mesh) if name in ("dp_replicate", "dp_shard_mod_ep"))
-    shards, ranks = mesh[axes], mesh["ep"].size() * mesh[axes].size()
     count = mesh["dp_shard_mod_ep"].size()
 
     def place(parameter: nn.Parameter) -> Shard:
@@ -45,12 +44,22 @@ def shard_experts(
         return Shard(next((dim for dim, size in enumerate(sizes) if size % count == 0), 0))
 
     for module in part.expert_modules:
-        sharded = fully_shard(
+        fully_shard(
             module,
-            mesh=shards,
+            mesh=mesh[axes],
             reshard_after_forward=reshard_after_forward,
             mp_policy=mixed_precision(dtype),
             shard_placement_fn=place,
         )
-        sharded.set_gradient_divide_factor(ranks)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot divide on the way
+
+
+def average_experts(parts: Sequence[SplitPart], ep: int) -> None:
+    """Make gradients of experts the means over all ranks that the others' are.
+
+    FSDP2 takes the mean over ranks with the same experts, and each has added up the tokens of ep.
+    """
+    for part in parts:
+        for module in part.expert_modules:
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    local_tensor(parameter.grad).div_(ep)

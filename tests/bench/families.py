@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
 from driver import IMPORTED
 from in_float64 import run_scripts_in_float64
+from planner.vocabulary import split_styles
 from launch import (
     arguments_of,
     largest_difference,
@@ -32,7 +33,18 @@ LAYOUTS = {
     "tp 4": {"tp": 4},
     "cp 2": {"cp": 2},
     "cp 2 x pp 2": {"cp": 2, "pp": 2},
+    "ep 2": {"dp_shard": 2, "ep": 2},
+    "ep 2 x dp 2": {"dp_shard": 4, "ep": 2},
+    "ep 2 x pp 2": {"dp_shard": 2, "ep": 2, "pp": 2},
 }
+
+
+
+def processes(fix: dict) -> int:
+    """Ranks of a layout: those of ep are some of dp_shard's."""
+    return math.prod(degree for axis, degree in fix.items() if axis != "ep")
+
+
 LIMIT = 1e-8
 """Largest relative difference to one process in float64."""
 
@@ -176,7 +188,7 @@ def fast_links(folder: Path) -> str:
 def split_words(best) -> str:
     """How many of the blocks have something split, and which modules of the first kind of block."""
     blocks = [unit for unit, name in enumerate(best.units) if name not in ("prologue", "epilogue")]
-    styles = ("on_part",) if best.degrees.cp > 1 else ("column", "row", "inner")
+    styles = split_styles(best.degrees.split_axis)
     split = {
         unit
         for group in best.shardings
@@ -205,7 +217,7 @@ def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[st
     import planner
     from planner.errors import PlannerError
 
-    gpus = math.prod(fix.values())
+    gpus = processes(fix)
     try:
         result = planner.plan(
             str(config), gpus=gpus, cluster=cluster, dtype="float64", global_batch_size=8,
@@ -253,7 +265,7 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
     expected = outcome_of(first, name="reference", steps=2)
     by_size: dict[int, list[str]] = {}
     for name in planned:
-        by_size.setdefault(math.prod(LAYOUTS[name].values()), []).append(name)
+        by_size.setdefault(processes(LAYOUTS[name]), []).append(name)
     for gpus, names in by_size.items():
         together = _failure([planned[name] for name in names], gpus) if len(names) > 1 else "?"
         for name in names:
