@@ -1,8 +1,8 @@
 """Runs a plan's script as some of its ranks, each without the others: the worker of ``check``.
 
 The script's own ``parallelize`` lays the model out, and the model that it returns takes one step.
-Replaced is what needs the cluster or data: the process group, first weights, batches; and tensors
-are fake.
+Replaced is what needs the cluster or data: the process group, first weights, batches, how many
+rows go to which experts; and tensors are fake.
 """
 
 import contextlib
@@ -93,6 +93,9 @@ class RankRun:
             part.has_weights = True  # fake ones
 
         part.Part.materialise = materialised
+        if Path(self._folder, "runtime", "experts.py").is_file():
+            experts: Theirs = importlib.import_module("runtime.experts")
+            experts.rows_by_rank = experts.even_rows
         spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")
         assert spec is not None
         assert spec.loader is not None

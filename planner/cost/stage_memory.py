@@ -179,13 +179,19 @@ class StageMemory:
         """Gathered parameters when a backward of FSDP starts.
 
         With resharding the root and two blocks, the one that runs and the next; without it all.
+        Experts that ranks share are gathered apart, when those of the block before are gone.
         """
         everything = self.whole_gathered_bytes(first, end)
         if not self._configuration.reshard_after_forward:
             return everything
         inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
-        return min(everything, self._root_gathered_bytes(first, end) + 2 * largest)
+        following = max((self._others_gathered_bytes(i) for i in inside), default=0)
+        return min(everything, self._root_gathered_bytes(first, end) + largest + following)
+
+    def _others_gathered_bytes(self, index: int) -> int:
+        """What of a unit is gathered with the rest of its block."""
+        return self._units[index].gathered_bytes - self._units[index].experts_gathered_bytes
 
     def late_gathered_bytes(self, first: int, end: int) -> int:
         """Parameters that are gathered from a backward to the next forward alone.
@@ -370,14 +376,17 @@ class StageMemory:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.
 
         The whole gradients in the compute dtype, and the input of the reduction before, which it
-        holds until the next begins.
+        holds until the next begins; experts that ranks share are reduced apart.
         """
         if self._pipelined or not self._is_fsdp or self._shards == 1:
             return 0
         if not self._configuration.reshard_after_forward or index not in self._blocks:
             return 0
         unit = self._units[index]
-        return unit.trained_bytes + unit.gathered_bytes - unit.frozen_bytes
+        experts = unit.experts_gathered_bytes - unit.experts_frozen_bytes
+        others = unit.gathered_bytes - unit.frozen_bytes - experts
+        reduced = max(unit.experts_trained_bytes, unit.trained_bytes - unit.experts_trained_bytes)
+        return reduced + max(experts, others)
 
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
         """A rank that holds some stages in backward, or at the reduction if it is fuller then."""

@@ -23,7 +23,7 @@ from .streams import first_tensor, with_tensors
 from .trees import Args, Kwargs, Tree, tensors_of
 
 
-def rows_by_rank(sent: Tensor, received: Tensor) -> tuple[list[int], list[int]]:
+def rows_by_rank(sent: Tensor, received: Tensor, _: int) -> tuple[list[int], list[int]]:
     """Read how many rows go to each rank, and how many come from it.
 
     Args:
@@ -34,8 +34,8 @@ def rows_by_rank(sent: Tensor, received: Tensor) -> tuple[list[int], list[int]]:
     return to, come
 
 
-def even_rows(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Stand for ``rows_by_rank`` where there is no data: each rank gets as many rows."""
+def even_rows(sent: Tensor, _: Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """Stand for ``rows_by_rank`` where there is no data: each rank gets as many of the rows."""
     ranks = sent.shape[0]
     sizes = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
     return sizes, sizes
@@ -178,7 +178,7 @@ class Experts:
             to, come = even_rows(sent, received, chosen.numel())
         else:
             dist.all_to_all_single(received, sent, group=self._ranks.group)
-            to, come = rows_by_rank(sent, received)
+            to, come = rows_by_rank(sent, received, chosen.numel())
         own = torch.arange(self._first, self._first + self._own, device=chosen.device)
         ids = own.repeat(self._ranks.size).repeat_interleave(
             received.flatten(), output_size=sum(come)
