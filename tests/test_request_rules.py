@@ -74,8 +74,8 @@ def test_impossible_values_are_refused(fields, words):
         (["tp=3"], "What divides 8: 1, 2, 4, 8."),
         (["tp=4", "pp=4"], "their product 16 does not divide 8"),
         (["tp=2", "pp=2", "cp=1", "dp_shard=1", "dp_replicate=1"], "4 GPUs would idle"),
-        (["ep=4"], "not planned by this version"),
-        (["ep=2"], "Planned: dp_replicate, dp_shard, cp, tp, pp"),
+        (["ep=3"], "8 % 3 = 2"),
+        (["ep=4", "dp_shard=2"], "ep borrows its ranks from dp_shard"),
         (["schedule=1f1b"], "Did you mean 1F1B?"),
         (["schedule=DualPipeV"], "Choices: GPipe, 1F1B, Interleaved1F1B"),
         (["activation_checkpointing=all"], "Choices: none, selective, full"),
@@ -138,6 +138,7 @@ def test_a_dtype_that_the_device_has_not_is_refused():
     [
         ([], {"dp_replicate": "1", "dp_shard": "8", "tp": "1", "pp": "1"}),
         (["tp=2"], {"dp_replicate": "1", "dp_shard": "4", "tp": "2", "pp": "1"}),
+        (["ep=2"], {"dp_replicate": "1", "dp_shard": "8", "tp": "1", "pp": "1", "ep": "2"}),
         (["dp_shard=4"], {"dp_replicate": "2", "dp_shard": "4", "tp": "1", "pp": "1"}),
         (
             ["dp_replicate=2", "pp=4"],
@@ -147,7 +148,7 @@ def test_a_dtype_that_the_device_has_not_is_refused():
 )
 def test_an_estimate_gives_the_devices_left_over_to_data_parallelism(settings, degrees):
     found = estimated_layout(check_request(request_with(*settings)))
-    assert found == {"cp": "1", **degrees}
+    assert found == {"cp": "1", "ep": "1"} | degrees
 
 
 def test_an_estimate_that_leaves_devices_idle_is_refused():

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.codegen.expected import expected_source
+from planner.codegen.imports import runtime_imports, sums_gradients
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import read_sources
 from planner.codegen.source import (
@@ -29,7 +30,7 @@ from planner.rendering import render
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
-from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation, Style
+from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation
 
 MOST_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built whole on every rank: each draws its own shards."""
@@ -63,13 +64,15 @@ def emit_script(
     user = model_files(plan.model, folder)
     blocks = block_names(plan)
     is_split = plan.degrees.splits_modules
+    is_large = plan.model.num_parameters > MOST_BUILT_PARAMETERS
+    recompute = _whole_recompute(plan) if plan.degrees.pp == 1 else ""
     return render(
         "codegen/train.py.j2",
         plan=plan,
         world_size=plan.degrees.world_size,
         model_words=_model_words(plan.model),
         summary=_summary(plan),
-        imports=_imports(plan),
+        imports=runtime_imports(plan, recomputes=bool(recompute), is_large=is_large),
         model_arguments=_model_arguments(plan.model, user),
         copies=user.provenance,
         mesh=_mesh(plan),
@@ -78,7 +81,7 @@ def emit_script(
         has_pp=plan.degrees.pp > 1,
         data_reads=read_sources(plan),
         stages=[_stage_source(plan, stage) for stage in plan.stages],
-        recompute=_whole_recompute(plan) if plan.degrees.pp == 1 else "",
+        recompute=recompute,
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         is_split=is_split,
         split_axis=str(plan.degrees.split_axis),
@@ -90,72 +93,14 @@ def emit_script(
         outer_modules=_outer_modules(plan) if is_split else [],
         sequence_dim=plan.sequence_dim if plan.splits_stream else None,
         gradient_sums=_gradient_sums(plan),
-        is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
+        is_large=is_large,
     )
-
-
-def _imports(plan: Plan) -> list[tuple[str, str]]:
-    """Modules of the runtime, each with the names that the script uses of it."""
-    names = {
-        "checkpoint": {"write_init"},
-        "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
-        "data": {"Data"},
-        "log": {"Expected", "Log"},
-        "model": {"UserModel", "build_model", "cast_parameters"},
-        "options": {"DTYPES", "Options", "parse_options"},
-        "parallel_model": {"ParallelModel", "Recipe"},
-        "processes": {"agreed", "process_group", "run_and_leave"},
-        "reference": {"reference_model"},
-        "sharding": {"shard_parameters"},
-        "stopping": {"StopRequest"},
-        "weights": {"ModelNames"},
-    }
-    if plan.degrees.pp > 1:
-        names |= {
-            "anatomy": set() if plan.degrees.splits_modules else {"examine"},
-            "pipeline": {"pipeline_runner"},
-            "recompute": {"recompute_activations"},
-            "shared_parameters": {"SharedParameters"},
-            "stages": {"Stage", "StageSpec", "stages_of_rank"},
-        }
-    else:
-        names["step"] = {"Runner"}
-        kind = ("split_part", "SplitPart") if plan.degrees.splits_modules else ("part", "Part")
-        names[kind[0]] = {kind[1]}
-        if _whole_recompute(plan):
-            names["recompute"] = {"recompute_activations"}
-    if plan.degrees.splits_modules:
-        names |= _tensor_imports(plan)
-    if plan.degrees.cp > 1:
-        names["context_mesh"] = {"state_mesh"}
-    if plan.degrees.ep > 1:
-        names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
-    if plan.compile:
-        names["compiled"] = {"compile_blocks"}
-    if plan.degrees.splits_modules or plan.degrees.pp > 1:
-        names["gradients"] = {"clip_gradients"}
-    if read_sources(plan):
-        names["known_data"] = {"DataRead"}
-    if plan.model.num_parameters > MOST_BUILT_PARAMETERS:
-        names["first_weights"] = {"build_deferred", "parameters_on_meta"}
-    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
-
-
-def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
-    """What tensor and context parallelism add to them."""
-    used = {"TensorParallel"}
-    if any(group.modules for group in plan.shardings):
-        used.add("ModuleSharding")
-    if _sums_gradients(plan):
-        used.add("sum_sequence_gradients")
-    names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
-    return names | ({"anatomy": {"check_sequence"}} if plan.splits_stream else {})
 
 
 def _gradient_sums(plan: Plan) -> list[str]:
     """What completes gradients after backward."""
     sums = []
-    if _sums_gradients(plan):
+    if sums_gradients(plan):
         sums.append("partial(sum_sequence_gradients, parts, mesh)")
     if plan.degrees.ep > 1:
         sums.append("partial(average_experts, parts, EXPERT_RANKS)")
@@ -355,13 +300,6 @@ def _module_source(module: ModuleSharding, *, indent: int) -> str:
     if module.output_layout != "Replicate":
         arguments.append(f"output_layout={quote(module.output_layout)}")
     return call_of("ModuleSharding", arguments, indent=indent)
-
-
-def _sums_gradients(plan: Plan) -> bool:
-    """Say whether modules see a part of their input only, whose gradients are summed over tp."""
-    return plan.degrees.tp > 1 and any(
-        module.style == Style.ON_PART for each in plan.shardings for module in each.modules
-    )
 
 
 def _summary(plan: Plan) -> list[str]:

@@ -82,9 +82,7 @@ class ShardedState:
             self._known[key] = collective(num_bytes, group)
         return self._known[key]
 
-    def _shared_s(
-        self, collective: Collective, whole_bytes: float, experts_bytes: float
-    ) -> float:
+    def _shared_s(self, collective: Collective, whole_bytes: float, experts_bytes: float) -> float:
         """A collective of a unit: of its experts over the ranks that have them, and of the rest.
 
         Nothing is moved where there is nothing, as where all of it is frozen.

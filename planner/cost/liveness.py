@@ -27,6 +27,9 @@ class UnitPeaks:
     """During backward, what is still saved included."""
 
 
+_WHOLE = Shares()
+
+
 def unit_peaks(
     graph: OperatorGraph,
     forward_ops: Sequence[int],
@@ -83,7 +86,7 @@ def _storage_sizes(
     sizes: dict[int, int] = {}
     for op in (graph.nodes[op_id] for op_id in op_ids):
         forward = op if op.forward_op is None else graph.nodes[op.forward_op]
-        share = shares.get(forward.id, _whole)
+        share = shares.get(forward.id, _WHOLE)
         for value, part in _parts(graph, op, forward, share):
             storage = graph.storages[graph.values[value].storage]
             is_own = storage.kind is StorageKind.ACTIVATION
@@ -99,10 +102,6 @@ def _parts(
     reads, writes = backward_shares(graph, op, forward, share)
     yield from zip(op.inputs, reads, strict=True)
     yield from zip(op.outputs, writes, strict=True)
-
-
-def _whole(_: int) -> float:
-    return 1.0
 
 
 def _last_uses(moments: Sequence[Moment], saved: Set[int], num_forward: int) -> dict[int, int]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
+from planner.cost.held_stage import HeldStage, left_bytes, moment_bytes
 from planner.cost.model_units import ModelUnits
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
@@ -29,22 +30,13 @@ from planner.strategy.schedules import StageMoment
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype, Recomputation
 
+_SUMMED = (
+    *("trained_bytes", "frozen_bytes", "gathered_bytes"),
+    *("experts_trained_bytes", "experts_frozen_bytes"),
+)
+
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldStage:
-    """A stage on a rank, at one moment of the schedule."""
-
-    first: int
-    """First unit."""
-    end: int
-    """One past the last unit."""
-    kinds: tuple[str, ...]
-    """Recomputation of each unit."""
-    moment: StageMoment
-    """What it holds of the step's microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +52,6 @@ class _State:
     @property
     def total(self) -> float:
         return self.params + self.grads + self.optimizer + self.buffers + self.transient
-
-
-def left_bytes(kept_bytes: int, num_blocks: int) -> int:
-    """Activations that a microbatch has left when the last of some blocks runs its backward."""
-    return kept_bytes // num_blocks if num_blocks else 0
-
-
-def moment_bytes(moment: StageMoment, *, kept: int, left: int, beside: int) -> int:
-    """Activations that a stage holds at a moment of the schedule.
-
-    Args:
-        moment: The moment.
-        kept: What its units count of a microbatch, bytes.
-        left: What of that is left at the end of a backward.
-        beside: What else it keeps of a microbatch, less what lies in receive buffers.
-    """
-    held = moment.in_flight * (kept + beside) - moment.is_ending * (kept - left)
-    # What is left is a block of the mean size, which may be less than what the first received.
-    return max(0, held)
 
 
 class StageMemory:
@@ -114,15 +87,14 @@ class StageMemory:
         self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
         self._ep = configuration.degrees.ep
-        self._trained = list(accumulate((u.trained_bytes for u in self._units), initial=0))
-        self._frozen = list(accumulate((u.frozen_bytes for u in self._units), initial=0))
-        self._experts_trained = list(
-            accumulate((u.experts_trained_bytes for u in self._units), initial=0)
-        )
-        self._experts_frozen = list(
-            accumulate((u.experts_frozen_bytes for u in self._units), initial=0)
-        )
-        self._gathered = list(accumulate((u.gathered_bytes for u in self._units), initial=0))
+        self._sums: dict[str, list[int]] = {
+            name: list(accumulate((getattr(unit, name) for unit in self._units), initial=0))
+            for name in _SUMMED
+        }
+
+    def _sum(self, name: str, first: int, end: int) -> int:
+        """Bytes of some parameters of the units [first, end), tied ones in each."""
+        return self._sums[name][end] - self._sums[name][first]
 
     def _copies_bytes(self, units: Collection[int]) -> int:
         """Bytes of tied trained weights that are counted too much in some units."""
@@ -133,26 +105,25 @@ class StageMemory:
 
     def local_trained_bytes(self, first: int, end: int) -> int:
         """Trained parameters of a stage on one tp rank in the optimiser's dtype, tied ones once."""
-        whole = self._trained[end] - self._trained[first]
-        return whole - self._copies_bytes(range(first, end))
+        return self._sum("trained_bytes", first, end) - self._copies_bytes(range(first, end))
 
     def sharded_trained_bytes(self, first: int, end: int) -> float:
         """The share of them whose optimiser states a rank holds.
 
         Of experts, which ep divides already, fewer ranks share the state.
         """
-        experts = self._experts_trained[end] - self._experts_trained[first]
+        experts = self._sum("experts_trained_bytes", first, end)
         return (self.local_trained_bytes(first, end) + (self._ep - 1) * experts) / self._shards
 
     def _local_frozen_bytes(self, first: int, end: int) -> int:
         """Frozen parameters of a stage on one tp rank in the compute dtype, tied ones once."""
         units = range(first, end)
         copies = sum(tied.copies(units) * tied.frozen_bytes for tied in self._model.tied)
-        return self._frozen[end] - self._frozen[first] - copies
+        return self._sum("frozen_bytes", first, end) - copies
 
     def _sharded_bytes(self, first: int, end: int) -> float:
         """A rank's share of all parameters of a stage, as they are kept between steps."""
-        experts = self._experts_frozen[end] - self._experts_frozen[first]
+        experts = self._sum("experts_frozen_bytes", first, end)
         frozen_bytes = self._local_frozen_bytes(first, end) + (self._ep - 1) * experts
         return self.sharded_trained_bytes(first, end) + frozen_bytes / self._shards
 
@@ -162,8 +133,8 @@ class StageMemory:
 
     def whole_gathered_bytes(self, first: int, end: int) -> int:
         """Parameters of a stage on one tp rank in the compute dtype, tied ones once."""
-        whole = self._gathered[end] - self._gathered[first]
-        return whole - self._gathered_copies_bytes(range(first, end))
+        copies = self._gathered_copies_bytes(range(first, end))
+        return self._sum("gathered_bytes", first, end) - copies
 
     def _root(self, first: int, end: int) -> tuple[int, ...]:
         """Units whose parameters form the FSDP root of the stage."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
 from planner.cost.node_pricing import RankSpec
 from planner.cost.pipeline import pipeline_times
 from planner.cost.stage_costs import StageCosts, StageSeconds
 from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
-from planner.cost.stage_memory import HeldStage
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration, axis_group

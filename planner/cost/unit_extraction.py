@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cached_property
 
 from planner.cost.attention import attention_works, score_bytes
 from planner.cost.fusion import Kernel, PointwiseFusion
@@ -21,6 +20,7 @@ from planner.cost.unit_comm import (
     return_works,
     routing_works,
 )
+from planner.cost.unit_parameters import UnitParameters
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_of
 from planner.framework.spec import TORCH_KERNELS, KernelForms
@@ -35,7 +35,7 @@ from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import RECOMPUTATIONS, Axis, Recomputation, Style
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 Part = Callable[[OpNode], bool]
 """Tells which ops of a unit are meant."""
@@ -69,6 +69,7 @@ def unit_work(
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     comm = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
+    parameters = UnitParameters(problem, chosen)
     return UnitWork(
         structure=unit.structure,
         forward=RankWork(
@@ -83,11 +84,11 @@ def unit_work(
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
         temporary_bytes=_temporaries(peaks, activations, view),
-        trained_elements=view.parameter_elements(trained=True),
-        frozen_elements=view.parameter_elements(trained=False),
-        experts_trained_elements=view.parameter_elements(trained=True, experts=True),
-        experts_frozen_elements=view.parameter_elements(trained=False, experts=True),
-        summed_gradient_elements=view.summed_gradient_elements(),
+        trained_elements=parameters.elements(trained=True),
+        frozen_elements=parameters.elements(trained=False),
+        experts_trained_elements=parameters.elements(trained=True, experts=True),
+        experts_frozen_elements=parameters.elements(trained=False, experts=True),
+        summed_gradient_elements=parameters.summed_gradient_elements(),
         trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
     )
 
@@ -288,57 +289,6 @@ class _UnitView:
         """Bytes on a rank of values at the unit's boundary."""
         share = self._boundary_share()
         return sum(int(self.graph.values[value].size_bytes * share) for value in values)
-
-    def parameter_elements(self, *, trained: bool, experts: bool = False) -> int:
-        """Elements on one rank of the trained or of the frozen parameters, or those of experts."""
-        total = 0.0
-        for index in self.problem.unit.parameters:
-            parameter = self.graph.parameters[index]
-            if experts and parameter.storage not in self._expert_storages:
-                continue
-            if parameter.requires_grad == trained:
-                total += parameter.num_elements * self._parameter_share(parameter.storage)
-        return round(total)
-
-    @cached_property
-    def _expert_storages(self) -> frozenset[int]:
-        """Storages of the parameters of experts that ranks share."""
-        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
-        return frozenset(
-            self.graph.values[value].storage
-            for node, strategy in nodes
-            if strategy.routed is not None
-            for op in node.ops
-            for value in self.graph.nodes[op].inputs
-            if self.problem.context.is_parameter(value)
-        )
-
-    def _parameter_share(self, storage: int) -> float:
-        """Smallest share in which a matmul, gather or add of the unit reads a parameter."""
-        least = 1.0
-        for op in self._forward_ops():
-            for value in op.inputs:
-                if self.graph.values[value].storage == storage:
-                    least = min(least, self.shares[op.id](value))
-        return least
-
-    def summed_gradient_elements(self) -> int:
-        """Elements of whole trained parameters that run on a split stream, summed over tp alone.
-
-        Over cp FSDP2 reduces them with those of data parallelism.
-        """
-        context = self.problem.context
-        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
-        storages = {
-            self.graph.values[value].storage
-            for node, strategy in nodes
-            if strategy.style == Style.ON_PART and context.axis is Axis.TP
-            for op in node.ops
-            for value in self.graph.nodes[op].inputs
-            if context.is_parameter(value)
-        }
-        trained = (each for each in self.graph.parameters if each.requires_grad)
-        return sum(each.num_elements for each in trained if each.storage in storages)
 
     # -- kernels ----------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ vocabulary (tp 2 and more)."""
 _UNREAD = frozenset({"nll_loss_forward", "nll_loss_backward"})
 """They read one element of each row: their kernels write, or do hardly anything."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """Share of a value's bytes that one rank holds: 1, or one of its ranks' where it is split."""

@@ -7,7 +7,7 @@ Keys are those of ``ClusterConfig``, of the ``--fsdp_*`` options and of ``Parall
 from collections.abc import Iterator
 
 from planner.errors import CodegenError
-from planner.export.facts import recompute_modes, recompute_words, refuse_context, whole_blocks
+from planner.export.facts import recompute_modes, recompute_words, refuse_other_axes, whole_blocks
 from planner.export.own_models import compile_losses, dtype_losses
 from planner.export.terms import Loss, Terms, header_lines
 from planner.plan.serialize import SavedPlan
@@ -78,7 +78,7 @@ def _check(plan: Plan) -> None:
             f"the plan has {degrees.pp} pipeline ranks, and {VERSION} has no pipeline axis",
             hint="plan with --fix pp=1, or export --to torchtitan or megatron",
         )
-    refuse_context(plan, VERSION)
+    refuse_other_axes(plan, VERSION)
     if degrees.tp > 1 and degrees.dp_shard == 1:
         raise CodegenError(
             f"the plan has tp {degrees.tp} and dp_shard 1, and {VERSION} takes tp beside FSDP only",

@@ -12,7 +12,7 @@ from planner.export.facts import (
     blocks_per_stage,
     recompute_modes,
     recompute_words,
-    refuse_context,
+    refuse_other_axes,
     spread,
     whole_blocks,
 )
@@ -30,7 +30,7 @@ FILE_NAME = "deepspeed.json"
 def express(saved: SavedPlan) -> Terms:
     """Put a plan in DeepSpeed's terms."""
     plan = saved.plan
-    refuse_context(plan, VERSION)
+    refuse_other_axes(plan, VERSION)
     values: dict[str, object] = {
         "train_batch_size": plan.global_batch_size,
         "train_micro_batch_size_per_gpu": plan.microbatch_size,

@@ -4,7 +4,7 @@ from collections import Counter
 
 from planner.errors import CodegenError
 from planner.plan.types import Plan
-from planner.vocabulary import SPLIT_STYLES, Recomputation
+from planner.vocabulary import SPLIT_STYLES, Axis, Recomputation
 
 
 def block_positions(plan: Plan) -> tuple[int, ...]:
@@ -76,15 +76,17 @@ def spread(numbers: tuple[int, ...]) -> str:
     return ", ".join(f"{number} x {times}" if times > 1 else f"{number}" for number, times in parts)
 
 
-def refuse_context(plan: Plan, version: str) -> None:
-    """Refuse a plan whose sequences are split.
+def refuse_other_axes(plan: Plan, version: str) -> None:
+    """Refuse a plan whose sequences or experts are split.
 
     Raises:
         CodegenError: With what would work.
     """
-    if plan.degrees.cp > 1:
-        raise CodegenError(
-            f"the plan has {plan.degrees.cp} context-parallel ranks, which no file of {version} "
-            "asks for",
-            hint="plan with --fix cp=1, or export --to megatron or torchtitan",
-        )
+    for axis, words in ((Axis.CP, "context"), (Axis.EP, "expert")):
+        degree = getattr(plan.degrees, axis)
+        if degree > 1:
+            raise CodegenError(
+                f"the plan has {degree} {words}-parallel ranks, which no file of {version} asks "
+                "for",
+                hint=f"plan with --fix {axis}=1, or export --to megatron or torchtitan",
+            )

@@ -59,6 +59,9 @@ def express(saved: SavedPlan) -> Terms:
         options.append("--sequence-parallel")
     if degrees.cp > 1:
         options.append(f"--context-parallel-size {degrees.cp} --cp-comm-type a2a")
+    if degrees.ep > 1:
+        options.append(f"--expert-model-parallel-size {degrees.ep}")
+        options.append("--moe-token-dispatcher-type alltoall")
     if degrees.pp > 1:
         options.append(f"--pipeline-model-parallel-layout '{_pipeline_layout(plan)}'")
     options += _data_parallel(plan)

@@ -8,7 +8,6 @@ and those of a row are added up.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,13 +69,13 @@ class _Sent(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, route: _Route, repeats: int) -> Tensor:
+    def forward(ctx: Tree, values: Tensor, route: _Route, repeats: int) -> Tensor:
         ctx.route, ctx.repeats, ctx.shape = route, repeats, values.shape
         flat = values if repeats > 1 else values.reshape(-1, 1)
         return route.exchanged(flat[route.order // repeats], back=False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None]:
         route, repeats = ctx.route, ctx.repeats
         ordered = route.exchanged(grad, back=True)
         by_row = torch.empty_like(ordered)
@@ -90,7 +89,7 @@ class _Returned(torch.autograd.Function):
     """Results of experts, to the ranks of their rows, where those of a row are added up."""
 
     @staticmethod
-    def forward(ctx: Any, results: Tensor, route: _Route) -> Tensor:
+    def forward(ctx: Tree, results: Tensor, route: _Route) -> Tensor:
         ctx.route = route
         ordered = route.exchanged(results, back=True)
         by_row = torch.empty_like(ordered)
@@ -98,7 +97,7 @@ class _Returned(torch.autograd.Function):
         return by_row.view(-1, route.experts_of_row, *by_row.shape[1:]).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None]:
         route = ctx.route
         return route.exchanged(grad[route.order // route.experts_of_row], back=False), None
 
@@ -122,7 +121,6 @@ class Experts:
         self._own = number // ranks.size
         self._first = ranks.rank * self._own
         self._route: _Route | None = None
-        self._is_checked = False
 
     def register(self, module: nn.Module) -> None:
         """Put the hooks on the module."""

@@ -44,15 +44,15 @@ class OwnExperts(Tensor):
         cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # of an attribute
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
         run = _WAYS.get(name)
         if run is not None:
             return run(func, *args, **(kwargs or {}))
-        if name in _FACTS or name == "__get__" and func not in _TRANSPOSED:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        if func in _TRANSPOSED:
-            return _of_each(func, *args)
-        raise SplitError(f"{name} is not known to run on the experts of one rank")
+        if name not in _FACTS:
+            raise SplitError(f"{name} is not known to run on the experts of one rank")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -61,11 +61,14 @@ class OwnExperts(Tensor):
         raise SplitError(f"{func} is not known to run on the experts of one rank")
 
 
-_FACTS = frozenset({"size", "dim", "numel", "is_floating_point", "stride", "__len__", "__repr__"})
+_FACTS = frozenset(
+    {
+        "size", "dim", "numel", "is_floating_point", "__len__", "__repr__",
+        "shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_cpu", "is_meta",
+        "requires_grad", "is_sparse", "is_quantized", "itemsize", "_version",
+    }
+)  # fmt: skip
 """What is read of a tensor without its elements."""
-
-_TRANSPOSED = frozenset({Tensor.mT.__get__})
-"""Attributes that are views of each expert's weights."""
 
 
 def _of_each(func: Function, experts: Tree, *args: Tree, **kwargs: Tree) -> Tensor:
@@ -99,7 +102,7 @@ def _chosen(func: Function, experts: Tree, index: Tree) -> Tensor:
 
 
 def _ways() -> Iterable[tuple[str, Callable[..., Tensor]]]:
-    for name in ("transpose", "swapaxes", "permute", "contiguous", "to", "unsqueeze"):
+    for name in ("transpose", "swapaxes", "permute", "contiguous", "to", "unsqueeze", "mT"):
         yield name, _of_each
     for function in (functional.grouped_mm, torch._grouped_mm):
         yield function.__name__, _grouped

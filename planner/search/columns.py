@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.held_stage import left_bytes, moment_bytes
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import left_bytes, moment_bytes
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.cost.held_stage import HeldStage
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import HeldStage
 from planner.cost.step import StageChoice, StepPrice, price_step
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.pricing.instructions import module_shardings

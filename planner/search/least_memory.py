@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.stage_memory import HeldStage
+from planner.cost.held_stage import HeldStage
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.schedules import RankMoment

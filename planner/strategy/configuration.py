@@ -92,7 +92,7 @@ def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
 
 def expert_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
     """The ranks that share the state of the same experts."""
-    stride = degrees.ep * axis_stride(degrees, Axis.EP)
+    stride = degrees.ep * axis_stride(degrees, Axis.CP)
     return comm_group(cluster, degree=degrees.expert_shards, stride=stride)
 
 

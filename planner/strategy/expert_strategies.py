@@ -5,10 +5,11 @@ module takes rows of features, the experts that each row goes to and their weigh
 weights of all experts side by side.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import OperatorGraph, TensorValue
+from planner.graph.operator_graph import OperatorGraph, OpNode, TensorValue
 from planner.runtime.layout import REPLICATE, shard
+from planner.runtime.op_rules import MATMULS
 from planner.strategy.module_strategies import own_parameters, strategy
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.sharding import SplitParameter
@@ -18,6 +19,23 @@ from planner.vocabulary import Style
 
 _SELECTIONS = frozenset({"_grouped_mm", "index", "select"})
 """Ops that take the weights of some experts out of those of all."""
+
+_ADDITIONS = frozenset({"index_add", "index_add_", "scatter_add", "scatter_add_"})
+"""Ops that add up what comes to rows."""
+
+_MOVES = frozenset({"_to_copy", "clone", "index", "index_select", "gather"})
+"""Ops that leave numbers as they are."""
+
+_BY_ROW = (
+    MATMULS
+    | _MOVES
+    | {
+        *("_grouped_mm", "repeat_interleave", "index_put", "index_put_"),
+        *("native_layer_norm", "rms_norm", "_fused_rms_norm"),
+        *("zeros_like", "empty_like", "new_zeros", "new_empty", "_unsafe_view", "copy_"),
+    }
+)
+"""Ops that make of each row what they make of it alone, pointwise ones apart."""
 
 _COUNT_BYTES = DTYPE_BYTES["int64"]
 
@@ -38,8 +56,8 @@ def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
     """Tell whether a module is one of experts.
 
     It reads (rows, features), integers of (rows, experts of each) and numbers of that shape, and
-    returns (rows, features); the first dim of all its parameters is the experts, and they are read
-    by expert.
+    returns (rows, features), what its experts make of each row, added up; the first dim of all its
+    parameters is the experts, and they are read by expert.
 
     Args:
         node: A module.
@@ -50,7 +68,9 @@ def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
     if len(node.inputs) != 3 or len(node.outputs) != 1 or len(sizes) != 1 or sizes == {1}:
         return None
     chosen, weights, rows = _roles(node, graph)
-    if chosen is None or weights is None or rows is None or not _reads_by_expert(node, graph):
+    if chosen is None or weights is None or rows is None:
+        return None
+    if not _reads_by_expert(node, graph) or not _adds_up(node, graph, chosen.shape[1]):
         return None
     (number,) = sizes
     return Experts(
@@ -73,7 +93,7 @@ def _roles(
     values = [graph.values[value] for value in node.inputs]
     target = graph.values[node.outputs[0]].shape
     integers = [each for each in values if each.dtype.startswith("int")]
-    numbers = [each for each in values if each.dtype.startswith(("float", "bfloat"))]
+    numbers = [each for each in values if _is_number(each)]
     chosen = integers[0] if len(integers) == 1 and len(integers[0].shape) == 2 else None
     if chosen is None or len(target) != 2:
         return None, None, None
@@ -92,6 +112,39 @@ def _reads_by_expert(node: Node, graph: OperatorGraph) -> bool:
     )
 
 
+def _adds_up(node: Node, graph: OperatorGraph, top: int) -> bool:
+    """Whether what comes of a row is the sum of what its experts make of it, each by itself.
+
+    Each op works on rows alone, but for sums over the experts of a row, behind which nothing is
+    computed. A softmax over the weights of a row, say, would need those of all its experts.
+    """
+    summed: set[int] = set()
+    for op in (graph.nodes[op_id] for op_id in node.ops):
+        if not any(_is_number(graph.values[value]) for value in op.inputs):
+            continue
+        if not summed.isdisjoint(op.inputs) or op.name in _ADDITIONS:
+            if not (op.is_view or op.name in _ADDITIONS | _MOVES):
+                return False
+            summed.update(op.outputs)
+        elif op.name == "sum":
+            if not _sums_experts(op, graph, top):
+                return False
+            summed.update(op.outputs)
+        elif not (op.is_view or op.is_pointwise or op.name in _BY_ROW):
+            return False
+    return True
+
+
+def _sums_experts(op: OpNode, graph: OperatorGraph, top: int) -> bool:
+    """Whether a sum is over the middle of (rows, experts of each, features)."""
+    shape, dims = graph.values[op.inputs[0]].shape, op.arguments[1]
+    return len(shape) == 3 and shape[1] == top and dims in ([1], (1,), [-2], (-2,))
+
+
+def _is_number(value: TensorValue) -> bool:
+    return value.dtype.startswith(("float", "bfloat"))
+
+
 def expert_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
     """Give the one way to run a module of experts over ep, nothing for other modules."""
     graph = context.graph
@@ -106,5 +159,5 @@ def expert_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
     }
     split = tuple(SplitParameter(name=name, dim=0) for name in experts.parameters)
     inputs = dict.fromkeys(node.inputs, REPLICATE)
-    way = strategy(node, Style.EXPERTS, layouts, inputs, split=split, routed=experts.rows)
-    return [way]
+    way = strategy(node, Style.EXPERTS, layouts, inputs, split=split)
+    return [replace(way, routed=experts.rows)]

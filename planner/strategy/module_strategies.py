@@ -11,7 +11,7 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
-from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
+from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
 from planner.strategy.unit_context import UnitContext, as_stream, exits, fits
@@ -51,7 +51,8 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
 def _parts(node: Node, context: UnitContext) -> list[Layout]:
     """Splits of a module's input: that of the stream, and of dims between samples and features.
 
-    None over ep, where ranks have samples of their own. Over cp that of the stream where its samples and its sequence lie in one dim, too.
+    None over ep, where ranks have samples of their own. Over cp that of the stream where its
+    samples and its sequence lie in one dim, too.
     """
     if context.axis is Axis.EP:
         return []
@@ -133,7 +134,6 @@ def strategy(
     *,
     outputs: dict[int, Layout] | None = None,
     split: tuple[SplitParameter, ...] = (),
-    routed: RoutedRows | None = None,
 ) -> NodeStrategy:
     """Make a strategy; values that leave as they lie inside need no ``outputs``."""
     return NodeStrategy(
@@ -143,7 +143,6 @@ def strategy(
         layouts=layouts,
         loss_rows=0,
         split=split,
-        routed=routed,
     )
 
 

@@ -111,14 +111,9 @@ def broken_rule(
                     detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
                     f"{_listed(divisors(size))}",
                 )
-    if degrees.cp > 1:
-        refused = _context_rule(degrees, facts)
-        if refused is not None:
-            return refused
-    if degrees.ep > 1:
-        refused = _expert_rule(degrees, facts)
-        if refused is not None:
-            return refused
+    refused = _context_rule(degrees, facts) or _expert_rule(degrees, facts)
+    if refused is not None:
+        return refused
     if degrees.pp > facts.max_stages:
         return BrokenRule(
             rule="stages > cuts",
@@ -145,6 +140,8 @@ def broken_rule(
 def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
     """Context parallelism splits the stream's sequence, and inside attention its heads."""
     cp = degrees.cp
+    if cp == 1:
+        return None
     if degrees.tp > 1:
         return BrokenRule(
             rule="cp with tp",
@@ -173,6 +170,8 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
 def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
     """Expert parallelism gives each rank as many experts as others, and splits nothing else."""
     ep = degrees.ep
+    if ep == 1:
+        return None
     for axis in (Axis.TP, Axis.CP):
         if getattr(degrees, axis) > 1:
             return BrokenRule(

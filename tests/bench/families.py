@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
 from driver import IMPORTED
 from in_float64 import run_scripts_in_float64
-from planner.vocabulary import split_styles
 from launch import (
     arguments_of,
     largest_difference,
@@ -25,6 +24,8 @@ from launch import (
     outcome_of,
     run_jobs,
 )
+
+from planner.vocabulary import split_styles
 
 LAYOUTS = {
     "tp 2": {"tp": 2},
@@ -37,7 +38,6 @@ LAYOUTS = {
     "ep 2 x dp 2": {"dp_shard": 4, "ep": 2},
     "ep 2 x pp 2": {"dp_shard": 2, "ep": 2, "pp": 2},
 }
-
 
 
 def processes(fix: dict) -> int:

@@ -196,7 +196,6 @@ def test_the_model_file_of_a_config_needs_torch_and_transformers_only():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"degrees": ParallelDegrees(dp_shard=2, ep=2)}, "no expert parallelism"),
         (
             {"degrees": ParallelDegrees(pp=2), "schedule": "ZBVZeroBubble"},
             "schedule 'ZBVZeroBubble'",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
-from planner.cost.stage_memory import HeldStage, StageMemory
+from planner.cost.stage_memory import StageMemory
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.graph.analysis.shared import shared_activations

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.cost.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from planner.cost.held_stage import HeldStage
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import HeldStage
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.graph.loading.load import load_model

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, point_to_point_s
+from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits, TiedWeight
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import HeldStage
 from planner.cost.unit_pricing import PricedUnit, Recompute
 from planner.framework.profiles import load_framework
 from planner.framework.spec import StateBytes

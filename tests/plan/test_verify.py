@@ -352,7 +352,8 @@ MUTATIONS = {
     "a degree is 0": ("flat", "degrees", change_degrees(dp_replicate=0)),
     "a degree is negative": ("both", "degrees", change_degrees(tp=-2, pp=-2)),
     "two split axes": ("tensor", "degrees", change_degrees(cp=2)),
-    "expert parallelism": ("flat", "degrees", change_degrees(ep=2)),
+    "ep does not divide dp_shard": ("flat", "degrees", change_degrees(ep=5)),
+    "ep without experts": ("flat", "split modules", change_degrees(ep=2)),
     "cp without split modules": ("flat", "split modules", change_degrees(cp=2)),
     "an axis is missing": ("flat", "mesh", change(mesh_order=MESH_ORDER[:-1])),
     "tp is outermost": (

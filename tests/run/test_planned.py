@@ -27,7 +27,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
-        *("shallow_gpt", "shallow_llama"),
+        *("routed_experts", "shallow_gpt", "shallow_llama"),
     )
 }
 """Models that are no examples."""
@@ -73,6 +73,22 @@ CASES = {
     "packed_attention-tp_2_sequence": (
         "packed_attention",
         {"tp": 2, "pp": 2, "sequence_parallel": True},
+    ),
+    "routed_experts-ep_2": ("routed_experts", {"dp_shard": 2, "ep": 2}),
+    "routed_experts-ep_2_of_4": (
+        "routed_experts",
+        {
+            **{"dp_shard": 4, "ep": 2, "microbatch_size": 2},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "routed_experts-ep_2_hsdp": (
+        "routed_experts",
+        {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "activation_checkpointing": "selective"},
+    ),
+    "routed_experts-ep_2_pp_2": (
+        "routed_experts",
+        {"dp_shard": 2, "ep": 2, "pp": 2, "schedule": "Interleaved1F1B"},
     ),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
@@ -159,6 +175,16 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
     assert {each.module for each in packed if each.style == "replicate"} == {
         "attention", "crossing",
     }  # fmt: skip
+
+
+def test_expert_parallel_plans_split_experts_alone(outcomes):
+    _, plans, _ = outcomes
+    for name in (name for name, (_, fix) in CASES.items() if "ep" in fix):
+        (module,) = {each for sharding in plans[name].shardings for each in sharding.modules}
+        assert (module.module, module.style) == ("ffn.experts", "experts")
+        assert {(each.name, each.dim) for each in module.split} == {
+            ("into", 0), ("out_of", 0), ("bias", 0)
+        }  # fmt: skip
 
 
 PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}

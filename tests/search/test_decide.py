@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits, TiedWeight
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
-from planner.cost.stage_memory import HeldStage
 from planner.cost.unit_pricing import PricedUnit, Recompute
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT

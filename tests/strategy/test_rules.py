@@ -25,6 +25,7 @@ FACTS = ModelFacts(
     kv_heads=(4,),
     vocabularies=(128,),
     sequence=64,
+    experts=(8,),
     max_stages=10,
     recompute_refusals={},
 )
@@ -67,6 +68,24 @@ def test_cp_is_tried_where_it_is_asked_for():
     assert {each.cp for each in enumerate_degrees(8, FixedValues(cp=1), contexts=True)} == {1}
 
 
+@given(st.integers(1, 96))
+def test_ep_takes_ranks_of_dp_shard(gpus):
+    found = list(enumerate_degrees(gpus, FixedValues(), experts=True))
+    assert len(set(found)) == len(found)
+    assert all(each.world_size == gpus and each.dp_shard % each.ep == 0 for each in found)
+    assert all(each.tp == 1 for each in found if each.ep > 1)
+    without = [each for each in found if each.tp == 1 and each.ep == 1]
+    assert sum(each.tp == 1 for each in found) == sum(
+        len(divisors(each.dp_shard)) for each in without
+    )
+
+
+def test_ep_is_tried_where_it_is_asked_for():
+    assert {each.ep for each in enumerate_degrees(8, FixedValues())} == {1}
+    assert {each.ep for each in enumerate_degrees(8, FixedValues(ep=4))} == {4}
+    assert {each.ep for each in enumerate_degrees(8, FixedValues(ep=1), experts=True)} == {1}
+
+
 @pytest.mark.parametrize(
     ("degrees", "sizes", "rule", "words"),
     [
@@ -75,9 +94,14 @@ def test_cp_is_tried_where_it_is_asked_for():
         ({"cp": 4}, {"sequence": 65}, "sequence % cp", "sequence 65 % cp 4 = 1; cp can be 1, 5"),
         ({"cp": 2}, {"sequence": None}, "cp needs a sequence", "(batch, sequence, features)"),
         ({"cp": 2, "tp": 2}, {}, "cp with tp", "cp 2 with tp 2"),
+        ({"ep": 16}, {}, "experts % ep", "experts 8 % ep 16 = 8; ep can be 1, 2, 4, 8"),
+        ({"ep": 3}, {"experts": (6, 8)}, "experts % ep", "experts 8 % ep 3 = 2"),
+        ({"ep": 2}, {"experts": ()}, "ep needs experts", "no module of a block takes (tokens,"),
+        ({"ep": 2, "tp": 2}, {}, "ep with tp", "ep 2 with tp 2"),
+        ({"ep": 2, "cp": 2}, {}, "ep with cp", "ep 2 with cp 2"),
     ],
 )
-def test_what_cp_does_not_divide_is_refused(degrees, sizes, rule, words):
+def test_what_an_axis_does_not_divide_is_refused(degrees, sizes, rule, words):
     found = broken_rule(ParallelDegrees(**degrees), replace(FACTS, **sizes), 64)
     assert found.rule == rule
     assert words in found.detail

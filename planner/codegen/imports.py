@@ -1,0 +1,76 @@
+"""What the script of a plan imports of the runtime."""
+
+from planner.codegen.reads import read_sources
+from planner.plan.types import Plan
+from planner.vocabulary import Style
+
+
+def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tuple[str, str]]:
+    """Modules of the runtime, each with the names that the script uses of it.
+
+    Args:
+        plan: What the script runs.
+        recomputes: Whether blocks of a plan without pipeline are recomputed.
+        is_large: Whether the model is drawn shard by shard.
+    """
+    names = {
+        "checkpoint": {"write_init"},
+        "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
+        "data": {"Data"},
+        "log": {"Expected", "Log"},
+        "model": {"UserModel", "build_model", "cast_parameters"},
+        "options": {"DTYPES", "Options", "parse_options"},
+        "parallel_model": {"ParallelModel", "Recipe"},
+        "processes": {"agreed", "process_group", "run_and_leave"},
+        "reference": {"reference_model"},
+        "sharding": {"shard_parameters"},
+        "stopping": {"StopRequest"},
+        "weights": {"ModelNames"},
+    }
+    if plan.degrees.pp > 1:
+        names |= {
+            "anatomy": set() if plan.degrees.splits_modules else {"examine"},
+            "pipeline": {"pipeline_runner"},
+            "recompute": {"recompute_activations"},
+            "shared_parameters": {"SharedParameters"},
+            "stages": {"Stage", "StageSpec", "stages_of_rank"},
+        }
+    else:
+        names["step"] = {"Runner"}
+        kind = ("split_part", "SplitPart") if plan.degrees.splits_modules else ("part", "Part")
+        names[kind[0]] = {kind[1]}
+        if recomputes:
+            names["recompute"] = {"recompute_activations"}
+    if plan.degrees.splits_modules:
+        names |= _tensor_imports(plan)
+    if plan.degrees.cp > 1:
+        names["context_mesh"] = {"state_mesh"}
+    if plan.degrees.ep > 1:
+        names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
+    if plan.compile:
+        names["compiled"] = {"compile_blocks"}
+    if plan.degrees.splits_modules or plan.degrees.pp > 1:
+        names["gradients"] = {"clip_gradients"}
+    if read_sources(plan):
+        names["known_data"] = {"DataRead"}
+    if is_large:
+        names["first_weights"] = {"build_deferred", "parameters_on_meta"}
+    return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
+
+
+def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
+    """What tensor and context parallelism add to them."""
+    used = {"TensorParallel"}
+    if any(group.modules for group in plan.shardings):
+        used.add("ModuleSharding")
+    if sums_gradients(plan):
+        used.add("sum_sequence_gradients")
+    names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
+    return names | ({"anatomy": {"check_sequence"}} if plan.splits_stream else {})
+
+
+def sums_gradients(plan: Plan) -> bool:
+    """Say whether modules see a part of their input only, whose gradients are summed over tp."""
+    return plan.degrees.tp > 1 and any(
+        module.style == Style.ON_PART for each in plan.shardings for module in each.modules
+    )

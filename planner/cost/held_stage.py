@@ -1,0 +1,38 @@
+"""A stage on a rank at one moment of the schedule, and what activations it holds then."""
+
+from dataclasses import dataclass
+
+from planner.strategy.schedules import StageMoment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage:
+    """A stage on a rank, at one moment of the schedule."""
+
+    first: int
+    """First unit."""
+    end: int
+    """One past the last unit."""
+    kinds: tuple[str, ...]
+    """Recomputation of each unit."""
+    moment: StageMoment
+    """What it holds of the step's microbatches."""
+
+
+def left_bytes(kept_bytes: int, num_blocks: int) -> int:
+    """Activations that a microbatch has left when the last of some blocks runs its backward."""
+    return kept_bytes // num_blocks if num_blocks else 0
+
+
+def moment_bytes(moment: StageMoment, *, kept: int, left: int, beside: int) -> int:
+    """Activations that a stage holds at a moment of the schedule.
+
+    Args:
+        moment: The moment.
+        kept: What its units count of a microbatch, bytes.
+        left: What of that is left at the end of a backward.
+        beside: What else it keeps of a microbatch, less what lies in receive buffers.
+    """
+    held = moment.in_flight * (kept + beside) - moment.is_ending * (kept - left)
+    # What is left is a block of the mean size, which may be less than what the first received.
+    return max(0, held)
