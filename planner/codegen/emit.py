@@ -63,7 +63,6 @@ def emit_script(
     _check(plan)
     user = model_files(plan.model, folder)
     blocks = block_names(plan)
-    is_split = plan.degrees.splits_modules
     is_large = plan.model.num_parameters > MOST_BUILT_PARAMETERS
     recompute = _whole_recompute(plan) if plan.degrees.pp == 1 else ""
     return render(
@@ -83,18 +82,26 @@ def emit_script(
         stages=[_stage_source(plan, stage) for stage in plan.stages],
         recompute=recompute,
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
-        is_split=is_split,
-        split_axis=str(plan.degrees.split_axis),
-        split_mesh=_split_mesh(plan),
-        sequence="SEQUENCE_DIM" if plan.degrees.ep == 1 else "None",
-        ep=plan.degrees.ep,
         state_mesh=_state_mesh(plan),
-        block_groups=_block_groups(plan) if is_split else [],
-        outer_modules=_outer_modules(plan) if is_split else [],
-        sequence_dim=plan.sequence_dim if plan.splits_stream else None,
         gradient_sums=_gradient_sums(plan),
         is_large=is_large,
+        **_split(plan),
     )
+
+
+def _split(plan: Plan) -> dict[str, object]:
+    """What the script says of modules that are split over an axis."""
+    is_split = plan.degrees.splits_modules
+    return {
+        "is_split": is_split,
+        "split_axis": str(plan.degrees.split_axis),
+        "split_mesh": _split_mesh(plan),
+        "sequence": "SEQUENCE_DIM" if plan.degrees.ep == 1 else "None",
+        "ep": plan.degrees.ep,
+        "block_groups": _block_groups(plan) if is_split else [],
+        "outer_modules": _outer_modules(plan) if is_split else [],
+        "sequence_dim": plan.sequence_dim if plan.splits_stream else None,
+    }
 
 
 def _gradient_sums(plan: Plan) -> list[str]:

@@ -4,6 +4,22 @@ from planner.codegen.reads import read_sources
 from planner.plan.types import Plan
 from planner.vocabulary import Style
 
+_ALWAYS = {
+    "checkpoint": {"write_init"},
+    "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
+    "data": {"Data"},
+    "log": {"Expected", "Log"},
+    "model": {"UserModel", "build_model", "cast_parameters"},
+    "options": {"DTYPES", "Options", "parse_options"},
+    "parallel_model": {"ParallelModel", "Recipe"},
+    "processes": {"agreed", "process_group", "run_and_leave"},
+    "reference": {"reference_model"},
+    "sharding": {"shard_parameters"},
+    "stopping": {"StopRequest"},
+    "weights": {"ModelNames"},
+}
+"""What every script imports."""
+
 
 def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tuple[str, str]]:
     """Modules of the runtime, each with the names that the script uses of it.
@@ -13,20 +29,7 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
         recomputes: Whether blocks of a plan without pipeline are recomputed.
         is_large: Whether the model is drawn shard by shard.
     """
-    names = {
-        "checkpoint": {"write_init"},
-        "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
-        "data": {"Data"},
-        "log": {"Expected", "Log"},
-        "model": {"UserModel", "build_model", "cast_parameters"},
-        "options": {"DTYPES", "Options", "parse_options"},
-        "parallel_model": {"ParallelModel", "Recipe"},
-        "processes": {"agreed", "process_group", "run_and_leave"},
-        "reference": {"reference_model"},
-        "sharding": {"shard_parameters"},
-        "stopping": {"StopRequest"},
-        "weights": {"ModelNames"},
-    }
+    names = dict(_ALWAYS)
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.splits_modules else {"examine"},
@@ -42,11 +45,7 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
         if recomputes:
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.splits_modules:
-        names |= _tensor_imports(plan)
-    if plan.degrees.cp > 1:
-        names["context_mesh"] = {"state_mesh"}
-    if plan.degrees.ep > 1:
-        names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
+        names |= _split_imports(plan)
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:
@@ -58,15 +57,21 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
 
 
-def _tensor_imports(plan: Plan) -> dict[str, set[str]]:
-    """What tensor and context parallelism add to them."""
+def _split_imports(plan: Plan) -> dict[str, set[str]]:
+    """What tensor, context and expert parallelism add to them."""
     used = {"TensorParallel"}
     if any(group.modules for group in plan.shardings):
         used.add("ModuleSharding")
     if sums_gradients(plan):
         used.add("sum_sequence_gradients")
     names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
-    return names | ({"anatomy": {"check_sequence"}} if plan.splits_stream else {})
+    if plan.splits_stream:
+        names["anatomy"] = {"check_sequence"}
+    if plan.degrees.cp > 1:
+        names["context_mesh"] = {"state_mesh"}
+    if plan.degrees.ep > 1:
+        names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
+    return names
 
 
 def sums_gradients(plan: Plan) -> bool:

@@ -27,10 +27,7 @@ def shard_parameters(
         if any(True for _ in block.parameters()):
             block.register_forward_hook(_return_no_views)
             fully_shard(
-                block,
-                mesh=mesh,
-                reshard_after_forward=reshard_after_forward,
-                mp_policy=policy,
+                block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy
             )
     fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     part.stays_sharded = reshard_after_forward

@@ -54,6 +54,45 @@ def splits(tmp_path_factory):
     }
 
 
+MIXTURE = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    **{"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512},
+    **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4},
+    **{"num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 512},
+}
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        {"dp_shard": 8, "ep": 4, "reshard_after_forward": False},
+        {"dp_shard": 8, "ep": 4, "reshard_after_forward": True},
+        {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": False},
+    ],
+)
+def test_experts_on_different_ranks(fix, tmp_path, capsys):
+    """Over the ranks of ep rows are exchanged, and over others that have the same experts state."""
+    (tmp_path / "model").mkdir()
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(MIXTURE))
+    fix = {**fix, "microbatch_size": 2, "activation_checkpointing": "none"}
+    options = {"gpus": 8, "global_batch_size": 32, "seq_len": 512, "dtype": "bfloat16"}
+    folder = save(tmp_path / "plan", config, fix=fix, cluster="h100-sxm", **options)
+    assert run(["check", str(folder), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for each in document["collectives"]:
+        assert each["predicted_count"] == each["counted_count"], each
+        assert each["predicted_bytes"] == pytest.approx(each["counted_bytes"], rel=0.01)
+    groups = {each["kind"]: set() for each in document["collectives"]}
+    for each in document["collectives"]:
+        groups[each["kind"]].add(each["group_size"])
+    assert groups["all_to_all"] == {4}
+    experts = fix["dp_shard"] // fix["ep"]
+    assert groups["all_gather"] == {fix["dp_shard"], experts} - {1}
+    assert document["holds"]
+
+
 @pytest.fixture(scope="module")
 def split(splits):
     return splits["tp"]

@@ -234,12 +234,18 @@ NORMS_ON_PARTS = UnitSharding(
 )
 
 
+EXPERTS_APART = UnitSharding(
+    units=(1,), modules=(module_sharding("ln_1", "experts", split=(("weight", 0),)),)
+)
+
+
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
     plans = (
         make_plan(GPT, dp_shard=2),
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True),
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
+        changed(make_plan(GPT, dp_shard=2, ep=2), shardings=(EXPERTS_APART,)),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from planner.cost.op import op_s
-from planner.cost.work import backward_work, forward_work
+from planner.cost.work import Shares, backward_work, forward_work
 from planner.graph.loading.load import wrap_module
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
@@ -35,8 +35,7 @@ def loss(output, targets):
     return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
-def whole(_):
-    return 1.0
+WHOLE = Shares()
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
@@ -50,9 +49,9 @@ def test_a_recurrent_layer_takes_its_flop_and_a_step_at_a_time(kind, gates):
     (forward,) = (op for op in ops if op.phase is Phase.FORWARD)
     for op in ops:
         work = (
-            forward_work(graph, op, whole)
+            forward_work(graph, op, WHOLE)
             if op is forward
-            else backward_work(graph, op, forward, whole)
+            else backward_work(graph, op, forward, WHOLE)
         )
         assert work.kind == "matmul"
         assert (work.m, work.n, work.k) == (BATCH, gates * WIDTH, WIDTH)

@@ -170,6 +170,7 @@ def make_plan(
     dp_replicate=1,
     dp_shard=1,
     cp=1,
+    ep=1,
     tp=1,
     schedule="1F1B",
     virtual_stages=1,
@@ -188,7 +189,9 @@ def make_plan(
         cuts: First unit of each stage but the first; None cuts evenly.
         recompute: One word for all blocks, or a tuple with one word per block.
     """
-    degrees = ParallelDegrees(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
+    degrees = ParallelDegrees(
+        pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, ep=ep, tp=tp
+    )
     num_units = len(case.units)
     num_stages = pp * virtual_stages
     if cuts is None:
