@@ -9,7 +9,7 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -120,21 +120,21 @@ def placed(columns: Sequence[Column]) -> tuple[Column, ...]:
 class ColumnMaker:
     """Makes the columns of one configuration."""
 
-    def __init__(
-        self, table: StageCosts, *, kinds: Sequence[str], known_fronts: "FrontCache"
-    ) -> None:
+    def __init__(self, table: StageCosts, *, kinds: Sequence[str], known: "KnownMixes") -> None:
         """Keep the table.
 
         Args:
             table: Prices of the configuration.
             kinds: Recomputations to choose from, in the order of RECOMPUTATIONS.
-            known_fronts: Choices found before for the same priced units; new ones are added.
+            known: What was found before for the same priced units; more is added.
         """
         self.table = table
         self.kinds = tuple(kinds)
         """Recomputations to choose from."""
         self._last = len(table.units) - 1
-        self._fronts = known_fronts
+        self._fronts = known.fronts
+        self._mixes = known.mixes
+        self._states: dict[tuple[int, int], _State] = {}
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -160,14 +160,11 @@ class ColumnMaker:
         self, first: int, end: int, *, moments: Sequence[RankMoment], capacity_bytes: float
     ) -> Mix | None:
         """The fastest recomputation of a run that fits a rank of its own."""
-        memory = self.table.memory
-        if memory.reduction_bytes(first, end) > capacity_bytes:
+        memory, state = self.table.memory, self._state(first, end)
+        if state.reduction_bytes > capacity_bytes:
             return None
-        rooms = [
-            (moment, capacity_bytes - self._state_bytes(first, end, moment))
-            for (moment,) in moments
-        ]
-        beside = memory.beside_bytes(first, end)
+        rooms = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
+        beside = state.beside_bytes
 
         def fits(kept: int, left: int, temporary: tuple[float, float]) -> bool:
             return all(
@@ -195,15 +192,18 @@ class ColumnMaker:
                 return self._finished(first, end, self._kinds_of(first, end, point), point)
         return None
 
-    def _state_bytes(self, first: int, end: int, moment: StageMoment) -> float:
-        """What a stage holds at a moment but for activations and transients."""
-        memory = self.table.memory
-        held = memory.static_bytes(first, end)
-        if moment.has_gradients:
-            held += memory.gradient_bytes(first, end)
-        if moment.follows_backward:
-            held += memory.late_gathered_bytes(first, end)
-        return held
+    def _state(self, first: int, end: int) -> "_State":
+        """What a run holds whatever it recomputes."""
+        if (first, end) not in self._states:
+            memory = self.table.memory
+            self._states[first, end] = _State(
+                static_bytes=memory.static_bytes(first, end),
+                gradient_bytes=memory.gradient_bytes(first, end),
+                late_gathered_bytes=memory.late_gathered_bytes(first, end),
+                reduction_bytes=memory.reduction_bytes(first, end),
+                beside_bytes=memory.beside_bytes(first, end),
+            )
+        return self._states[first, end]
 
     def _ends(self, first: int, end: int) -> tuple[int, int, int]:
         """What prologue and epilogue add to a run of blocks, if it has them.
@@ -227,7 +227,7 @@ class ColumnMaker:
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
         seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
-        memory = self.table.memory
+        state = self._state(first, end)
         return Column(
             first=first,
             end=end,
@@ -235,15 +235,21 @@ class ColumnMaker:
             forward_s=seconds.forward_s,
             backward_s=seconds.backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
-            static_bytes=memory.static_bytes(first, end),
-            gradient_bytes=memory.gradient_bytes(first, end),
-            late_gathered_bytes=memory.late_gathered_bytes(first, end),
-            reduction_bytes=memory.reduction_bytes(first, end),
-            beside_bytes=memory.beside_bytes(first, end),
+            static_bytes=state.static_bytes,
+            gradient_bytes=state.gradient_bytes,
+            late_gathered_bytes=state.late_gathered_bytes,
+            reduction_bytes=state.reduction_bytes,
+            beside_bytes=state.beside_bytes,
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
         """The mix with one kind for all blocks."""
+        key = (first, end, kind)
+        if key not in self._mixes:
+            self._mixes[key] = self._made_mix(first, end, kind)
+        return self._mixes[key]
+
+    def _made_mix(self, first: int, end: int, kind: str) -> Mix:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
@@ -321,9 +327,39 @@ and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."
 _Alike = tuple[str, bool]
 """Structure of a block, and whether it is the model's first."""
 
-FrontCache = dict[tuple[tuple[str, bool, int, int], ...], list[_Point]]
+_FrontCache = dict[tuple[tuple[str, bool, int, int], ...], list[_Point]]
 """Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
 their transients."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMixes:
+    """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
+
+    fronts: _FrontCache = field(default_factory=dict)
+    """Undominated choices."""
+    mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
+    """One kind for all blocks of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What a run of units holds whatever it recomputes; the fields are those of ``Column``."""
+
+    static_bytes: float
+    gradient_bytes: float
+    late_gathered_bytes: int
+    reduction_bytes: float
+    beside_bytes: int
+
+    def held_bytes(self, moment: StageMoment) -> float:
+        """What it holds at a moment but for activations and transients."""
+        held = self.static_bytes
+        if moment.has_gradients:
+            held += self.gradient_bytes
+        if moment.follows_backward:
+            held += self.late_gathered_bytes
+        return held
 
 
 def _both(left: _Point, right: _Point) -> _Point:

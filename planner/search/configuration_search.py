@@ -1,6 +1,7 @@
 """One configuration: what its stages can be, and a bound on its step."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -315,21 +316,31 @@ class ConfigurationSearch:
 
     def even_cut(self) -> list[int]:
         """Boundaries of the stages nearest to even shares of the time."""
-        stages = self.configuration.num_stages
-        cuts = [0]
+        stages, before_s = self.configuration.num_stages, self._least_before_s
+        places = [0]
         for stage in range(1, stages):
-            low = self.positions.index(cuts[-1]) + 1
-            high = len(self.positions) - (stages - stage)
-            cuts.append(
-                min(
-                    self.positions[low:high],
-                    key=lambda end: abs(self.least_s(0, end) - stage * self.even_s),
-                )
-            )
-        return [*cuts, self.num_units]
+            low, high = places[-1] + 1, len(self.positions) - (stages - stage)
+            places.append(_nearest(before_s, stage * self.even_s, low, high))
+        return [*(self.positions[place] for place in places), self.num_units]
+
+    @cached_property
+    def _least_before_s(self) -> list[float]:
+        """``least_s`` of the units before each position."""
+        return [self.least_s(0, position) for position in self.positions]
 
     def partition(self, columns: list[Column]) -> Partition:
         """A choice of columns with its step time."""
         return Partition(
             columns=tuple(columns), objective_s=step_time_s(self.configuration, columns)
         )
+
+
+def _nearest(rising: Sequence[float], target: float, low: int, high: int) -> int:
+    """The first place in [low, high) of a rising sequence that is nearest to a target."""
+    above = bisect_left(rising, target, low, high)
+    if above == low:
+        return low
+    below = bisect_left(rising, rising[above - 1], low, above)
+    if above == high or abs(rising[below] - target) <= abs(rising[above] - target):
+        return below
+    return above

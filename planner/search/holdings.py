@@ -5,11 +5,14 @@ so that the choices of one rank can be listed without the others': those that fi
 step that may beat the limit. Memory is then no matter of the ILP, whose relaxation would mix a
 column that fits too well with one that does not fit.
 
+Most configurations that are asked for hold nothing in time. Whether the ranks can add up to the
+model at all is told beforehand by a relaxation (``rank_units``).
+
 Of two choices with stages of the same lengths, one that is no slower in any stage is enough: no
 path through the action list, and no rank's end, prefers the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -19,6 +22,7 @@ from planner.cost.pipeline import Path
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
+from planner.search.rank_units import StageChoices, possible_units
 from planner.strategy.schedules import StageMoment
 
 _MOST_LISTED = 50_000
@@ -44,14 +48,31 @@ def holdings(
     """
     pp = search.configuration.degrees.pp
     found: list[list[Holding]] = [[] for _ in range(pp)]
-    for rank in range(pp):
-        listed = _Listing(search, stages, rank, limit_s).run()
+    listings = [_Listing(search, stages, rank, limit_s) for rank in range(pp)]
+    if limit_s < float("inf") and not _can_add_up(search, stages, listings):
+        return found
+    for rank, listing in enumerate(listings):
+        listed = listing.run()
         if listed is None:
             return None
         if not listed:
             break
         found[rank] = listed
     return found
+
+
+def _can_add_up(
+    search: ConfigurationSearch,
+    stages: Sequence[Sequence[Column]],
+    listings: Sequence["_Listing"],
+) -> bool:
+    """Whether numbers of units that the ranks may hold add up to the model."""
+    least = np.array([[min(c.forward_s for c in s), min(c.backward_s for c in s)] for s in stages])
+    sums = {0}
+    for listing in listings:
+        held = listing.possible_units(least)
+        sums = {units + before for units in held for before in sums}
+    return search.num_units in sums
 
 
 @dataclass(slots=True)
@@ -122,6 +143,37 @@ class _Listing:
             ]
         )
 
+    def possible_units(self, least: Floats) -> list[int]:
+        """Numbers of units that the rank may hold in time, when others take their least.
+
+        Along a path, the stages of other ranks take their fastest columns; what the model takes
+        more than these and the rank's own is theirs too, and counts where it counts least.
+
+        Args:
+            least: Forward and backward of the fastest column of each stage.
+        """
+        whole = np.array(self._search.rest_s(()))
+        counts = np.array([[path.forwards, path.backwards] for path in self._paths])
+        counts = counts[:, :, self._others]
+        fewest, others = counts.min(axis=2), least[self._others].T
+        others_s = (counts * others).sum(axis=(1, 2)) + fewest @ (whole - others.sum(axis=1))
+        transients = np.max([stage.transients.min(axis=0) for stage in self._stages], axis=0)
+        relaxed = [
+            StageChoices(
+                lengths=np.array([column.end - column.first for column in columns]),
+                seconds=stage.seconds - stage.own_s @ fewest.T,
+                sizes=stage.sizes,
+            )
+            for stage, columns in zip(self._stages, self._columns, strict=True)
+        ]
+        return list(
+            possible_units(
+                relaxed,
+                most_s=self._most_s - others_s,
+                room_bytes=self._search.room_bytes - transients,
+            )
+        )
+
     def _promising(self, found: _Choices, at: int) -> _Choices:
         """Those within time and memory when the stages from ``at`` on take their least."""
         later = self._stages[at:]
@@ -184,26 +236,26 @@ def _path_s(columns: Sequence[Column], stage: int, paths: Sequence[Path]) -> Flo
 
 
 def _held_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
-    """What a stage holds at each moment, but for transients."""
-    return _by_moment(columns, moments, Column.held_bytes)
+    """What a stage holds at each moment, but for transients: ``Column.held_bytes``."""
+    flights = np.array([[float(m.in_flight), m.is_ending] for m in moments])
+    late = np.array([[float(m.has_gradients), m.follows_backward] for m in moments])
+    each = np.array(
+        [[float(c.mix.kept_bytes + c.beside_bytes), c.mix.kept_bytes - c.mix.left_bytes]
+         for c in columns]
+    )  # fmt: skip
+    static = np.array([[c.static_bytes] for c in columns])
+    states = np.array([[float(c.gradient_bytes), c.late_gathered_bytes] for c in columns])
+    activations = np.maximum(0.0, each[:, :1] * flights[:, 0] - each[:, 1:] * flights[:, 1])
+    held: Floats = static + activations + states[:, :1] * late[:, 0] + states[:, 1:] * late[:, 1]
+    return held
 
 
 def _transient_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
-    """Its highest transient at each moment."""
-    return _by_moment(columns, moments, lambda column, moment: column.mix.transient_bytes(moment))
-
-
-def _by_moment(
-    columns: Sequence[Column],
-    moments: Sequence[StageMoment],
-    measure: Callable[[Column, StageMoment], float],
-) -> Floats:
-    """Measure each column at each moment; moments of a stage are often the same."""
-    distinct = list(dict.fromkeys(moments))
-    measured = np.array([[measure(column, moment) for moment in distinct] for column in columns])
-    of = [distinct.index(moment) for moment in moments]
-    by_moment: Floats = measured[:, of]
-    return by_moment
+    """Its highest transient at each moment: ``Mix.transient_bytes``."""
+    early = np.array([[float(column.mix.early_temporary_bytes)] for column in columns])
+    late = np.array([[float(column.mix.temporary_bytes)] for column in columns])
+    transients: Floats = np.where([moment.is_ending for moment in moments], early, late)
+    return transients
 
 
 def _least(later: Sequence[Floats]) -> Floats | float:
