@@ -20,6 +20,11 @@ from numpy.typing import NDArray
 
 _PRICES = 3
 """Prices of memory that are tried, between the least and the most that a stage would pay."""
+_MOST_MOMENTS = 4
+"""Moments that are tried beside the mean of all."""
+
+_ROUNDING = 1e-9
+"""Room that is given away, so that no rounding takes any."""
 
 Floats = NDArray[np.float64]
 
@@ -47,11 +52,12 @@ def possible_units(
         room_bytes: Room at each moment.
     """
     prices = _prices(stages)
+    room_bytes = _some(room_bytes[None])[0]
     units, least = 0, np.zeros((1, len(most_s), len(room_bytes), len(prices)))
     for stage in stages:
         units += int(stage.lengths.min())
         least = _added(least, _by_length(stage, prices))
-    paid = least - room_bytes[:, None] * prices
+    paid = least - room_bytes[:, None] * prices * (1 + _ROUNDING)
     possible = (paid <= most_s[:, None, None]).all(axis=(1, 2, 3))
     yield from (units + np.flatnonzero(possible)).tolist()
 
@@ -69,9 +75,16 @@ def _prices(stages: Sequence[StageChoices]) -> Floats:
     return np.array([0.0, *np.geomspace(min(paid) / 1.5, max(paid) * 1.5, _PRICES)])
 
 
+def _some(by_moment: Floats) -> Floats:
+    """The mean over the moments, and some of these."""
+    step = -(-by_moment.shape[1] // _MOST_MOMENTS)
+    return np.column_stack([by_moment.mean(axis=1), by_moment[:, ::step]])
+
+
 def _by_length(stage: StageChoices, prices: Floats) -> Floats:
     """The least of a stage for each of its lengths, from the shortest on."""
-    cost = stage.seconds[:, :, None, None] + stage.sizes[:, None, :, None] * prices
+    sizes = _some(stage.sizes)
+    cost = stage.seconds[:, :, None, None] + sizes[:, None, :, None] * prices
     beyond = stage.lengths - stage.lengths.min()
     least = np.full((int(beyond.max()) + 1, *cost.shape[1:]), np.inf)
     for length in range(len(least)):

@@ -11,7 +11,7 @@ from searches import space_for
 from planner.hardware.profiles import load_cluster
 from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.combination import best_combination
-from planner.search.holdings import _can_add_up, _Listing
+from planner.search.holdings import _Listing, _listings, _Table
 from planner.search.rank_units import StageChoices, possible_units
 
 
@@ -92,9 +92,10 @@ def test_what_cannot_add_up_is_not_listed(searches):
         for factor in (1.0, 1.05, 1.2, 1.5):
             limit_s = factor * search.bound_s
             pp = search.configuration.degrees.pp
-            listings = [_Listing(search, stages, rank, limit_s) for rank in range(pp)]
-            if not all(stages) or _can_add_up(search, stages, listings):
+            if not all(stages) or _listings(search, stages, limit_s) is not None:
                 continue
+            tables = [_Table(search, columns) for columns in stages]
+            listings = [_Listing(search, tables[r::pp], r, limit_s) for r in range(pp)]
             refused += 1
             sums = {0}
             for listing in listings:
