@@ -184,13 +184,18 @@ class ColumnMaker:
         early_prologue = 0
         if first == 0:
             early_prologue = memory.early_temporary_bytes(0, 1, (Recomputation.NONE,))
-        for point in self._front(first, end):
-            early = max(early_prologue, point[2])
-            temporary = max(highest, point[2] - released), early
-            left = left_bytes(point[1], sum(map(sum, point[3])))
-            if fits(point[1] + kept, left, temporary):
-                return self._finished(first, end, self._kinds_of(first, end, point), point)
-        return None
+        front = self._front(first, end)
+        early = np.maximum(early_prologue, front.highest)
+        late = np.maximum(highest, front.highest - released)
+        all_kept, left = front.kept + kept, front.left
+        fitting = np.ones(len(front.points), dtype=bool)
+        for moment, room in rooms:
+            held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
+            fitting &= np.maximum(0, held) + (early if moment.is_ending else late) <= room
+        if not fitting.any():
+            return None
+        point = front.points[int(fitting.argmax())]
+        return self._finished(first, end, self._kinds_of(first, end, point), point)
 
     def _state(self, first: int, end: int) -> "_State":
         """What a run holds whatever it recomputes."""
@@ -265,7 +270,7 @@ class ColumnMaker:
                 blocks.setdefault(key, []).append(index)
         return blocks
 
-    def _front(self, first: int, end: int) -> "list[_Point]":
+    def _front(self, first: int, end: int) -> "_Front":
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
         reduced = self.table.memory.reduced_bytes
@@ -277,7 +282,7 @@ class ColumnMaker:
                 if len(front) > 1 or front[0][3]:
                     choices = [_both(point, choice) for point in front for choice in choices]
                 front = _prune(choices)
-            self._fronts[key] = front
+            self._fronts[key] = _Front(front)
         return self._fronts[key]
 
     def _kinds_of(self, first: int, end: int, point: "_Point") -> dict[int, str]:
@@ -327,7 +332,18 @@ and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."
 _Alike = tuple[str, bool]
 """Structure of a block, and whether it is the model's first."""
 
-_FrontCache = dict[tuple[tuple[str, bool, int, int], ...], list[_Point]]
+
+class _Front:
+    """Undominated choices for the blocks of a run, also as arrays."""
+
+    def __init__(self, points: list[_Point]) -> None:
+        self.points = points
+        self.kept = np.array([point[1] for point in points])
+        self.highest = np.array([point[2] for point in points])
+        self.left = np.array([left_bytes(point[1], sum(map(sum, point[3]))) for point in points])
+
+
+_FrontCache = dict[tuple[tuple[str, bool, int, int], ...], _Front]
 """Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
 their transients."""
 

@@ -63,15 +63,10 @@ class ConfigurationSearch:
         """Once per step on the rank that has most to do, at the least."""
         self.even_s = self.least_s(0, self.num_units) / configuration.num_stages
         """Even share of a stage."""
-        self.unit_s = max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
-        """The longest unit."""
         self.bound_s = self.once_s + least_s(
             configuration, forward_s=self.forward_s, backward_s=self.backward_s
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
-        self.alike_from = self._alike_from()
-        """First unit from which on runs of one length are alike wherever they lie before the last
-        unit; None where they are not."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
 
@@ -95,8 +90,17 @@ class ConfigurationSearch:
         """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
         return self.table.total("compute", first, end) + self.table.total("tp", first, end)
 
-    def _alike_from(self) -> int | None:
-        """Find it: unit 1, or unit 2 where the first block differs (nothing hides behind it).
+    @cached_property
+    def unit_s(self) -> float:
+        """The longest unit."""
+        return max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
+
+    @cached_property
+    def alike_from(self) -> int | None:
+        """First unit from which on runs of one length are alike wherever they lie.
+
+        Unit 1, or unit 2 where the first block differs (nothing hides behind it); the last unit is
+        in none of them. None where they are not alike.
 
         A weight that inner units share, or an activation that only some of them keep, tells one
         run from another, and so does a cut that sends more than others.
