@@ -11,7 +11,7 @@ from searches import space_for
 from planner.hardware.profiles import load_cluster
 from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.combination import best_combination
-from planner.search.holdings import _Listing, _listings, _Table
+from planner.search.holdings import _Listing, _listings, _numbers, _Table
 from planner.search.rank_units import StageChoices, possible_units
 
 
@@ -114,6 +114,22 @@ def _least_s(search, listings):
     found = best_combination(search, [listing.run() for listing in listings], float("inf"))
     assert found is not None
     return found.bound_s
+
+
+def test_tables_hold_what_their_columns_hold(searches):
+    for search in counted(searches)[::5]:
+        for stage, columns in enumerate(columns_of(search)):
+            if not columns:
+                continue
+            table = _Table(search, columns)
+            local = stage // search.configuration.degrees.pp
+            rank = stage % search.configuration.degrees.pp
+            moments = [moment[local] for moment in search.fullest_moments(rank)]
+            numbers = _numbers([(moment,) for moment in moments])[:, 0]
+            held = [[column.held_bytes(at) for at in moments] for column in columns]
+            transient = [[column.mix.transient_bytes(at) for at in moments] for column in columns]
+            assert table.held_bytes(numbers) == pytest.approx(np.array(held), rel=1e-12)
+            assert table.transient_bytes(numbers).tolist() == transient
 
 
 def test_mixes_known_from_other_configurations_are_those_made_anew(searches):
