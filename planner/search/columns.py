@@ -10,14 +10,23 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
 from planner.cost.stage_memory import left_bytes, moment_bytes
+from planner.search.fronts import (
+    Alike,
+    Front,
+    FrontCache,
+    Point,
+    all_counts,
+    both,
+    in_order,
+    pruned,
+    undominated,
+)
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
@@ -258,45 +267,45 @@ class ColumnMaker:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
-        point: _Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
+        point: Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
-    def _alike_blocks(self, first: int, end: int) -> "dict[_Alike, list[int]]":
+    def _alike_blocks(self, first: int, end: int) -> dict[Alike, list[int]]:
         """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
-        blocks: dict[_Alike, list[int]] = {}
+        blocks: dict[Alike, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
                 key = self.table.units[index].structure, index == self.table.model.blocks.start
                 blocks.setdefault(key, []).append(index)
         return blocks
 
-    def _front(self, first: int, end: int) -> "_Front":
+    def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
         reduced = self.table.memory.reduced_bytes
         key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
         if key not in self._fronts:
-            front: list[_Point] = [(0.0, 0, 0.0, ())]
+            front: list[Point] = [(0.0, 0, 0.0, ())]
             for indices in blocks.values():
                 choices = self._alike(indices[0], len(indices))
                 if len(front) > 1 or front[0][3]:
-                    choices = [_both(point, choice) for point in front for choice in choices]
-                front = _prune(choices)
-            self._fronts[key] = _Front(front)
+                    choices = [both(point, choice) for point in front for choice in choices]
+                front = pruned(choices)
+            self._fronts[key] = Front(front)
         return self._fronts[key]
 
-    def _kinds_of(self, first: int, end: int, point: "_Point") -> dict[int, str]:
+    def _kinds_of(self, first: int, end: int, point: Point) -> dict[int, str]:
         """Kind of each block of a run under a choice."""
         kinds: dict[int, str] = {}
         blocks = self._alike_blocks(first, end)
         for indices, counts in zip(blocks.values(), point[3], strict=True):
-            kinds.update(zip(indices, _in_order(counts), strict=True))
+            kinds.update(zip(indices, in_order(counts), strict=True))
         return kinds
 
-    def _alike(self, index: int, number: int) -> "list[_Point]":
+    def _alike(self, index: int, number: int) -> list[Point]:
         """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
         unit, order = self.table.units[index], RECOMPUTATIONS
-        counts = _counts(number)
+        counts = all_counts(number)
         allowed = np.array([kind in self.kinds for kind in order])
         counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
         seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
@@ -306,10 +315,10 @@ class ColumnMaker:
         highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
             (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
-            for at in _undominated(seconds, kept, highest)
+            for at in undominated(seconds, kept, highest)
         ]
 
-    def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
+    def _finished(self, first: int, end: int, kinds: dict[int, str], point: Point) -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
         ends = {0, self._last} & set(range(first, end))
         listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
@@ -324,35 +333,11 @@ class ColumnMaker:
         )
 
 
-_Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
-"""A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
-and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
-
-
-_Alike = tuple[str, bool]
-"""Structure of a block, and whether it is the model's first."""
-
-
-class _Front:
-    """Undominated choices for the blocks of a run, also as arrays."""
-
-    def __init__(self, points: list[_Point]) -> None:
-        self.points = points
-        self.kept = np.array([point[1] for point in points])
-        self.highest = np.array([point[2] for point in points])
-        self.left = np.array([left_bytes(point[1], sum(map(sum, point[3]))) for point in points])
-
-
-_FrontCache = dict[tuple[tuple[str, bool, int, int], ...], _Front]
-"""Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
-their transients."""
-
-
 @dataclass(frozen=True, slots=True)
 class KnownMixes:
     """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
 
-    fronts: _FrontCache = field(default_factory=dict)
+    fronts: FrontCache = field(default_factory=dict)
     """Undominated choices."""
     mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
     """One kind for all blocks of a run."""
@@ -376,50 +361,3 @@ class _State:
         if moment.follows_backward:
             held += self.late_gathered_bytes
         return held
-
-
-def _both(left: _Point, right: _Point) -> _Point:
-    """Two choices together."""
-    return (
-        left[0] + right[0],
-        left[1] + right[1],
-        max(left[2], right[2]),
-        left[3] + right[3],
-    )
-
-
-@cache
-def _counts(number: int) -> NDArray[np.int64]:
-    """All ways to give ``number`` alike blocks one kind each, in the order of RECOMPUTATIONS."""
-    selective, full = np.indices((number + 1, number + 1)).reshape(2, -1)
-    ways = np.column_stack([number - selective - full, selective, full])
-    return ways[ways[:, 0] >= 0]
-
-
-def _undominated(
-    seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
-) -> NDArray[np.intp]:
-    """Places of the points that no other beats in all three, fastest first."""
-    order = np.lexsort((highest, kept, seconds))
-    kept, highest = kept[order], highest[order]
-    worth_it = np.zeros(len(order), dtype=bool)
-    for top in np.unique(highest):
-        lower = np.where(highest <= top, kept, np.iinfo(np.int64).max)
-        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
-        worth_it |= (highest == top) & (kept < before)
-    return order[worth_it]
-
-
-def _in_order(counts: tuple[int, ...]) -> list[str]:
-    """Kinds of alike blocks in model order; the earliest recompute most."""
-    return [
-        kind
-        for kind, number in zip(reversed(RECOMPUTATIONS), reversed(counts), strict=True)
-        for _ in range(number)
-    ]
-
-
-def _prune(points: list[_Point]) -> list[_Point]:
-    """Points that no other beats in time, kept bytes and transients, fastest first."""
-    seconds, kept, highest = (np.array(values) for values in list(zip(*points, strict=True))[:3])
-    return [points[at] for at in _undominated(seconds, kept, highest)]
