@@ -158,6 +158,7 @@ ORDERS = {
         ("saved_model",),
     ),
     "pricing": (
+        ("graph_sizes",),
         ("choice", "sharding_ilp"),
         ("instructions",),
         ("unit_layouts",),
@@ -166,7 +167,8 @@ ORDERS = {
         ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
-        ("bounds", "columns"),
+        ("bounds", "fronts", "rank_units"),
+        ("columns",),
         ("stage_ilp",),
         ("configuration_search",),
         (

@@ -278,12 +278,12 @@ class OperatorGraph:
         """Elements of the parameters that are not frozen."""
         return sum(each.num_elements for each in self.parameters if each.requires_grad)
 
-    @property
+    @cached_property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
         return sum(op.flop for op in self.nodes if op.phase is Phase.FORWARD)
 
-    @property
+    @cached_property
     def backward_flop(self) -> int:
         """FLOPs of the backward pass."""
         return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)

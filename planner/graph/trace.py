@@ -59,7 +59,7 @@ def trace_model(
         ModelError: The model cannot be built, run or differentiated without data.
         RequestError: A hint does not fit, or no line asked for it.
     """
-    with _paused_collector():
+    with paused_collector():
         recording = record_step(
             model, microbatch_size=microbatch_size, dtype=dtype, progress=progress
         )
@@ -86,7 +86,7 @@ def record_step(
     with (
         default_dtype(compute),
         fused_kernels(),
-        _paused_collector(),
+        paused_collector(),
     ):
         notes, autocast = _run_step(model, module, inputs, recorder, progress)
         recording = freeze(recorder, module, batch, microbatch_size)
@@ -172,8 +172,8 @@ def _know_buffers(recorder: Recorder, model: LoadedModel, built: BuiltModel, dty
 
 
 @contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Stop the garbage collector, which would scan the growing tables over and over.
+def paused_collector() -> Iterator[None]:
+    """Stop the garbage collector, which would scan growing tables over and over.
 
     What was made meanwhile joins the oldest generation without a scan: nearly all of it stays.
     """

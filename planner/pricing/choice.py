@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.problem import ShardingProblem, sharding_problem, table_storages
+from planner.strategy.problem import ShardingProblem, sharding_problem
 from planner.vocabulary import Axis
 
 
@@ -62,27 +63,14 @@ def unit_problem(
     )
 
 
-def choice_of_unit(graph: OperatorGraph, unit: Unit, choice: ShardingChoice) -> ShardingChoice:
+def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> ShardingChoice:
     """What of a choice the layouts of a unit depend on; the rest is as in no choice.
 
     The sequence is split inside blocks alone, and of tables only units hear that have one.
     """
-    tables = table_storages(graph)
-    has_table = any(graph.parameters[index].storage in tables for index in unit.parameters)
     return replace(
         choice,
         sequence_parallel=choice.sequence_parallel and unit.kind is UnitKind.BLOCK,
-        split_tables=choice.split_tables and has_table,
+        split_tables=choice.split_tables and sizes.has_table(unit),
         compile=False,
     )
-
-
-def representatives(graph: OperatorGraph) -> list[Unit]:
-    """One unit of each structure: the second where there are several.
-
-    The first of many often makes what all share.
-    """
-    found: dict[str, list[Unit]] = {}
-    for unit in graph.units:
-        found.setdefault(unit.structure, []).append(unit)
-    return [alike[min(1, len(alike) - 1)] for alike in found.values()]

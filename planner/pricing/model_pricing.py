@@ -10,27 +10,19 @@ from planner.cost.unit_work import UnitWork
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
-from planner.graph.analysis.retained import kept_storages
-from planner.graph.analysis.shared import (
-    SharedActivation,
-    cut_storages,
-    passing_storages,
-    shared_activations,
-)
-from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import comm_group
-from planner.pricing.choice import ShardingChoice, representatives
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.pricing.unit_layouts import UnitLayouts
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, shard
-from planner.runtime.op_rules import MATMULS
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.problem import table_storages
 from planner.strategy.sharding import WholeModule
-from planner.vocabulary import RECOMPUTATIONS, Axis, Recomputation
+from planner.vocabulary import Axis
 
 _REFERENCE = "a100-80gb-sxm"
 """Cluster profile of the node by whose prices wired-in layouts are chosen."""
@@ -82,7 +74,7 @@ class ModelPricer:
         self._collective_host_s = collective_host_s
         self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
         self._works: dict[ShardingChoice, ModelWork | None] = {}
-        self._shared_by_size: dict[int, tuple[SharedActivation, ...]] = {}
+        self._unit_works: UnitWorks = {}
         self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
 
     def rank(self, choice: ShardingChoice) -> RankSpec:
@@ -137,22 +129,14 @@ class ModelPricer:
                 None
                 if solutions is None
                 else model_work(
-                    self._graphs.at(choice.microbatch_size),
+                    self._layouts.sizes(choice.microbatch_size),
                     solutions,
                     choice,
                     self._kernels,
-                    shared=self._shared(choice.microbatch_size),
+                    known=self._unit_works,
                 )
             )
         return self._works[choice]
-
-    def _shared(self, microbatch_size: int) -> tuple[SharedActivation, ...]:
-        """What units share, the same under all layouts."""
-        if microbatch_size not in self._shared_by_size:
-            graph = self._graphs.at(microbatch_size)
-            sized = {unit.structure: unit for unit in representatives(graph)}
-            self._shared_by_size[microbatch_size] = shared_activations(graph, sized)
-        return self._shared_by_size[microbatch_size]
 
     def reason(self, over: SplitAxis) -> str | None:
         """Why the script cannot run a layout over an axis, where it was tried and refused."""
@@ -175,45 +159,55 @@ class ModelPricer:
         return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
 
 
+UnitWorks = dict[tuple[int, bool, bool], tuple[ShardingSolution, UnitWork]]
+"""Work under a solution (by identity), on a split stream or not, compiled or not."""
+
+
 def model_work(
-    graph: OperatorGraph,
+    sizes: GraphSizes,
     solutions: dict[str, ShardingSolution],
     choice: ShardingChoice,
     kernels: KernelForms,
     *,
-    shared: tuple[SharedActivation, ...],
+    known: UnitWorks,
 ) -> ModelWork:
     """Count the work of each unit in model order, with the layouts that were chosen.
 
     Args:
-        graph: The model.
+        sizes: The model.
         solutions: Layouts by unit structure.
         choice: What they were chosen under.
         kernels: How a framework computes.
-        shared: Activations that units share.
+        known: What was counted before with these kernels; more is added.
     """
+    graph = sizes.graph
     has_epilogue = graph.units[-1].kind is UnitKind.EPILOGUE
     loss_apart = kernels.loss_apart and has_epilogue
     works: dict[str, UnitWork] = {}
     for structure, solution in solutions.items():
-        is_head = loss_apart and solution.problem.unit.kind is UnitKind.EPILOGUE
-        part: Part | None = (lambda op: bool(op.module)) if is_head else None
-        works[structure] = _solution_work(solution, choice, kernels, part)
+        kind = solution.problem.unit.kind
+        is_compiled = choice.compile and kind is UnitKind.BLOCK
+        key = (id(solution), choice.sequence_parallel, is_compiled)
+        if key not in known:
+            is_head = loss_apart and kind is UnitKind.EPILOGUE
+            part: Part | None = (lambda op: bool(op.module)) if is_head else None
+            known[key] = solution, _solution_work(sizes, solution, choice, kernels, part)
+        works[structure] = known[key][1]
     units = [works[unit.structure] for unit in graph.units]
-    entering = _entering_bytes(graph, choice, kernels)
-    received = _received_bytes(graph, choice)
-    matmul_flop = [_matmul_flop(graph, unit) for unit in graph.units]
+    entering = _entering_bytes(sizes, choice, kernels)
+    received = _received_bytes(sizes, choice)
+    matmul_flop = [*sizes.matmul_flop]
     if loss_apart:
         epilogue = solutions[graph.units[-1].structure]
-        units.append(_loss_work(epilogue, choice, kernels))
+        units.append(_loss_work(sizes, epilogue, choice, kernels))
         entering.append(_loss_inputs_bytes(epilogue, choice))
         received.append(0)
         matmul_flop.append(0)
     return ModelWork(
         units=tuple(units),
         entering_bytes=tuple(entering),
-        tied=_tied_works(graph, choice),
-        shared=shared,
+        tied=_tied_works(sizes, choice),
+        shared=sizes.shared,
         matmul_flop=tuple(matmul_flop),
         received_bytes=tuple(received),
         epilogue_units=1 + loss_apart,
@@ -221,7 +215,11 @@ def model_work(
 
 
 def _solution_work(
-    solution: ShardingSolution, choice: ShardingChoice, kernels: KernelForms, part: Part | None
+    sizes: GraphSizes,
+    solution: ShardingSolution,
+    choice: ShardingChoice,
+    kernels: KernelForms,
+    part: Part | None,
 ) -> UnitWork:
     """A unit's work; the stream's crossings at its boundary are paid with it."""
     problem = solution.problem
@@ -230,19 +228,19 @@ def _solution_work(
         problem,
         solution.chosen,
         (*solution.conversions, *stream_crossings(solution, choice)),
-        saved_before=_saved_before(problem.context.graph, problem.unit),
+        saved_before=sizes.saved_before(problem.unit),
         kernels=replace(kernels, pointwise="compiled") if is_compiled else kernels,
         part=part,
     )
 
 
 def _loss_work(
-    epilogue: ShardingSolution, choice: ShardingChoice, kernels: KernelForms
+    sizes: GraphSizes, epilogue: ShardingSolution, choice: ShardingChoice, kernels: KernelForms
 ) -> UnitWork:
     """What the root does with the outputs of the epilogue's modules."""
     alone = replace(choice, sequence_parallel=False)  # its crossings are paid with the head
     work = _solution_work(
-        replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
+        sizes, replace(epilogue, conversions=()), alone, kernels, lambda op: not op.module
     )
     return replace(
         work,
@@ -286,71 +284,28 @@ def stream_crossings(
     return ()
 
 
-def _saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
-    """Storages that the unit before keeps for its own backward."""
-    if unit.index == 0:
-        return frozenset()
-    return frozenset(
-        graph.values[value].storage
-        for op in graph.units[unit.index - 1].forward_ops
-        for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
-    )
-
-
-def _matmul_flop(graph: OperatorGraph, unit: Unit) -> int:
-    """FLOPs of a unit's forward products with parameters."""
-
-    def reads_parameter(values: tuple[int, ...]) -> bool:
-        storages = (graph.storages[graph.values[value].storage] for value in values)
-        return any(storage.kind is StorageKind.PARAMETER for storage in storages)
-
-    ops = (graph.nodes[op] for op in unit.forward_ops)
-    return sum(op.flop for op in ops if op.name in MATMULS and reads_parameter(op.inputs))
-
-
-def _entering_bytes(
-    graph: OperatorGraph, choice: ShardingChoice, kernels: KernelForms
-) -> list[int]:
+def _entering_bytes(sizes: GraphSizes, choice: ShardingChoice, kernels: KernelForms) -> list[int]:
     """Bytes that a rank sends to a stage that begins with each unit.
 
     The gather inside the node that follows a transfer split over tp is not priced: its links are
     some ten times as fast.
     """
-    split = choice.splits_stream or kernels.splits_transfers
-    entering = [0] * len(graph.units)
-    for cut in graph.cuts:
-        entering[cut.after_unit + 1] = cut.crossing_bytes // (choice.ranks if split else 1)
-    return entering
+    parts = choice.ranks if choice.splits_stream or kernels.splits_transfers else 1
+    return [num_bytes // parts for num_bytes in sizes.crossing_bytes]
 
 
-def _received_bytes(graph: OperatorGraph, choice: ShardingChoice) -> list[int]:
+def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> list[int]:
     """Bytes on a rank that each unit counts, under any recomputation, of what a cut sends it."""
-    received = [0] * len(graph.units)
-    for cut in graph.cuts:
-        unit = graph.units[cut.after_unit + 1]
-        counted = cut_storages(graph, cut) - passing_storages(graph, unit)
-        is_block = unit.kind is UnitKind.BLOCK
-        for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
-            counted &= kept_storages(graph, unit, kind)
-        size_bytes = sum(graph.storages[storage].size_bytes for storage in counted)
-        received[unit.index] = size_bytes // (choice.ranks if choice.splits_stream else 1)
-    return received
+    parts = choice.ranks if choice.splits_stream else 1
+    return [num_bytes // parts for num_bytes in sizes.received_bytes]
 
 
-def _tied_works(graph: OperatorGraph, choice: ShardingChoice) -> tuple[TiedWork, ...]:
+def _tied_works(sizes: GraphSizes, choice: ShardingChoice) -> tuple[TiedWork, ...]:
     """Weights that several units read, with their elements on a tp rank."""
-    readers: dict[int, list[int]] = {}
-    for unit in graph.units:
-        for index in unit.parameters:
-            readers.setdefault(index, []).append(unit.index)
-    tables = table_storages(graph)
     found = []
-    for index, units in sorted(readers.items()):
-        if len(units) > 1:
-            parameter = graph.parameters[index]
-            split = choice.split_tables and choice.tp > 1 and parameter.storage in tables
-            elements = parameter.num_elements // (choice.tp if split else 1)
-            found.append(
-                TiedWork(units=tuple(units), elements=elements, trained=parameter.requires_grad)
-            )
+    for index, units in sizes.tied:
+        parameter = sizes.graph.parameters[index]
+        split = choice.split_tables and choice.tp > 1 and parameter.storage in sizes.tables
+        elements = parameter.num_elements // (choice.tp if split else 1)
+        found.append(TiedWork(units=units, elements=elements, trained=parameter.requires_grad))
     return tuple(found)

@@ -7,7 +7,8 @@ from planner.errors import SolverError
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trial import Refusal
-from planner.pricing.choice import ShardingChoice, choice_of_unit, representatives, unit_problem
+from planner.pricing.choice import ShardingChoice, choice_of_unit, unit_problem
+from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
 from planner.runtime.layout import SplitAxis
@@ -37,10 +38,17 @@ class UnitLayouts:
         self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
         self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
         self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
+        self._sizes: dict[int, GraphSizes] = {}
         self._tried_at: int | None = None
         self._confirmed: set[ShardingChoice] = set()
         self.reasons: dict[SplitAxis, str] = {}
         """Why the script cannot run a layout over an axis, where it was tried and refused."""
+
+    def sizes(self, microbatch_size: int) -> GraphSizes:
+        """The graph at a microbatch size, with what is read off it once."""
+        if microbatch_size not in self._sizes:
+            self._sizes[microbatch_size] = GraphSizes(self._graphs.at(microbatch_size))
+        return self._sizes[microbatch_size]
 
     def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         """Layouts by unit structure, None where some unit cannot run under the choice."""
@@ -78,11 +86,11 @@ class UnitLayouts:
         return self._whole.get((choice, structure), ())
 
     def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        graph = self._graphs.at(choice.microbatch_size)
+        sizes = self.sizes(choice.microbatch_size)
         rank = self._rank(choice)
         solutions: dict[str, ShardingSolution] = {}
-        for unit in representatives(graph):
-            solution = self._solve_unit(graph, unit, choice, rank)
+        for unit in sizes.representatives:
+            solution = self._solve_unit(sizes, unit, choice, rank)
             if solution is None:
                 if choice.cp > 1:
                     found = Refusal(module="", reason=_NO_RULE)
@@ -95,12 +103,12 @@ class UnitLayouts:
         return solutions if runs else None
 
     def _solve_unit(
-        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
+        self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice, rank: RankSpec
     ) -> ShardingSolution | None:
         """The best layouts of a unit that the script can run, None where there are none."""
-        key = (unit.structure, choice_of_unit(graph, unit, choice))
+        key = (unit.structure, choice_of_unit(sizes, unit, choice))
         if key not in self._units:
-            self._units[key] = self._found(graph, unit, choice, rank)
+            self._units[key] = self._found(sizes.graph, unit, choice, rank)
         found = self._units[key]
         if isinstance(found, Refusal):
             self._note(choice, unit.name, found)

@@ -9,15 +9,24 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.held_stage import left_bytes, moment_bytes
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
+from planner.search.fronts import (
+    Alike,
+    Front,
+    FrontCache,
+    Point,
+    all_counts,
+    both,
+    in_order,
+    pruned,
+    undominated,
+)
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
@@ -120,21 +129,21 @@ def placed(columns: Sequence[Column]) -> tuple[Column, ...]:
 class ColumnMaker:
     """Makes the columns of one configuration."""
 
-    def __init__(
-        self, table: StageCosts, *, kinds: Sequence[str], known_fronts: "FrontCache"
-    ) -> None:
+    def __init__(self, table: StageCosts, *, kinds: Sequence[str], known: "KnownMixes") -> None:
         """Keep the table.
 
         Args:
             table: Prices of the configuration.
             kinds: Recomputations to choose from, in the order of RECOMPUTATIONS.
-            known_fronts: Choices found before for the same priced units; new ones are added.
+            known: What was found before for the same priced units; more is added.
         """
         self.table = table
         self.kinds = tuple(kinds)
         """Recomputations to choose from."""
         self._last = len(table.units) - 1
-        self._fronts = known_fronts
+        self._fronts = known.fronts
+        self._mixes = known.mixes
+        self._states: dict[tuple[int, int], _State] = {}
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -160,14 +169,11 @@ class ColumnMaker:
         self, first: int, end: int, *, moments: Sequence[RankMoment], capacity_bytes: float
     ) -> Mix | None:
         """The fastest recomputation of a run that fits a rank of its own."""
-        memory = self.table.memory
-        if memory.reduction_bytes(first, end) > capacity_bytes:
+        memory, state = self.table.memory, self._state(first, end)
+        if state.reduction_bytes > capacity_bytes:
             return None
-        rooms = [
-            (moment, capacity_bytes - self._state_bytes(first, end, moment))
-            for (moment,) in moments
-        ]
-        beside = memory.beside_bytes(first, end)
+        rooms = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
+        beside = state.beside_bytes
 
         def fits(kept: int, left: int, temporary: tuple[float, float]) -> bool:
             return all(
@@ -187,23 +193,31 @@ class ColumnMaker:
         early_prologue = 0
         if first == 0:
             early_prologue = memory.early_temporary_bytes(0, 1, (Recomputation.NONE,))
-        for point in self._front(first, end):
-            early = max(early_prologue, point[2])
-            temporary = max(highest, point[2] - released), early
-            left = left_bytes(point[1], sum(map(sum, point[3])))
-            if fits(point[1] + kept, left, temporary):
-                return self._finished(first, end, self._kinds_of(first, end, point), point)
-        return None
+        front = self._front(first, end)
+        early = np.maximum(early_prologue, front.highest)
+        late = np.maximum(highest, front.highest - released)
+        all_kept, left = front.kept + kept, front.left
+        fitting = np.ones(len(front.points), dtype=bool)
+        for moment, room in rooms:
+            held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
+            fitting &= np.maximum(0, held) + (early if moment.is_ending else late) <= room
+        if not fitting.any():
+            return None
+        point = front.points[int(fitting.argmax())]
+        return self._finished(first, end, self._kinds_of(first, end, point), point)
 
-    def _state_bytes(self, first: int, end: int, moment: StageMoment) -> float:
-        """What a stage holds at a moment but for activations and transients."""
-        memory = self.table.memory
-        held = memory.static_bytes(first, end)
-        if moment.has_gradients:
-            held += memory.gradient_bytes(first, end)
-        if moment.follows_backward:
-            held += memory.late_gathered_bytes(first, end)
-        return held
+    def _state(self, first: int, end: int) -> "_State":
+        """What a run holds whatever it recomputes."""
+        if (first, end) not in self._states:
+            memory = self.table.memory
+            self._states[first, end] = _State(
+                static_bytes=memory.static_bytes(first, end),
+                gradient_bytes=memory.gradient_bytes(first, end),
+                late_gathered_bytes=memory.late_gathered_bytes(first, end),
+                reduction_bytes=memory.reduction_bytes(first, end),
+                beside_bytes=memory.beside_bytes(first, end),
+            )
+        return self._states[first, end]
 
     def _ends(self, first: int, end: int) -> tuple[int, int, int]:
         """What prologue and epilogue add to a run of blocks, if it has them.
@@ -227,7 +241,7 @@ class ColumnMaker:
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
         seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
-        memory = self.table.memory
+        state = self._state(first, end)
         return Column(
             first=first,
             end=end,
@@ -235,57 +249,63 @@ class ColumnMaker:
             forward_s=seconds.forward_s,
             backward_s=seconds.backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
-            static_bytes=memory.static_bytes(first, end),
-            gradient_bytes=memory.gradient_bytes(first, end),
-            late_gathered_bytes=memory.late_gathered_bytes(first, end),
-            reduction_bytes=memory.reduction_bytes(first, end),
-            beside_bytes=memory.beside_bytes(first, end),
+            static_bytes=state.static_bytes,
+            gradient_bytes=state.gradient_bytes,
+            late_gathered_bytes=state.late_gathered_bytes,
+            reduction_bytes=state.reduction_bytes,
+            beside_bytes=state.beside_bytes,
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
         """The mix with one kind for all blocks."""
+        key = (first, end, kind)
+        if key not in self._mixes:
+            self._mixes[key] = self._made_mix(first, end, kind)
+        return self._mixes[key]
+
+    def _made_mix(self, first: int, end: int, kind: str) -> Mix:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
-        point: _Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
+        point: Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
         return self._finished(first, end, dict.fromkeys(blocks, kind), point)
 
-    def _alike_blocks(self, first: int, end: int) -> "dict[_Alike, list[int]]":
+    def _alike_blocks(self, first: int, end: int) -> dict[Alike, list[int]]:
         """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
-        blocks: dict[_Alike, list[int]] = {}
+        blocks: dict[Alike, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
                 key = self.table.units[index].structure, index == self.table.model.blocks.start
                 blocks.setdefault(key, []).append(index)
         return blocks
 
-    def _front(self, first: int, end: int) -> "list[_Point]":
+    def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
         reduced = self.table.memory.reduced_bytes
         key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
         if key not in self._fronts:
-            front: list[_Point] = [(0.0, 0, 0.0, ())]
+            front: list[Point] = [(0.0, 0, 0.0, ())]
             for indices in blocks.values():
                 choices = self._alike(indices[0], len(indices))
                 if len(front) > 1 or front[0][3]:
-                    choices = [_both(point, choice) for point in front for choice in choices]
-                front = _prune(choices)
-            self._fronts[key] = front
+                    choices = [both(point, choice) for point in front for choice in choices]
+                front = pruned(choices)
+            self._fronts[key] = Front(front)
         return self._fronts[key]
 
-    def _kinds_of(self, first: int, end: int, point: "_Point") -> dict[int, str]:
+    def _kinds_of(self, first: int, end: int, point: Point) -> dict[int, str]:
         """Kind of each block of a run under a choice."""
         kinds: dict[int, str] = {}
         blocks = self._alike_blocks(first, end)
         for indices, counts in zip(blocks.values(), point[3], strict=True):
-            kinds.update(zip(indices, _in_order(counts), strict=True))
+            kinds.update(zip(indices, in_order(counts), strict=True))
         return kinds
 
-    def _alike(self, index: int, number: int) -> "list[_Point]":
+    def _alike(self, index: int, number: int) -> list[Point]:
         """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
         unit, order = self.table.units[index], RECOMPUTATIONS
-        counts = _counts(number)
+        counts = all_counts(number)
         allowed = np.array([kind in self.kinds for kind in order])
         counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
         seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
@@ -295,10 +315,10 @@ class ColumnMaker:
         highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
             (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
-            for at in _undominated(seconds, kept, highest)
+            for at in undominated(seconds, kept, highest)
         ]
 
-    def _finished(self, first: int, end: int, kinds: dict[int, str], point: "_Point") -> Mix:
+    def _finished(self, first: int, end: int, kinds: dict[int, str], point: Point) -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
         ends = {0, self._last} & set(range(first, end))
         listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
@@ -313,61 +333,31 @@ class ColumnMaker:
         )
 
 
-_Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
-"""A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
-and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
+@dataclass(frozen=True, slots=True)
+class KnownMixes:
+    """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
+
+    fronts: FrontCache = field(default_factory=dict)
+    """Undominated choices."""
+    mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
+    """One kind for all blocks of a run."""
 
 
-_Alike = tuple[str, bool]
-"""Structure of a block, and whether it is the model's first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What a run of units holds whatever it recomputes; the fields are those of ``Column``."""
 
-FrontCache = dict[tuple[tuple[str, bool, int, int], ...], list[_Point]]
-"""Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
-their transients."""
+    static_bytes: float
+    gradient_bytes: float
+    late_gathered_bytes: int
+    reduction_bytes: float
+    beside_bytes: int
 
-
-def _both(left: _Point, right: _Point) -> _Point:
-    """Two choices together."""
-    return (
-        left[0] + right[0],
-        left[1] + right[1],
-        max(left[2], right[2]),
-        left[3] + right[3],
-    )
-
-
-@cache
-def _counts(number: int) -> NDArray[np.int64]:
-    """All ways to give ``number`` alike blocks one kind each, in the order of RECOMPUTATIONS."""
-    selective, full = np.indices((number + 1, number + 1)).reshape(2, -1)
-    ways = np.column_stack([number - selective - full, selective, full])
-    return ways[ways[:, 0] >= 0]
-
-
-def _undominated(
-    seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
-) -> NDArray[np.intp]:
-    """Places of the points that no other beats in all three, fastest first."""
-    order = np.lexsort((highest, kept, seconds))
-    kept, highest = kept[order], highest[order]
-    worth_it = np.zeros(len(order), dtype=bool)
-    for top in np.unique(highest):
-        lower = np.where(highest <= top, kept, np.iinfo(np.int64).max)
-        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
-        worth_it |= (highest == top) & (kept < before)
-    return order[worth_it]
-
-
-def _in_order(counts: tuple[int, ...]) -> list[str]:
-    """Kinds of alike blocks in model order; the earliest recompute most."""
-    return [
-        kind
-        for kind, number in zip(reversed(RECOMPUTATIONS), reversed(counts), strict=True)
-        for _ in range(number)
-    ]
-
-
-def _prune(points: list[_Point]) -> list[_Point]:
-    """Points that no other beats in time, kept bytes and transients, fastest first."""
-    seconds, kept, highest = (np.array(values) for values in list(zip(*points, strict=True))[:3])
-    return [points[at] for at in _undominated(seconds, kept, highest)]
+    def held_bytes(self, moment: StageMoment) -> float:
+        """What it holds at a moment but for activations and transients."""
+        held = self.static_bytes
+        if moment.has_gradients:
+            held += self.gradient_bytes
+        if moment.follows_backward:
+            held += self.late_gathered_bytes
+        return held

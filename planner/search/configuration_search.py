@@ -1,6 +1,7 @@
 """One configuration: what its stages can be, and a bound on its step."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -62,15 +63,10 @@ class ConfigurationSearch:
         """Once per step on the rank that has most to do, at the least."""
         self.even_s = self.least_s(0, self.num_units) / configuration.num_stages
         """Even share of a stage."""
-        self.unit_s = max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
-        """The longest unit."""
         self.bound_s = self.once_s + least_s(
             configuration, forward_s=self.forward_s, backward_s=self.backward_s
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
-        self.alike_from = self._alike_from()
-        """First unit from which on runs of one length are alike wherever they lie before the last
-        unit; None where they are not."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
 
@@ -94,8 +90,17 @@ class ConfigurationSearch:
         """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
         return self.table.total("compute", first, end) + self.table.total("tp", first, end)
 
-    def _alike_from(self) -> int | None:
-        """Find it: unit 1, or unit 2 where the first block differs (nothing hides behind it).
+    @cached_property
+    def unit_s(self) -> float:
+        """The longest unit."""
+        return max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
+
+    @cached_property
+    def alike_from(self) -> int | None:
+        """First unit from which on runs of one length are alike wherever they lie.
+
+        Unit 1, or unit 2 where the first block differs (nothing hides behind it); the last unit is
+        in none of them. None where they are not alike.
 
         A weight that inner units share, or an activation that only some of them keep, tells one
         run from another, and so does a cut that sends more than others.
@@ -315,21 +320,31 @@ class ConfigurationSearch:
 
     def even_cut(self) -> list[int]:
         """Boundaries of the stages nearest to even shares of the time."""
-        stages = self.configuration.num_stages
-        cuts = [0]
+        stages, before_s = self.configuration.num_stages, self._least_before_s
+        places = [0]
         for stage in range(1, stages):
-            low = self.positions.index(cuts[-1]) + 1
-            high = len(self.positions) - (stages - stage)
-            cuts.append(
-                min(
-                    self.positions[low:high],
-                    key=lambda end: abs(self.least_s(0, end) - stage * self.even_s),
-                )
-            )
-        return [*cuts, self.num_units]
+            low, high = places[-1] + 1, len(self.positions) - (stages - stage)
+            places.append(_nearest(before_s, stage * self.even_s, low, high))
+        return [*(self.positions[place] for place in places), self.num_units]
+
+    @cached_property
+    def _least_before_s(self) -> list[float]:
+        """``least_s`` of the units before each position."""
+        return [self.least_s(0, position) for position in self.positions]
 
     def partition(self, columns: list[Column]) -> Partition:
         """A choice of columns with its step time."""
         return Partition(
             columns=tuple(columns), objective_s=step_time_s(self.configuration, columns)
         )
+
+
+def _nearest(rising: Sequence[float], target: float, low: int, high: int) -> int:
+    """The first place in [low, high) of a rising sequence that is nearest to a target."""
+    above = bisect_left(rising, target, low, high)
+    if above == low:
+        return low
+    below = bisect_left(rising, rising[above - 1], low, above)
+    if above == high or abs(rising[below] - target) <= abs(rising[above] - target):
+        return below
+    return above

@@ -5,21 +5,24 @@ so that the choices of one rank can be listed without the others': those that fi
 step that may beat the limit. Memory is then no matter of the ILP, whose relaxation would mix a
 column that fits too well with one that does not fit.
 
+Most configurations that are asked for hold nothing in time. Whether the ranks can add up to the
+model at all is told beforehand by a relaxation (``rank_units``).
+
 Of two choices with stages of the same lengths, one that is no slower in any stage is enough: no
 path through the action list, and no rank's end, prefers the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline import Path
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
-from planner.strategy.schedules import StageMoment
+from planner.search.rank_units import StageChoices, possible_units
+from planner.strategy.schedules import RankMoment
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
@@ -42,16 +45,98 @@ def holdings(
         Choices by rank, all empty from a rank on that can hold none; None where there are too
         many to list.
     """
-    pp = search.configuration.degrees.pp
-    found: list[list[Holding]] = [[] for _ in range(pp)]
-    for rank in range(pp):
-        listed = _Listing(search, stages, rank, limit_s).run()
+    found: list[list[Holding]] = [[] for _ in range(search.configuration.degrees.pp)]
+    listings = _listings(search, stages, limit_s)
+    if listings is None:
+        return found
+    for rank, listing in enumerate(listings):
+        listed = listing.run()
         if listed is None:
             return None
         if not listed:
             break
         found[rank] = listed
     return found
+
+
+def _listings(
+    search: ConfigurationSearch, stages: Sequence[Sequence[Column]], limit_s: float
+) -> "list[_Listing] | None":
+    """The ranks' choices, None where what ranks may hold cannot add up to the model in time."""
+    pp = search.configuration.degrees.pp
+    tables: dict[int, _Table] = {}
+    listings: list[_Listing] = []
+    for rank in range(pp):
+        for columns in stages[rank::pp]:
+            if id(columns) not in tables:
+                tables[id(columns)] = _Table(search, columns)
+        mine = [tables[id(columns)] for columns in stages[rank::pp]]
+        listing = _Listing(search, mine, rank, limit_s)
+        if not listing.may_fit():
+            return None
+        listings.append(listing)
+    if limit_s == float("inf"):
+        return listings
+    least = np.array([tables[id(columns)].seconds.min(axis=0) for columns in stages])
+    sums = {0}
+    for listing in listings:
+        held = listing.possible_units(least)
+        sums = {units + before for units in held for before in sums}
+    return listings if search.num_units in sums else None
+
+
+class _Table:
+    """The columns of a stage as arrays, a row each."""
+
+    def __init__(self, search: ConfigurationSearch, columns: Sequence[Column]) -> None:
+        self.columns = columns
+        self.lengths = np.array([column.end - column.first for column in columns])
+        self.seconds: Floats = np.array([[c.forward_s, c.backward_s] for c in columns])
+        """Forward and backward."""
+        self.own_s: Floats = np.array(_own_s(search, columns))
+        self.reductions: Floats = np.array([float(c.reduction_bytes) for c in columns])
+        self._static: Floats = np.array([[float(c.static_bytes)] for c in columns])
+        self._activations: Floats = np.array(
+            [
+                [float(c.mix.kept_bytes + c.beside_bytes), c.mix.kept_bytes - c.mix.left_bytes]
+                for c in columns
+            ]
+        )
+        self._state: Floats = np.array(
+            [[float(c.gradient_bytes), c.late_gathered_bytes] for c in columns]
+        )
+        self._transients: Floats = np.array(
+            [[float(c.mix.temporary_bytes), c.mix.early_temporary_bytes] for c in columns]
+        )
+
+    def path_s(self, counts: Floats) -> Floats:
+        """Seconds along paths that take each column so often, forward and backward."""
+        seconds: Floats = self.seconds @ counts.T
+        return seconds
+
+    def held_bytes(self, moments: Floats) -> Floats:
+        """``Column.held_bytes`` at each moment (``_numbers``)."""
+        in_flight, is_ending, follows_backward, has_gradients = moments.T
+        held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
+        state = self._state[:, :1] * has_gradients + self._state[:, 1:] * follows_backward
+        in_all: Floats = self._static + np.maximum(0.0, held) + state
+        return in_all
+
+    def transient_bytes(self, moments: Floats) -> Floats:
+        """``Mix.transient_bytes`` at each moment."""
+        transients: Floats = self._transients[:, moments[:, 1].astype(int)]
+        return transients
+
+
+def _numbers(moments: Sequence[RankMoment]) -> Floats:
+    """The numbers of each moment of a rank, by stage of it."""
+    return np.array(
+        [
+            [(at.in_flight, at.is_ending, at.follows_backward, at.has_gradients) for at in moment]
+            for moment in moments
+        ],
+        dtype=float,
+    )
 
 
 @dataclass(slots=True)
@@ -81,28 +166,29 @@ class _Listing:
     def __init__(
         self,
         search: ConfigurationSearch,
-        stages: Sequence[Sequence[Column]],
+        tables: Sequence[_Table],
         rank: int,
         limit_s: float,
     ) -> None:
-        pp = search.configuration.degrees.pp
-        mine = range(rank, len(stages), pp)
+        stages, pp = search.configuration.num_stages, search.configuration.degrees.pp
+        mine = range(rank, stages, pp)
         self._search = search
         self._most_s = limit_s * (1 + 1e-9) - search.once_s
-        self._columns = [stages[stage] for stage in mine]
-        self._paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
-        self._others = [stage for stage in range(len(stages)) if stage % pp != rank]
-        moments = search.fullest_moments(rank)
+        self._tables = tables
+        paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
+        self._counts = np.array([[path.forwards, path.backwards] for path in paths], dtype=float)
+        self._others = [stage for stage in range(stages) if stage % pp != rank]
+        moments = _numbers(search.fullest_moments(rank))
         self._stages = [
             _Choices(
-                places=np.arange(len(columns))[:, None],
-                seconds=_path_s(columns, stage, self._paths),
-                own_s=_own_s(search, columns),
-                sizes=_held_bytes(columns, [moment[at] for moment in moments]),
-                transients=_transient_bytes(columns, [moment[at] for moment in moments]),
-                reductions=np.array([column.reduction_bytes for column in columns]),
+                places=np.arange(len(table.columns))[:, None],
+                seconds=table.path_s(self._counts[:, :, stage]),
+                own_s=table.own_s,
+                sizes=table.held_bytes(moments[:, at]),
+                transients=table.transient_bytes(moments[:, at]),
+                reductions=table.reductions,
             )
-            for at, (stage, columns) in enumerate(zip(mine, self._columns, strict=True))
+            for at, (stage, table) in enumerate(zip(mine, self._tables, strict=True))
         ]
 
     def run(self) -> list[Holding] | None:
@@ -117,9 +203,47 @@ class _Listing:
         found = found.only(self._leaves_enough(found) & self._fits(found))
         return _undominated(
             [
-                tuple(columns[at] for columns, at in zip(self._columns, row, strict=True))
+                tuple(table.columns[at] for table, at in zip(self._tables, row, strict=True))
                 for row in found.places
             ]
+        )
+
+    def may_fit(self) -> bool:
+        """Whether the rank has room for the least of each stage."""
+        sizes = np.sum([stage.sizes.min(axis=0) for stage in self._stages], axis=0)
+        return bool((sizes + self._least_transients() <= self._search.room_bytes).all())
+
+    def _least_transients(self) -> Floats:
+        """Highest transient at each moment, at the least."""
+        least: Floats = np.max([stage.transients.min(axis=0) for stage in self._stages], axis=0)
+        return least
+
+    def possible_units(self, least: Floats) -> list[int]:
+        """Numbers of units that the rank may hold in time, when others take their least.
+
+        Along a path, the stages of other ranks take their fastest columns; what the model takes
+        more than these and the rank's own is theirs too, and counts where it counts least.
+
+        Args:
+            least: Forward and backward of the fastest column of each stage.
+        """
+        whole, others = np.array(self._search.rest_s(())), least[self._others]
+        counts = self._counts[:, :, self._others]
+        fewest = counts.min(axis=2)
+        others_s = (counts * others.T).sum(axis=(1, 2)) + fewest @ (whole - others.sum(axis=0))
+        return list(
+            possible_units(
+                [
+                    StageChoices(
+                        lengths=table.lengths,
+                        seconds=stage.seconds - stage.own_s @ fewest.T,
+                        sizes=stage.sizes,
+                    )
+                    for stage, table in zip(self._stages, self._tables, strict=True)
+                ],
+                most_s=self._most_s - others_s,
+                room_bytes=self._search.room_bytes - self._least_transients(),
+            )
         )
 
     def _promising(self, found: _Choices, at: int) -> _Choices:
@@ -147,9 +271,8 @@ class _Listing:
         forward_s, backward_s = np.maximum(0.0, whole - found.own_s).T
         share_s = (forward_s + backward_s) / (configuration.degrees.pp - 1)
         enough: Flags = configuration.num_microbatches * share_s <= self._most_s
-        for so_far, path in zip(found.seconds.T, self._paths, strict=True):
-            least_forward = min(path.forwards[stage] for stage in self._others)
-            least_backward = min(path.backwards[stage] for stage in self._others)
+        fewest = self._counts[:, :, self._others].min(axis=2)
+        for so_far, (least_forward, least_backward) in zip(found.seconds.T, fewest, strict=True):
             rest_s = least_forward * forward_s + least_backward * backward_s
             enough &= so_far + rest_s <= self._most_s
         return enough
@@ -169,41 +292,15 @@ def _extended(found: _Choices, stage: _Choices) -> _Choices:
     )
 
 
-def _own_s(search: ConfigurationSearch, columns: Sequence[Column]) -> Floats:
-    whole = np.array(search.rest_s(()))
-    return np.array([whole - search.rest_s((column,)) for column in columns])
-
-
-def _path_s(columns: Sequence[Column], stage: int, paths: Sequence[Path]) -> Floats:
-    forward_s = np.array([[column.forward_s] for column in columns])
-    backward_s = np.array([[column.backward_s] for column in columns])
-    forwards = np.array([[path.forwards[stage] for path in paths]])
-    backwards = np.array([[path.backwards[stage] for path in paths]])
-    seconds: Floats = forward_s * forwards + backward_s * backwards
-    return seconds
-
-
-def _held_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
-    """What a stage holds at each moment, but for transients."""
-    return _by_moment(columns, moments, Column.held_bytes)
-
-
-def _transient_bytes(columns: Sequence[Column], moments: Sequence[StageMoment]) -> Floats:
-    """Its highest transient at each moment."""
-    return _by_moment(columns, moments, lambda column, moment: column.mix.transient_bytes(moment))
-
-
-def _by_moment(
-    columns: Sequence[Column],
-    moments: Sequence[StageMoment],
-    measure: Callable[[Column, StageMoment], float],
-) -> Floats:
-    """Measure each column at each moment; moments of a stage are often the same."""
-    distinct = list(dict.fromkeys(moments))
-    measured = np.array([[measure(column, moment) for moment in distinct] for column in columns])
-    of = [distinct.index(moment) for moment in moments]
-    by_moment: Floats = measured[:, of]
-    return by_moment
+def _own_s(search: ConfigurationSearch, columns: Sequence[Column]) -> list[tuple[float, float]]:
+    """Forward and backward of each column's units, at the least."""
+    known: dict[tuple[int, int], tuple[float, float]] = {}
+    for column in columns:
+        run = (column.first, column.end)
+        if run not in known:
+            forward_s = search.least_forward_s(*run)
+            known[run] = forward_s, search.least_s(*run) - forward_s
+    return [known[column.first, column.end] for column in columns]
 
 
 def _least(later: Sequence[Floats]) -> Floats | float:

@@ -15,7 +15,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
-from planner.search.columns import ColumnMaker, FrontCache
+from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.strategy.configuration import Configuration
@@ -78,7 +78,7 @@ class LayoutSpace:
             collective_host_s=framework.collective_host_s,
             is_tried=framework.name == SCRIPT,
         )
-        self._fronts: dict[tuple[ShardingChoice, Hashable], FrontCache] = {}
+        self._known: dict[tuple[ShardingChoice, float, Hashable], KnownMixes] = {}
 
     @property
     def tries_contexts(self) -> bool:
@@ -140,7 +140,7 @@ class LayoutSpace:
         """Try a choice as the script will run it; False where that changes what it costs."""
         if self.pricer.confirm(choice):
             return True
-        self._fronts = {key: each for key, each in self._fronts.items() if key[0] != choice}
+        self._known = {key: each for key, each in self._known.items() if key[0] != choice}
         return False
 
     def searches(
@@ -175,6 +175,7 @@ class LayoutSpace:
             priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)
             if priced is not None:
                 table = StageCosts(priced.model, configuration, self.cluster, self.framework)
-                fronts = self._fronts.setdefault((choice, table.recomputation_key), {})
-                maker = ColumnMaker(table, kinds=kinds, known_fronts=fronts)
+                key = (choice, rank.network_host_s, table.recomputation_key)
+                known = self._known.setdefault(key, KnownMixes())
+                maker = ColumnMaker(table, kinds=kinds, known=known)
                 yield ConfigurationSearch(configuration, priced, table, maker)

@@ -1,7 +1,8 @@
 """One configuration's part of the ILP: the choices that can be part of a step below a limit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from planner.cost.stage_costs import Links
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
@@ -19,10 +20,7 @@ def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem |
     runs = [_near(search, stage) for stage in range(search.configuration.num_stages)]
     if not counted:
         runs = list(_runs(search, limit_s))
-    stages = [
-        [column for first, end in runs_of_stage for column in search.columns(s, first, end)]
-        for s, runs_of_stage in enumerate(runs)
-    ]
+    stages = _columns(search, runs)
     if not all(stages):
         return None
     held = holdings(search, stages, limit_s) if counted else None
@@ -43,6 +41,20 @@ def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem |
         room_bytes=search.room_bytes if search.shares_ranks and held is None else None,
         num_units=search.num_units if counted else None,
     )
+
+
+def _columns(
+    search: ConfigurationSearch, runs: Sequence[Sequence[tuple[int, int]]]
+) -> list[list[Column]]:
+    """Columns of each stage; stages with the same runs and links have one list of them."""
+    known: dict[tuple[int, Links], list[Column]] = {}
+    found = []
+    for stage, runs_of_stage in enumerate(runs):
+        key = (id(runs_of_stage), search.table.links(stage))
+        if key not in known:
+            known[key] = [column for run in runs_of_stage for column in search.columns(stage, *run)]
+        found.append(known[key])
+    return found
 
 
 def _may_be_in(search: ConfigurationSearch, stage: int, column: Column, limit_s: float) -> bool:

@@ -17,12 +17,12 @@ from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import StageMemory
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.graph.analysis.shared import shared_activations
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
 from planner.hardware.profiles import load_cluster
-from planner.pricing.choice import ShardingChoice, representatives, unit_problem
+from planner.pricing.choice import ShardingChoice, unit_problem
+from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.model_pricing import ModelPricer, model_work
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
@@ -126,7 +126,7 @@ def series(sizes, points, *, tp):
     first = sizes.at(points[0])
     solutions = {
         unit.structure: solve_sharding(unit_problem(first, unit, choice), rank)
-        for unit in representatives(first)
+        for unit in GraphSizes(first).representatives
     }
     found, wholes = {}, []
     for point in points:
@@ -136,11 +136,10 @@ def series(sizes, points, *, tp):
             unit.structure: replace(
                 solutions[unit.structure], problem=unit_problem(graph, unit, choice)
             )
-            for unit in representatives(graph)
+            for unit in GraphSizes(graph).representatives
         }
-        sized = {unit.structure: unit for unit in representatives(graph)}
-        shared = shared_activations(graph, sized)
-        model = model_work(graph, moved, choice, FRAMEWORK.kernels, shared=shared).priced(rank)
+        work = model_work(GraphSizes(graph), moved, choice, FRAMEWORK.kernels, known={})
+        model = work.priced(rank)
         prices = dict(zip([u.structure for u in graph.units], model.units, strict=True))
         for kind in RECOMPUTATIONS:
             for structure, price in prices.items():

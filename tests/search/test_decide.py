@@ -17,7 +17,7 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.profiles import load_cluster
-from planner.search.columns import ColumnMaker
+from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
@@ -153,7 +153,7 @@ def search_of(model, configuration, cluster):
     cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
     priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
     costs = StageCosts(model, configuration, cluster, FRAMEWORK)
-    maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known_fronts={})
+    maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known=KnownMixes())
     return ConfigurationSearch(configuration, priced, costs, maker)
 
 
@@ -329,7 +329,7 @@ def test_a_column_costs_what_its_units_cost(model, cluster, share):
     """Also the model's first block, behind whose recomputation less traffic hides."""
     for configuration in configurations(model):
         costs = search_of(model, configuration, cluster).table
-        maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known_fronts={})
+        maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known=KnownMixes())
         for first, end in combinations(range(len(model.units) + 1), 2):
             most, least = (
                 costs.memory.static_bytes(first, end) + mix.kept_bytes + mix.temporary_bytes

@@ -1,0 +1,109 @@
+"""What prices take from a graph under any layout: each is read off it once."""
+
+from functools import cached_property
+
+from planner.graph.analysis.retained import kept_storages
+from planner.graph.analysis.shared import (
+    SharedActivation,
+    cut_storages,
+    passing_storages,
+    shared_activations,
+)
+from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
+from planner.runtime.op_rules import MATMULS
+from planner.strategy.problem import table_storages
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
+
+
+class GraphSizes:
+    """Sizes of one graph by unit, before they are split over any axis.
+
+    Graphs have tens of thousands of ops, and a search asks of each graph under a dozen choices.
+    """
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        """Keep the graph; nothing is read yet."""
+        self.graph = graph
+
+    @cached_property
+    def representatives(self) -> list[Unit]:
+        """One unit of each structure: the second where there are several.
+
+        The first of many often makes what all share.
+        """
+        found: dict[str, list[Unit]] = {}
+        for unit in self.graph.units:
+            found.setdefault(unit.structure, []).append(unit)
+        return [alike[min(1, len(alike) - 1)] for alike in found.values()]
+
+    @cached_property
+    def tables(self) -> frozenset[int]:
+        """``table_storages``."""
+        return table_storages(self.graph)
+
+    def has_table(self, unit: Unit) -> bool:
+        """Whether a unit reads a table."""
+        return any(self.graph.parameters[index].storage in self.tables for index in unit.parameters)
+
+    @cached_property
+    def shared(self) -> tuple[SharedActivation, ...]:
+        """Activations that units share."""
+        sized = {unit.structure: unit for unit in self.representatives}
+        return shared_activations(self.graph, sized)
+
+    @cached_property
+    def crossing_bytes(self) -> tuple[int, ...]:
+        """Bytes that enter a stage which begins with each unit, 0 where none can."""
+        crossing = [0] * len(self.graph.units)
+        for cut in self.graph.cuts:
+            crossing[cut.after_unit + 1] = cut.crossing_bytes
+        return tuple(crossing)
+
+    @cached_property
+    def received_bytes(self) -> tuple[int, ...]:
+        """Bytes that each unit counts, under any recomputation, of what a cut sends it."""
+        graph = self.graph
+        received = [0] * len(graph.units)
+        for cut in graph.cuts:
+            unit = graph.units[cut.after_unit + 1]
+            counted = cut_storages(graph, cut) - passing_storages(graph, unit)
+            is_block = unit.kind is UnitKind.BLOCK
+            for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
+                counted &= kept_storages(graph, unit, kind)
+            received[unit.index] = sum(graph.storages[storage].size_bytes for storage in counted)
+        return tuple(received)
+
+    @cached_property
+    def matmul_flop(self) -> tuple[int, ...]:
+        """FLOPs of each unit's forward products with parameters."""
+        return tuple(self._matmul_flop(unit) for unit in self.graph.units)
+
+    @cached_property
+    def tied(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Parameters that several units read, with these units."""
+        readers: dict[int, list[int]] = {}
+        for unit in self.graph.units:
+            for index in unit.parameters:
+                readers.setdefault(index, []).append(unit.index)
+        return tuple(
+            (index, tuple(units)) for index, units in sorted(readers.items()) if len(units) > 1
+        )
+
+    def saved_before(self, unit: Unit) -> frozenset[int]:
+        """Storages that the unit before one keeps for its own backward."""
+        if unit.index == 0:
+            return frozenset()
+        graph = self.graph
+        return frozenset(
+            graph.values[value].storage
+            for op in graph.units[unit.index - 1].forward_ops
+            for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
+        )
+
+    def _matmul_flop(self, unit: Unit) -> int:
+        ops = (self.graph.nodes[op] for op in unit.forward_ops)
+        return sum(op.flop for op in ops if op.name in MATMULS and self._reads_parameter(op.inputs))
+
+    def _reads_parameter(self, values: tuple[int, ...]) -> bool:
+        storages = (self.graph.storages[self.graph.values[value].storage] for value in values)
+        return any(storage.kind is StorageKind.PARAMETER for storage in storages)
