@@ -49,7 +49,7 @@ def plan(
         dtype: Compute dtype "bfloat16", "float32" or "float64"; None for the best of the first
             two that the device has.
         memory_margin: Share of each device's memory to keep free, None for 0.05.
-        fix: Values to keep, by name: degrees (dp_replicate, dp_shard, cp, tp, pp), schedule,
+        fix: Values to keep, by name: degrees (dp_replicate, dp_shard, cp, tp, pp, ep), schedule,
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
             sequence_parallel, compile (run blocks by torch.compile).
         top: Layouts to show.

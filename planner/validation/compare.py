@@ -133,14 +133,12 @@ def _beside_trace(saved: SavedPlan, trace: TorchTrace, file: Path) -> Comparison
             hint="Give the trace together with the plan of its script.",
         )
     costs, seen = saved.plan.costs, trace.median
-    split = ("tp_comm_s", costs.tp_comm_s, seen.split_comm_s)
-    if saved.plan.degrees.cp > 1:
-        split = ("cp_comm_s", costs.cp_comm_s, seen.split_comm_s)
+    split = f"{saved.plan.degrees.split_axis}_comm_s"
     once_s = min(costs.optimizer_s, _once_s(saved))
     pairs = (
         (STEP_PART, costs.step_time_s, seen.step_time_s),
         ("compute_s", costs.compute_s + costs.recompute_s, seen.compute_s),
-        split,
+        (split, getattr(costs, split), seen.split_comm_s),
         ("dp_comm_s", costs.dp_comm_s, seen.dp_comm_s),
         ("pp_comm_s", costs.pp_comm_s, seen.pp_comm_s),
         ("bubble_s", costs.bubble_s, seen.bubble_s),

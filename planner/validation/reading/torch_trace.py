@@ -20,6 +20,7 @@ from typing import Any
 
 from planner.errors import RequestError
 from planner.runtime.torch_trace import STEP, UPDATE
+from planner.strategy.rules import SPLIT_AXES
 from planner.vocabulary import Axis
 
 Interval = tuple[float, float]
@@ -38,7 +39,7 @@ _GLOO_KINDS = {
 """Collectives of gloo, and the ops that start them; its reduce-scatter is an all-reduce."""
 
 _SPLIT = "split"
-"""tp or cp, whichever the plan has."""
+"""tp, cp or ep, whichever the plan has."""
 
 _TRANSFERS = ("gloo:send", "gloo:recv")
 _TORCH_TRACE = "Have the script write one: train.py --steps 10 --torch-trace DIR."
@@ -216,7 +217,7 @@ def _nccl_axis(event: Event) -> str:
     group = ""
     if isinstance(arguments, dict):
         group = str(arguments.get("Process Group Description", ""))
-    if group in (f"mesh_{Axis.TP}", f"mesh_{Axis.CP}"):  # what ranks exchange are sends, too
+    if group in [f"mesh_{axis}" for axis in SPLIT_AXES]:  # what ranks exchange are sends, too
         return _SPLIT
     if "SendRecv" in str(event["name"]):
         return Axis.PP
