@@ -106,8 +106,8 @@ def layout_options(command: Command) -> Command:
             "--fix",
             multiple=True,
             metavar="NAME=VALUE",
-            help="Fix a degree (dp_replicate, dp_shard, cp, tp, pp, ep) or schedule, virtual_stages, "
-            "microbatch_size, activation_checkpointing, reshard_after_forward, "
+            help="Fix a degree (dp_replicate, dp_shard, cp, tp, pp, ep) or schedule, "
+            "virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward, "
             "sequence_parallel, compile. Repeatable.",
         ),
     )

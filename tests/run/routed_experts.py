@@ -28,7 +28,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.gate = nn.Linear(DIM, EXPERTS, bias=False)
         self.experts = Experts()
-        self.register_buffer("favour", (torch.arange(EXPERTS) < favoured) * 9.0)
+        self.register_buffer("favour", (torch.arange(EXPERTS) < favoured) * 9)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 from searches import request_for, search_for
 
 from planner.framework.script import SCRIPT, framework_on_cluster
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import trace_family
 from planner.search.decide import Decision
 from planner.search.space import LayoutSpace
 
@@ -55,6 +58,16 @@ def test_no_estimate_is_faster_where_samples_are_few(llama):
     space = LayoutSpace(llama, cluster, request_for(cluster, batch=4))
     assert {each.degrees.cp for each in space.legal()[0]} >= {1, 2, 4}
     check(llama, cluster, batch=4)
+
+
+def test_no_estimate_is_faster_where_ranks_may_share_experts():
+    """ep is tried unasked for a mixture of experts, and no degree of it is better than said."""
+    file = Path(__file__).parents[1] / "run" / "routed_experts.py"
+    graphs = trace_family(load_model(str(file)), dtype="bfloat16")
+    cluster = machine("a10g")
+    space = LayoutSpace(graphs, cluster, request_for(cluster, batch=16))
+    assert {each.degrees.ep for each in space.legal()[0]} == {1, 2, 4, 8}
+    check(graphs, cluster, batch=16)
 
 
 @pytest.mark.bench
