@@ -63,16 +63,15 @@ class _Route:
 
 
 class _Sent(torch.autograd.Function):
-    """Rows of (rows, features) or weights of (rows, experts of each), to the ranks of experts.
+    """Rows, each to the ranks of its experts; or their weights, a row for each expert of a row.
 
     What backward needs is no activation: recomputation has not to run the exchanges for it.
     """
 
     @staticmethod
     def forward(ctx: Tree, values: Tensor, route: _Route, repeats: int) -> Tensor:
-        ctx.route, ctx.repeats, ctx.shape = route, repeats, values.shape
-        flat = values if repeats > 1 else values.reshape(-1, 1)
-        return route.exchanged(flat[route.order // repeats], back=False)
+        ctx.route, ctx.repeats = route, repeats
+        return route.exchanged(values[route.order // repeats], back=False)
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -82,7 +81,7 @@ class _Sent(torch.autograd.Function):
         by_row[route.order] = ordered
         if repeats > 1:
             by_row = by_row.view(-1, repeats, *by_row.shape[1:]).sum(1)
-        return by_row.reshape(ctx.shape), None, None
+        return by_row, None, None
 
 
 class _Returned(torch.autograd.Function):
@@ -135,7 +134,8 @@ class Experts:
         rows, chosen, weights = self._roles(tensors)
         self._route, ids = self._routed(tensors[chosen])
         sent = _Sent.apply(tensors[rows], self._route, tensors[chosen].shape[1])  # type: ignore[no-untyped-call]
-        shares = _Sent.apply(tensors[weights], self._route, 1)  # type: ignore[no-untyped-call]
+        weights_of_all = tensors[weights].reshape(-1, 1)
+        shares = _Sent.apply(weights_of_all, self._route, 1)  # type: ignore[no-untyped-call]
         if not sent.shape[0]:  # the module runs on every rank, or their gradients would not meet
             sent, shares = (functional.pad(each, (0, 0, 0, 1)) for each in (sent, shares))
             ids = ids.new_full((1,), self._first)

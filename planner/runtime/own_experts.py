@@ -92,12 +92,12 @@ def _grouped(
 
 
 def _chosen(func: Function, experts: Tree, index: Tree) -> Tensor:
-    """Take the weights of experts by their numbers."""
+    """Take the weights of experts by their numbers, which tell those of this rank's rows."""
     assert isinstance(experts, OwnExperts)
-    if isinstance(index, tuple):
-        made: Tensor = func(experts.local, (index[0] - experts.first, *index[1:]))
-    else:
-        made = func(experts.local, index - experts.first)
+    numbers, *rest = index if isinstance(index, tuple) else (index,)
+    if not isinstance(numbers, Tensor) or numbers.dtype is torch.bool:
+        raise SplitError("experts are chosen by no number of theirs among all")
+    made: Tensor = func(experts.local, (numbers - experts.first, *rest))
     return made
 
 

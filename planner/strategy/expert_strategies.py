@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, TensorValue
 from planner.runtime.layout import REPLICATE, shard
-from planner.runtime.op_rules import MATMULS
+from planner.runtime.product_rules import PRODUCTS
 from planner.strategy.module_strategies import own_parameters, strategy
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.sharding import SplitParameter
@@ -17,7 +17,7 @@ from planner.strategy.unit_context import UnitContext
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Style
 
-_SELECTIONS = frozenset({"_grouped_mm", "index", "select"})
+_SELECTIONS = frozenset({"_grouped_mm", "index"})
 """Ops that take the weights of some experts out of those of all."""
 
 _ADDITIONS = frozenset({"index_add", "index_add_", "scatter_add", "scatter_add_"})
@@ -26,16 +26,12 @@ _ADDITIONS = frozenset({"index_add", "index_add_", "scatter_add", "scatter_add_"
 _MOVES = frozenset({"_to_copy", "clone", "index", "index_select", "gather"})
 """Ops that leave numbers as they are."""
 
-_BY_ROW = (
-    MATMULS
-    | _MOVES
-    | {
-        *("_grouped_mm", "repeat_interleave", "index_put", "index_put_"),
-        *("native_layer_norm", "rms_norm", "_fused_rms_norm"),
-        *("zeros_like", "empty_like", "new_zeros", "new_empty", "_unsafe_view", "copy_"),
-    }
-)
-"""Ops that make of each row what they make of it alone, pointwise ones apart."""
+_BY_ROW = _MOVES | {
+    *("repeat_interleave", "index_put", "index_put_"),
+    *("native_layer_norm", "rms_norm", "_fused_rms_norm"),
+    *("zeros_like", "empty_like", "new_zeros", "new_empty", "_unsafe_view", "copy_"),
+}
+"""Ops that make of each row what they make of it alone, pointwise ones and products apart."""
 
 _COUNT_BYTES = DTYPE_BYTES["int64"]
 
@@ -70,7 +66,7 @@ def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
     chosen, weights, rows = _roles(node, graph)
     if chosen is None or weights is None or rows is None:
         return None
-    if not _reads_by_expert(node, graph) or not _adds_up(node, graph, chosen.shape[1]):
+    if not _reads_by_expert(node, graph, chosen) or not _adds_up(node, graph, chosen):
         return None
     (number,) = sizes
     return Experts(
@@ -102,41 +98,57 @@ def _roles(
     return chosen, weights, rows
 
 
-def _reads_by_expert(node: Node, graph: OperatorGraph) -> bool:
-    """Whether all that reads a parameter takes those of some experts, views apart."""
+def _reads_by_expert(node: Node, graph: OperatorGraph, chosen: TensorValue) -> bool:
+    """Whether all that reads a parameter takes those of a row's own experts, views apart."""
     own = {parameter.storage for parameter in own_parameters(node, graph).values()}
-    return all(
-        op.is_view or op.name in _SELECTIONS
-        for op in (graph.nodes[op_id] for op_id in node.ops)
-        if any(graph.values[value].storage in own for value in op.inputs)
-    )
+    told = {chosen.id}
+    for op in (graph.nodes[op_id] for op_id in node.ops):
+        reads_own = any(graph.values[value].storage in own for value in op.inputs)
+        by_expert = op.name in _SELECTIONS and not told.isdisjoint(op.inputs)
+        if reads_own and not (op.is_view or by_expert):
+            return False
+        if not told.isdisjoint(op.inputs):
+            told.update(op.outputs)
+    return True
 
 
-def _adds_up(node: Node, graph: OperatorGraph, top: int) -> bool:
+def _adds_up(node: Node, graph: OperatorGraph, chosen: TensorValue) -> bool:
     """Whether what comes of a row is the sum of what its experts make of it, each by itself.
 
     Each op works on rows alone, but for sums over the experts of a row, behind which nothing is
     computed. A softmax over the weights of a row, say, would need those of all its experts.
     """
     summed: set[int] = set()
+    weights = {parameter.storage for parameter in own_parameters(node, graph).values()}
     for op in (graph.nodes[op_id] for op_id in node.ops):
-        if not any(_is_number(graph.values[value]) for value in op.inputs):
+        storages = {graph.values[value].storage for value in op.inputs}
+        if not storages.isdisjoint(weights) and op.name in _MOVES:
+            weights.update(graph.values[value].storage for value in op.outputs)
+        elif not any(_is_number(graph.values[value]) for value in op.inputs):
             continue
-        if not summed.isdisjoint(op.inputs) or op.name in _ADDITIONS:
-            if not (op.is_view or op.name in _ADDITIONS | _MOVES):
+        elif _may_add(op, graph, chosen) or not summed.isdisjoint(op.inputs):
+            if not (op.is_view or op.name in _MOVES or _may_add(op, graph, chosen)):
                 return False
             summed.update(op.outputs)
-        elif op.name == "sum":
-            if not _sums_experts(op, graph, top):
+        elif op.name in PRODUCTS:
+            if storages.isdisjoint(weights):
                 return False
-            summed.update(op.outputs)
         elif not (op.is_view or op.is_pointwise or op.name in _BY_ROW):
             return False
     return True
 
 
+def _may_add(op: OpNode, graph: OperatorGraph, chosen: TensorValue) -> bool:
+    """Whether an op adds up over the experts of a row."""
+    if op.name in ("index_put", "index_put_"):
+        return op.arguments[-1] is True
+    return op.name in _ADDITIONS or _sums_experts(op, graph, chosen.shape[1])
+
+
 def _sums_experts(op: OpNode, graph: OperatorGraph, top: int) -> bool:
     """Whether a sum is over the middle of (rows, experts of each, features)."""
+    if op.name != "sum":
+        return False
     shape, dims = graph.values[op.inputs[0]].shape, op.arguments[1]
     return len(shape) == 3 and shape[1] == top and dims in ([1], (1,), [-2], (-2,))
 

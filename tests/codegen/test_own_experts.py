@@ -59,7 +59,11 @@ def test_experts_are_chosen_by_their_numbers_among_all(whole):
 
 
 @pytest.mark.parametrize(
-    "run", [lambda w: w.sum(), lambda w: w + 1, lambda w: w.transpose(0, 1), lambda w: w.view(-1)]
+    "run",
+    [
+        *(lambda w: w.sum(), lambda w: w + 1, lambda w: w.transpose(0, 1), lambda w: w.view(-1)),
+        *(lambda w: w[0], lambda w: w[1:3], lambda w: w[torch.tensor([True] * EXPERTS)]),
+    ],
 )
 def test_what_reads_all_experts_is_refused(whole, run):
     with pytest.raises(SplitError):

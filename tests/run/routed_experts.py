@@ -1,10 +1,13 @@
-"""A mixture of experts whose weights lie side by side, with biases; some experts get no token."""
+"""Mixtures of experts whose weights lie side by side, with biases, two or one of them for a token.
+
+Some experts get none.
+"""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-VOCABULARY, DIM, EXPERTS, TOP, BLOCKS = 128, 32, 8, 2, 4
+VOCABULARY, DIM, EXPERTS, BLOCKS = 128, 32, 8, 4
 
 
 class Experts(nn.Module):
@@ -24,23 +27,24 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    def __init__(self, favoured: int) -> None:
+    def __init__(self, favoured: int, top: int) -> None:
         super().__init__()
+        self.top = top
         self.gate = nn.Linear(DIM, EXPERTS, bias=False)
         self.experts = Experts()
         self.register_buffer("favour", (torch.arange(EXPERTS) < favoured) * 9)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        weights, chosen = (self.gate(rows) + self.favour).softmax(-1).topk(TOP)
+        weights, chosen = (self.gate(rows) + self.favour).softmax(-1).topk(self.top)
         return self.experts(rows, chosen, weights).view_as(x)
 
 
 class Block(nn.Module):
-    def __init__(self, favoured: int) -> None:
+    def __init__(self, favoured: int, top: int) -> None:
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
-        self.ffn = Mixture(favoured)
+        self.ffn = Mixture(favoured, top)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mix(self.norm(x)).cumsum(1) / x.shape[1]
@@ -52,7 +56,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, DIM)
         self.blocks = nn.ModuleList(
-            Block(EXPERTS if i % 2 else EXPERTS // 2) for i in range(BLOCKS)
+            Block(EXPERTS if i % 2 else EXPERTS // 2, top=2 - i // 2) for i in range(BLOCKS)
         )
         self.head = nn.Linear(DIM, VOCABULARY)
 

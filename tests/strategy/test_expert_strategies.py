@@ -49,6 +49,9 @@ OTHERS = {
     "weights = weights / weights.sum(-1, keepdim=True)": None,
     "rows = rows - rows.mean(0)": None,  # needs the rows that went to other ranks
     "rows = rows @ self.into.sum(0)[:, :DIM]": None,  # needs all experts
+    "rows = rows + self.bias[0]": None,  # needs one expert for the rows of all
+    "rows = rows + self.bias[torch.arange(1)]": None,
+    "rows = rows @ rows.T @ rows": None,
 }
 RESULTS = {
     "hidden.sum(1)": True,
@@ -56,6 +59,8 @@ RESULTS = {
     "hidden.mean(1)": False,
     "hidden.sum(1).relu()": False,  # of the whole sum
     "hidden.amax(1)": False,
+    "(weights[:, None] @ hidden).squeeze(1).relu()": False,
+    "torch.zeros_like(rows).index_add(0, torch.arange(len(rows)), hidden.sum(1))": True,
     "hidden.sum(1) / hidden.sum(1).norm()": False,
 }
 
