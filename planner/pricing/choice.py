@@ -6,6 +6,7 @@ from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.nodes import FoldedUnit
 from planner.strategy.problem import ShardingProblem, sharding_problem
 from planner.vocabulary import Axis
 
@@ -48,14 +49,14 @@ class ShardingChoice:
 
 def unit_problem(
     graph: OperatorGraph,
-    unit: Unit,
+    folded: FoldedUnit,
     choice: ShardingChoice,
     whole: frozenset[str] = frozenset(),
 ) -> ShardingProblem:
     """The sharding problem of a unit under a choice, with some modules left whole."""
     return sharding_problem(
         graph,
-        unit,
+        folded,
         over=choice.over,
         sequence_dim=SEQUENCE_DIM if choice.splits_stream else None,
         split_tables=choice.split_tables if choice.tp > 1 else None,

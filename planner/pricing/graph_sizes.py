@@ -11,6 +11,7 @@ from planner.graph.analysis.shared import (
 )
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.op_rules import MATMULS
+from planner.strategy.nodes import FoldedUnit, fold_unit
 from planner.strategy.problem import table_storages
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
@@ -24,6 +25,13 @@ class GraphSizes:
     def __init__(self, graph: OperatorGraph) -> None:
         """Keep the graph; nothing is read yet."""
         self.graph = graph
+        self._folded: dict[int, FoldedUnit] = {}
+
+    def folded(self, unit: Unit) -> FoldedUnit:
+        """``fold_unit``."""
+        if unit.index not in self._folded:
+            self._folded[unit.index] = fold_unit(self.graph, unit)
+        return self._folded[unit.index]
 
     @cached_property
     def representatives(self) -> list[Unit]:

@@ -1,4 +1,4 @@
-"""Which modules of a plan are split over tp or cp, and why others stay whole."""
+"""Which modules of a plan are split over an axis, and why others stay whole."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,6 +17,8 @@ _WHOLE = "whole"
 
 def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
     """List the modules that hold a matrix, once for each kind of unit; nothing where none is split.
+
+    Over ep those of experts alone.
 
     Args:
         plan: The plan.
@@ -68,6 +70,8 @@ def _unit_rows(
                 continue
             seen.add(op.module)
             is_split = chosen.style in split_styles(problem.context.axis)
+            if problem.context.axis is Axis.EP and not is_split:
+                continue  # all but experts run as on one device
             path = "" if op.module == unit.name else op.module.removeprefix(prefix)
             yield ModuleRow(
                 units=units,
@@ -91,8 +95,6 @@ def _reason(
         return "splitting it is no faster"
     if axis is Axis.CP:
         return "no rule says how its ops run on a part of the sequence"
-    if axis is Axis.EP:
-        return "it is no module of experts"
     if matrix.storage in table_storages(graph) and matrix.shape[0] % ranks:
         return f"{matrix.shape[0]} rows do not divide over {ranks} ranks"
     sizes = " x ".join(map(str, matrix.shape))

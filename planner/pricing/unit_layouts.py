@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from planner.cost.node_pricing import RankSpec
 from planner.errors import SolverError
-from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trial import Refusal
 from planner.pricing.choice import ShardingChoice, choice_of_unit, unit_problem
@@ -108,7 +108,7 @@ class UnitLayouts:
         """The best layouts of a unit that the script can run, None where there are none."""
         key = (unit.structure, choice_of_unit(sizes, unit, choice))
         if key not in self._units:
-            self._units[key] = self._found(sizes.graph, unit, choice, rank)
+            self._units[key] = self._found(sizes, unit, choice, rank)
         found = self._units[key]
         if isinstance(found, Refusal):
             self._note(choice, unit.name, found)
@@ -118,12 +118,12 @@ class UnitLayouts:
         return found.solution
 
     def _found(
-        self, graph: OperatorGraph, unit: Unit, choice: ShardingChoice, rank: RankSpec
+        self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice, rank: RankSpec
     ) -> RunnableUnit | Refusal | None:
         """Layouts of a unit, or why none runs; None where there are none to run."""
 
         def solve(whole: frozenset[str]) -> ShardingSolution | None:
-            problem = unit_problem(graph, unit, choice, whole)
+            problem = unit_problem(sizes.graph, sizes.folded(unit), choice, whole)
             try:
                 return solve_sharding(problem, rank) if is_solvable(problem) else None
             except SolverError:  # no consistent choice

@@ -94,6 +94,8 @@ class Node:
 class FoldedUnit:
     """A unit as nodes, before any layout is chosen."""
 
+    unit: Unit
+    """The unit."""
     nodes: tuple[Node, ...]
     """Nodes in the order of their first op."""
     boundary_inputs: tuple[int, ...]
@@ -161,6 +163,7 @@ def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
             )
         )
     return FoldedUnit(
+        unit=unit,
         nodes=tuple(nodes),
         boundary_inputs=tuple(entering),
         boundary_outputs=tuple(leaving),

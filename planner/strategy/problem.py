@@ -8,7 +8,7 @@ from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shar
 from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import module_strategies
-from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy, fold_unit
+from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy
 from planner.strategy.region_strategies import exchanged, region_strategies
 from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
@@ -35,7 +35,7 @@ class ShardingProblem:
 
 def sharding_problem(
     graph: OperatorGraph,
-    unit: Unit,
+    folded: FoldedUnit,
     *,
     over: SplitAxis,
     sequence_dim: int | None,
@@ -46,7 +46,7 @@ def sharding_problem(
 
     Args:
         graph: The model.
-        unit: One of its units.
+        folded: One of its units, by ``fold_unit``.
         over: The axis; one rank leaves nothing to choose.
         sequence_dim: Tensor dim that sequence parallelism splits between the sharded regions
             of a block, None without sequence parallelism: prologue and epilogue then run on the
@@ -58,8 +58,8 @@ def sharding_problem(
     Returns:
         Nodes with all their legal strategies.
     """
-    folded = fold_unit(graph, unit)
-    context = _context(graph, unit, folded, over, sequence_dim)
+    unit = folded.unit
+    context = _context(graph, folded, over, sequence_dim)
     if not _stream_fits(folded, context):
         return ShardingProblem(
             context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
@@ -84,10 +84,10 @@ def sharding_problem(
 
 
 def _context(
-    graph: OperatorGraph, unit: Unit, folded: FoldedUnit, over: SplitAxis, sequence_dim: int | None
+    graph: OperatorGraph, folded: FoldedUnit, over: SplitAxis, sequence_dim: int | None
 ) -> UnitContext:
     """What the strategies of the unit's nodes depend on."""
-    in_block = unit.kind is UnitKind.BLOCK
+    in_block = folded.unit.kind is UnitKind.BLOCK
     is_split = in_block or over.is_context
     stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
     shape = _stream_shape(graph, folded, stream)
@@ -99,7 +99,7 @@ def _context(
         sequence=shape[stream.dim] if over.is_context and shape else None,
         before=prod(shape[: stream.dim]),
         stream=stream,
-        readers=_readers(graph, unit),
+        readers=_readers(graph, folded.unit),
     )
 
 

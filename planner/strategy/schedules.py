@@ -4,7 +4,7 @@ Names are those of ``torch.distributed.pipelining.schedules.get_schedule_class``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from planner.vocabulary import Schedule
@@ -181,7 +181,7 @@ def fullest_moments(
         ends = _ended(starts, moves)
         moments = [starts, ends]
         if most > 1:
-            moments.append(replace(ends, in_flight=most - 1, is_ending=False))
+            moments.append(_after_backward(starts, moves))
         return _fullest([(moment,) for moment in moments])
     rows = actions_by_rank(
         schedule,
@@ -197,19 +197,27 @@ def fullest_moments(
         local = stage // pp
         held = now[local]
         if is_forward:
-            now[local] = replace(held, in_flight=held.in_flight + 1, follows_backward=False)
+            now[local] = StageMoment(in_flight=held.in_flight + 1, has_gradients=held.has_gradients)
             continue
         seen[tuple(now)] = None
-        ending = _ended(held, moves)
-        seen[(*now[:local], ending, *now[local + 1 :])] = None
-        now[local] = replace(ending, in_flight=held.in_flight - 1, is_ending=False)
+        seen[(*now[:local], _ended(held, moves), *now[local + 1 :])] = None
+        now[local] = _after_backward(held, moves)
     return _fullest(list(seen))
 
 
 def _ended(held: StageMoment, moves: StateMoves) -> StageMoment:
-    return replace(
-        held,
+    """When the backward of a microbatch ends."""
+    return StageMoment(
+        in_flight=held.in_flight,
         is_ending=True,
+        follows_backward=moves.reshards,
+        has_gradients=moves.accumulates,
+    )
+
+
+def _after_backward(held: StageMoment, moves: StateMoves) -> StageMoment:
+    return StageMoment(
+        in_flight=held.in_flight - 1,
         follows_backward=moves.reshards,
         has_gradients=moves.accumulates,
     )

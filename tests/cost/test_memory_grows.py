@@ -27,6 +27,7 @@ from planner.pricing.model_pricing import ModelPricer, model_work
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.nodes import fold_unit
 from planner.strategy.schedules import StageMoment
 from planner.vocabulary import RECOMPUTATIONS
 
@@ -125,7 +126,7 @@ def series(sizes, points, *, tp):
     rank = ModelPricer(None, CLUSTER, "bfloat16").rank(choice)
     first = sizes.at(points[0])
     solutions = {
-        unit.structure: solve_sharding(unit_problem(first, unit, choice), rank)
+        unit.structure: solve_sharding(unit_problem(first, fold_unit(first, unit), choice), rank)
         for unit in GraphSizes(first).representatives
     }
     found, wholes = {}, []
@@ -134,7 +135,8 @@ def series(sizes, points, *, tp):
         wholes.append(sum(storage.size_bytes for storage in graph.storages))
         moved = {
             unit.structure: replace(
-                solutions[unit.structure], problem=unit_problem(graph, unit, choice)
+                solutions[unit.structure],
+                problem=unit_problem(graph, fold_unit(graph, unit), choice),
             )
             for unit in GraphSizes(graph).representatives
         }

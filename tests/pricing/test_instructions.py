@@ -9,6 +9,7 @@ from planner.pricing.choice import ShardingChoice, unit_problem
 from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
 from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.sharding_ilp import solve_sharding
+from planner.strategy.nodes import fold_unit
 
 CHOICE = ShardingChoice(tp=2, sequence_parallel=False, split_tables=False, microbatch_size=4)
 
@@ -23,7 +24,9 @@ def solve(big_gpt, block):
     rank = ModelPricer(big_gpt, load_cluster("h100-sxm", gpus=2), "bfloat16").rank(CHOICE)
 
     def solved(whole):
-        return solve_sharding(unit_problem(big_gpt.at(4), block, CHOICE, whole), rank)
+        return solve_sharding(
+            unit_problem(big_gpt.at(4), fold_unit(big_gpt.at(4), block), CHOICE, whole), rank
+        )
 
     return solved
 

@@ -18,7 +18,7 @@ from planner.pricing.sharding_ilp import (
     solve_sharding,
 )
 from planner.runtime.layout import REPLICATE_PARTIAL_GRAD, SplitAxis
-from planner.strategy.nodes import NodeKind
+from planner.strategy.nodes import NodeKind, fold_unit
 from planner.strategy.problem import sharding_problem
 
 
@@ -76,7 +76,7 @@ def enumerated_s(problem, prices, prices_of_change):
 def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, compute):
     graph = gpt.at(size)
     problem = sharding_problem(
-        graph, unit_of(graph, kind), over=SplitAxis("tp", 2), sequence_dim=None
+        graph, fold_unit(graph, unit_of(graph, kind)), over=SplitAxis("tp", 2), sequence_dim=None
     )
     rates = rank_of(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
     solution = solve_sharding(problem, rates)
@@ -101,7 +101,9 @@ def styles(solution):
 def test_a_transformer_block_gets_columns_then_rows(big_gpt, sequence_dim):
     graph = big_gpt.at(4)
     unit = unit_of(graph, UnitKind.BLOCK)
-    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 4), sequence_dim=sequence_dim)
+    problem = sharding_problem(
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 4), sequence_dim=sequence_dim
+    )
     assert is_solvable(problem)
     solution = solve_sharding(problem, rank_of(tp=4))
     found = styles(solution)
@@ -120,7 +122,9 @@ def test_query_key_and_value_share_one_collective(llama):
     # Enough samples that halving the heads halves the attention kernel's time.
     graph = llama.at(128)
     unit = unit_of(graph, UnitKind.BLOCK)
-    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 2), sequence_dim=None)
+    problem = sharding_problem(
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 2), sequence_dim=None
+    )
     solution = solve_sharding(problem, rank_of(tp=2, compute=1e-4))
     assert styles(solution)["attention.wq"] == ("column", 1)
     assert styles(solution)["attention.wk"] == ("column", 1)
@@ -131,7 +135,7 @@ def test_the_head_is_split_over_the_vocabulary(big_gpt):
     graph = big_gpt.at(4)
     unit = unit_of(graph, UnitKind.EPILOGUE)
     problem = sharding_problem(
-        graph, unit, over=SplitAxis("tp", 4), sequence_dim=None, split_tables=True
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 4), sequence_dim=None, split_tables=True
     )
     solution = solve_sharding(problem, rank_of(tp=4))
     heads = [s for s in solution.chosen if s.style == "column"]
@@ -142,7 +146,9 @@ def test_the_head_is_split_over_the_vocabulary(big_gpt):
 def test_slow_links_leave_everything_whole(gpt):
     graph = gpt.at(1)
     unit = unit_of(graph, UnitKind.BLOCK)
-    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 2), sequence_dim=None)
+    problem = sharding_problem(
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 2), sequence_dim=None
+    )
     solution = solve_sharding(problem, rank_of(tp=2, bandwidth=1e-4))
     assert {style for style, _ in styles(solution).values()} == {"replicate"}
 
@@ -150,7 +156,9 @@ def test_slow_links_leave_everything_whole(gpt):
 def test_heads_that_do_not_divide_keep_attention_whole(llama):
     graph = llama.at(2)
     unit = unit_of(graph, UnitKind.BLOCK)
-    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 8), sequence_dim=None)
+    problem = sharding_problem(
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 8), sequence_dim=None
+    )
     solution = solve_sharding(problem, rank_of(tp=8, compute=1e-4))
     attention = [
         strategy

@@ -38,7 +38,9 @@ def test_views_of_parameters_belong_to_the_glue_that_reads_them():
     assert [graph.nodes[op].name for op in glue.ops] == ["expand", "cat"]
     (embed,) = [node for node in folded.nodes if node.module == "embed"]
     assert glue.inputs == embed.outputs
-    problem = sharding_problem(graph, unit, over=SplitAxis("tp", 2), sequence_dim=None)
+    problem = sharding_problem(
+        graph, fold_unit(graph, unit), over=SplitAxis("tp", 2), sequence_dim=None
+    )
     assert all(problem.strategies)
 
 
@@ -71,7 +73,11 @@ def test_a_table_between_blocks_stays_whole_or_the_layout_is_none():
     solvable = {
         split: is_solvable(
             sharding_problem(
-                graph, unit, over=SplitAxis("tp", 2), sequence_dim=None, split_tables=split
+                graph,
+                fold_unit(graph, unit),
+                over=SplitAxis("tp", 2),
+                sequence_dim=None,
+                split_tables=split,
             )
         )
         for split in (True, False)
