@@ -21,7 +21,7 @@ CASTS = {
 
 def grouped_product(tokens, weights, *, offs, **_):
     """Multiply the tokens of each expert by its weight; torch's kernels take no float64."""
-    if hasattr(weights, "local"):  # the experts of one rank
+    if hasattr(weights, "first"):  # the experts of one rank
         offs = offs[weights.first : weights.first + len(weights.local)]
         weights = weights.local
     edges = [0, *offs.tolist()]
