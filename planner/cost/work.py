@@ -140,7 +140,9 @@ def _work(
     """Scale an op's FLOPs, bytes and matmul sizes by the shares of its operands."""
     kind = op_kind(op.name)
     part = min((*input_shares, *output_shares), default=1.0) if divided else 1.0
-    read = _scaled(graph, op.inputs, input_shares)
+    # What looks rows up in a table reads as many, though the rank has less of the table.
+    looks_up = kind == "embedding" and not divided
+    read = 1.0 if looks_up else _scaled(graph, op.inputs, input_shares)
     written = _scaled(graph, op.outputs, output_shares)
     batch, m, n, k = 1, 0, 0, 0
     alignment_share = 1.0

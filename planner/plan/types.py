@@ -93,7 +93,7 @@ class Plan:
     tied_parameters: tuple[tuple[str, ...], ...]
     """Names that share one parameter."""
     shardings: tuple[UnitSharding, ...]
-    """How modules are split over tp or cp; empty where both are 1."""
+    """How modules are split over tp, cp or ep; empty where all are 1."""
     stages: tuple[StagePlan, ...]
     """Stages in model order."""
     memory_by_rank: tuple[MemoryBreakdown, ...]

@@ -219,7 +219,7 @@ def other_layouts(record: PlanRecord) -> tuple[OtherLayout, ...]:
 
 
 def split_words(record: PlanRecord) -> tuple[tuple[str, str], ...]:
-    """Say for each kind of unit which modules are split over tp or cp, and why others are whole."""
+    """Say for each kind of unit which modules are split over an axis, and why others are whole."""
     by_units: dict[tuple[str, ...], list[ModuleRow]] = {}
     for row in record.module_rows:
         by_units.setdefault(row.units, []).append(row)

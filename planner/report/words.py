@@ -199,7 +199,8 @@ def _context_words(plan: Plan) -> str:
 def _expert_words(plan: Plan) -> str:
     return (
         f"{plan.degrees.ep} ranks share the experts of a block, and send each token to the ranks "
-        "of its own; priced with as many tokens for each rank"
+        "of its own; priced with as many tokens for each rank: one that gets more takes longer and "
+        "needs more memory"
     )
 
 
