@@ -21,7 +21,7 @@ from .checkpoint_folders import checkpoint_folder, newest_checkpoint, published
 from .data import checked, mixed_seed, split_batch
 from .model import UserModel
 from .part import Part, named_parameters
-from .processes import RankError, RunError, axis_names, data_parallel_rank
+from .processes import RankError, RunError, position
 from .step import Runner
 from .torch_trace import UPDATE
 from .trees import Function, Microbatch, Tree, cast_floats
@@ -84,6 +84,12 @@ class ParallelModel:
     """One for each part with trained parameters."""
     grad_norm: Tensor = field(init=False)
     """Of the last step, before clipping."""
+    data_parallel_rank: int = field(init=False)
+    """Position among the ranks that read different samples."""
+    data_parallel_size: int = field(init=False)
+    """Number of ranks that read different samples."""
+    pp_rank: int = field(init=False)
+    """Position in the pipeline; a mesh is too slow to be asked in every step."""
     steps: int = 0
     """Optimiser steps taken, those before a loaded checkpoint included."""
     loaded: Path | None = None
@@ -98,6 +104,9 @@ class ParallelModel:
         ]
         self.optimizers = [configure(named) for named in trained if named]
         self.grad_norm = torch.zeros(())
+        data_parallel = position(self.mesh, "dp_replicate", "dp_shard")
+        self.data_parallel_rank, self.data_parallel_size = data_parallel
+        self.pp_rank, _ = position(self.mesh, "pp")
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -108,16 +117,6 @@ class ParallelModel:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self.parts[0].device
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """Position among the ranks that read different samples."""
-        return 0 if self.mesh is None else data_parallel_rank(self.mesh)[0]
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Number of ranks that read different samples."""
-        return 1 if self.mesh is None else data_parallel_rank(self.mesh)[1]
 
     @property
     def microbatch_size(self) -> int:
@@ -283,12 +282,9 @@ class ParallelModel:
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
         """Seed dropout for a step: alike on the tp ranks of one stage, different elsewhere."""
-        has_pp = self.mesh is not None and "pp" in axis_names(self.mesh)
-        pp_rank = self.mesh["pp"].get_local_rank() if self.mesh is not None and has_pp else 0
+        ranks = (self.data_parallel_rank, self.pp_rank)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(
-                mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, pp_rank)
-            )
+            torch.manual_seed(mixed_seed(self.recipe.seed, self.steps, *ranks))
             yield
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:

@@ -156,11 +156,14 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-def data_parallel_rank(mesh: DeviceMesh) -> tuple[int, int]:
-    """Return this rank's position among the ranks that read different samples, and their count."""
+def position(mesh: DeviceMesh | None, *axes: str) -> tuple[int, int]:
+    """Return this rank's place in the product of some axes, and how many places there are.
+
+    Axes that a mesh lacks, or a single process, have one place.
+    """
     rank, size = 0, 1
-    for axis in ("dp_replicate", "dp_shard"):
-        if axis in axis_names(mesh):
+    for axis in axes:
+        if mesh is not None and axis in axis_names(mesh):
             rank = rank * mesh[axis].size() + mesh[axis].get_local_rank()
             size *= mesh[axis].size()
     return rank, size
