@@ -58,7 +58,7 @@ class ShardedState:
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward
         host = cluster.script_host
-        self._issue_s = host.collective_s if host is not None and shard.num_ranks > 1 else 0.0
+        self._issue_s = host.collective_s if host is not None else 0.0
         self._known: dict[Hashable, float] = {}
         copied = framework.accumulated_bytes / PARAMETER_BYTES
         bandwidth = cluster.device.pointwise_bytes_per_s if shard.num_ranks > 1 else math.inf
@@ -108,7 +108,9 @@ class ShardedState:
 
     def _replicas_s(self, index: int) -> float:
         unit = self._units[index]
-        total = 0.0
+        # Gradients are packed for the reduction once, whether ranks share them or not.
+        is_packed_here = self._replicate.num_ranks > 1 and self._shard.num_ranks == 1
+        total = self._issue_s / 2 if is_packed_here and unit.trained_bytes else 0.0
         for num_bytes, group in (
             (unit.trained_bytes - unit.experts_trained_bytes, self._shard),
             (unit.experts_trained_bytes, self._experts),

@@ -19,6 +19,8 @@ _TURNS = 4
 """Calls of a stretch, where ranks work between them."""
 _JOINING_BYTES = 2**17
 """Gathered between work: the parameters of a small layer."""
+JOINED_S = 0.004
+"""Work before a collective: that of a block of a small model."""
 _SIDE = 256
 """Of the square matrices that are multiplied as work: a product takes far less than all of it."""
 _PRODUCTS = 8
@@ -67,6 +69,44 @@ def groups_of(world: int, per_node: int, *, quick: bool) -> list[Groups]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """Calls between work of the ranks, by the clock of the slowest of them."""
+
+    own_s: float
+    """Thread time of the work before each call, mean of the ranks."""
+    both_s: float
+    """Work and call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A collective or transfer on all groups at once."""
+
+    alone: Spread
+    """Calls one after the other."""
+    between: Between | None
+    """Between work, where that tells more."""
+
+
+class Work:
+    """Some work of a rank's core."""
+
+    def __init__(self, work_s: float) -> None:
+        """Find how many products take so long."""
+        self._left, self._right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
+        self._products = _PRODUCTS
+        self.run()
+        self._products = max(1, round(work_s * _PRODUCTS / self.run()))
+
+    def run(self) -> float:
+        """Do it, and return its thread time."""
+        start_s = time.thread_time()
+        for _ in range(self._products):
+            torch.mm(self._left, self._right)
+        return time.thread_time() - start_s
+
+
 def time_collective(
     kind: str,
     payload_bytes: int,
@@ -75,58 +115,45 @@ def time_collective(
     device: torch.device,
     *,
     limit_s: float,
-) -> Spread:
-    """Time one on all groups at once, by the slowest rank's clock."""
+) -> Timed:
+    """Time one on all groups at once, by the slowest rank's clock.
+
+    Ranks of a CPU come to a collective of a step from work, and share cores: each waits for those
+    that had none. Stages of a pipeline do not wait for one another at every transfer.
+    """
     call = _call(kind, payload_bytes, group, members, device)
     _timed(call, 1, device)
     once_s = _slowest(_timed(call, 1, device), device)
     calls = max(1, min(200, int(limit_s / STRETCHES / once_s)))
-    return Spread.of([_slowest(_timed(call, calls, device), device) for _ in range(STRETCHES)])
+    alone = Spread.of([_slowest(_timed(call, calls, device), device) for _ in range(STRETCHES)])
+    joins = device.type == "cpu" and kind != "send_recv"
+    return Timed(alone=alone, between=_between(call, JOINED_S) if joins else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """Ranks that work between collectives."""
-
-    own_s: float
-    """Thread time of the work before each collective, mean of the ranks."""
-    both_s: float
-    """Work and collective, of the slowest rank."""
-    alone_s: float
-    """The collective without work."""
+def time_work(work_s: float) -> Between:
+    """Time all ranks, of CPUs, that work for about ``work_s`` before each of some small gathers."""
+    group, members = dist.group.WORLD, list(range(dist.get_world_size()))
+    assert group is not None
+    gather = _call("all_gather", _JOINING_BYTES, group, members, torch.device("cpu"))
+    return _between(gather, work_s)
 
 
-def time_together(work_s: float, group: dist.ProcessGroup, members: list[int]) -> Together:
-    """Time ranks of a CPU that do about ``work_s`` of their own work before each collective."""
-    cpu = torch.device("cpu")
-    gather = _call("all_gather", _JOINING_BYTES, group, members, cpu)
-    left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
-
-    def work(products: int) -> None:
-        for _ in range(products):
-            torch.mm(left, right)
-
-    work(_PRODUCTS)
-    start_s = time.thread_time()
-    work(_PRODUCTS)
-    products = max(1, round(work_s * _PRODUCTS / (time.thread_time() - start_s)))
+def _between(call: Callable[[], object], work_s: float) -> Between:
+    work = Work(work_s)
     own_s = 0.0
 
     def both() -> None:
         nonlocal own_s
-        start_s = time.thread_time()
-        work(products)
-        own_s += time.thread_time() - start_s
-        gather()
+        own_s += work.run()
+        call()
 
-    alone = [_slowest(_timed(gather, _TURNS, cpu), cpu) for _ in range(STRETCHES)]
+    cpu = torch.device("cpu")
     walls = [_slowest(_timed(both, _TURNS, cpu), cpu) for _ in range(STRETCHES)]
     total = torch.tensor(own_s, dtype=torch.float64)
-    dist.all_reduce(total, group=group)
-    return Together(
-        own_s=float(total) / len(members) / _TURNS / STRETCHES,
+    dist.all_reduce(total)
+    return Between(
+        own_s=float(total) / dist.get_world_size() / _TURNS / STRETCHES,
         both_s=statistics.median(walls),
-        alone_s=statistics.median(alone),
     )
 
 

@@ -14,13 +14,12 @@ from planner.vocabulary import Dtype
 def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
     """Solve for the terms by least squares of relative errors; none is below zero."""
     rows, bare = [], []
-    for point in points:
-        if point["kind"] == "script":
-            shape = point["shape"]
-            ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(point["calls"]))
-            rest_s = point["seconds"] - shape["microbatches"] * ops_s
-            rows.append([each / point["seconds"] for each in _counts(shape)])
-            bare.append(rest_s / point["seconds"])
+    for run in next(point["rows"] for point in points if point["kind"] == "script"):
+        shape = run["shape"]
+        ops_s = sum(op_s(work, device, Dtype.FLOAT32) for work in works_of(run["calls"]))
+        rest_s = run["seconds"] - shape["microbatches"] * ops_s
+        rows.append([each / run["seconds"] for each in _counts(shape)])
+        bare.append(rest_s / run["seconds"])
     step_s, unit_s, collective_s, tensor_s = _least_squares(rows, bare)
     updates = sorted((p["elements"], p["seconds"]) for p in points if p["kind"] == "update")
     (few, few_s), (many, many_s) = updates[0], updates[-1]

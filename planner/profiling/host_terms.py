@@ -1,7 +1,7 @@
 """What the script's own code takes of the host: of a step, a block, a parameter, a message."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +22,18 @@ from planner.vocabulary import Axis
 
 TOKENS = 8
 STEPS = 4
+"""Of a pipeline."""
+ROUNDS = 7
+"""Steps of each run of the script, one of each in turn."""
 
-SHAPES = (
+SHAPES: tuple[dict[str, Any], ...] = (
     {"blocks": 2, "tensors": 2, "microbatches": 1, "reshards": False},
     {"blocks": 8, "tensors": 2, "microbatches": 1, "reshards": False},
-    {"blocks": 2, "tensors": 14, "microbatches": 1, "reshards": False},
+    {"blocks": 2, "tensors": 50, "microbatches": 1, "reshards": False},
     {"blocks": 8, "tensors": 2, "microbatches": 3, "reshards": False},
-    {"blocks": 8, "tensors": 2, "microbatches": 3, "reshards": True},
+    {"blocks": 4, "tensors": 2, "microbatches": 3, "reshards": True},
 )
-"""Runs of the script that differ in one thing each."""
+"""Runs of the script that differ in one thing each, by far more than a machine's speed drifts."""
 
 
 def _batch() -> Tensor:
@@ -79,19 +82,25 @@ def _fused_adamw(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optim
     return torch.optim.AdamW([parameter for _, parameter in named], fused=True)
 
 
-def time_script(shape: dict[str, Any], device: torch.device) -> Spread:
-    """Time steps by what the rank's own thread runs: what it waits for is not counted."""
-    return _own_time(script_step(**shape, device=device))
+def time_scripts(device: torch.device) -> list[Spread]:
+    """Time steps of each shape by what the rank's own thread runs, not what it waits for.
+
+    They take turns. A machine whose speed drifts between one run and the next would else show its
+    drift where the terms are told apart by the differences of runs.
+    """
+    return _own_times([script_step(**shape, device=device) for shape in SHAPES], ROUNDS)
 
 
-def _own_time(step: Callable[[], object]) -> Spread:
-    step()
-    seconds = []
-    for _ in range(STEPS):
-        start_s = time.thread_time()
+def _own_times(steps: Sequence[Callable[[], object]], rounds: int) -> list[Spread]:
+    for step in steps:
         step()
-        seconds.append(time.thread_time() - start_s)
-    return Spread.of(seconds)
+    seconds: list[list[float]] = [[] for _ in steps]
+    for _ in range(rounds):
+        for step, found in zip(steps, seconds, strict=True):
+            start_s = time.thread_time()
+            step()
+            found.append(time.thread_time() - start_s)
+    return [Spread.of(found) for found in seconds]
 
 
 def time_pipeline(
@@ -112,7 +121,8 @@ def time_pipeline(
         ends: dict[str, Any] = {"target": whole, "losses": []} if place == stages - 1 else {}
         schedule.step(*((whole,) if place == 0 else ()), **ends)
 
-    return _own_time(step)
+    (spread,) = _own_times([step], STEPS)
+    return spread
 
 
 def block_ops() -> list[KernelRow]:

@@ -37,11 +37,23 @@ class LinkFound:
 
 
 def fit_links(
-    device: DeviceSpec, settings: Settings, points: Sequence[Point], *, hides_traffic: bool
+    device: DeviceSpec,
+    settings: Settings,
+    points: Sequence[Point],
+    *,
+    hides_traffic: bool,
+    turns: float,
 ) -> tuple[LinkFound, ...]:
     """Find the numbers of the link inside a host, and of the one between hosts.
 
     A host of one rank has none inside, and such a host alone none at all.
+
+    Args:
+        device: Of each rank.
+        settings: How it was measured.
+        points: What was measured.
+        hides_traffic: Whether a rank computes while it sends.
+        turns: How much longer work of all ranks of a host at once takes than that of one.
     """
     cluster = ClusterSpec(
         name="measured",
@@ -59,7 +71,7 @@ def fit_links(
         own = [p for p in points if p["kind"] == "collective" and (p["nodes"] > 1) == (index > 0)]
         if not own:
             continue
-        samples = [_sample(point) for point in own]
+        samples = [_sample(point, turns) for point in own]
         values = fit_link_to(cluster, index, samples, fixed=_FIXED)
         cluster = with_link(cluster, index, values)
         errors = sorted(abs(price_collective(s, cluster) / s.measured_s - 1) for s in samples)
@@ -75,8 +87,11 @@ def fit_links(
     return tuple(found)
 
 
-def _sample(point: Point) -> CollectiveSample:
-    """A collective at the fastest tenth of its repeats: other work only adds to it."""
+def _sample(point: Point, turns: float) -> CollectiveSample:
+    """A collective as it takes in a step, where ranks come to it from their work."""
+    seconds = point["seconds"]
+    if "both_s" in point:
+        seconds = max(seconds, point["both_s"] - turns * point["own_s"])
     return CollectiveSample(
         table="measured",
         system="measured",
@@ -85,5 +100,5 @@ def _sample(point: Point) -> CollectiveSample:
         num_nodes=point["nodes"],
         payload_bytes=point["payload_bytes"],
         setting="ring",
-        measured_s=point["seconds_p10"],
+        measured_s=seconds,
     )

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -128,10 +127,16 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
     date = datetime.fromtimestamp(file.path.stat().st_mtime, UTC).date().isoformat()
     device = fit_device(machine, points)
     writer = Writer(machine, settings, date, device.spread)
-    links = fit_links(device.device, settings, points, hides_traffic=machine.device != "cpu")
     script = fit_script(device.device, points)
     reserve_bytes = next(p["resident_bytes"] for p in points if p["kind"] == "overhead")
     full_speed = full_speed_ranks(machine, settings, points)
+    links = fit_links(
+        device.device,
+        settings,
+        points,
+        hides_traffic=machine.device != "cpu",
+        turns=settings.processes / full_speed,
+    )
     device_file = f"{name}-device.toml"
     files = {
         f"{name}.toml": cluster_text(
@@ -155,18 +160,17 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
 def full_speed_ranks(machine: Machine, settings: Settings, points: Sequence[Point]) -> float:
     """Find how many ranks of a host get on as fast as one alone would.
 
-    No more than it has cores; less where a rank that is done waits for one that is not, and where
-    cores share what they work with.
+    No more than it has cores; less where cores share what they work with. It is told by how much
+    longer all ranks take for more work between the same collectives.
     """
     if machine.device != "cpu":
         return float(settings.processes)
     cores = float(min(settings.processes, machine.cores))
-    found = [
-        settings.processes * p["own_s"] / max(p["both_s"] - p["alone_s"], p["own_s"])
-        for p in points
-        if p["kind"] == "together"
-    ]
-    return min(cores, statistics.fmean(found)) if found else cores
+    found = sorted((p["own_s"], p["both_s"]) for p in points if p["kind"] == "work")
+    if not found:
+        return cores
+    own_s, both_s = (most - least for least, most in zip(found[0], found[-1], strict=True))
+    return min(cores, float(settings.processes * own_s / max(both_s, own_s)))
 
 
 def _points(

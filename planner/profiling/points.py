@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import ProfileError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file."""
 
 

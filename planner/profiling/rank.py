@@ -25,7 +25,7 @@ from planner.profiling.collective_timing import (
     Groups,
     groups_of,
     time_collective,
-    time_together,
+    time_work,
 )
 from planner.profiling.cpu_cases import cpu_cases
 from planner.profiling.kernel_cases import kernel_groups
@@ -35,13 +35,13 @@ from planner.runtime.log import peak_memory_bytes
 MARK = "planner-point: "
 """Begins the lines that are points: libraries may print too."""
 
-QUICK_PAYLOADS = (2**12, 2**17, 2**21)
+QUICK_PAYLOADS = (2**14, 2**21)
 PAYLOADS = (2**10, 2**13, 2**16, 2**19, 2**22, 2**25)
 UPDATED_ELEMENTS = (2**16, 2**21)
 PIPELINED = (1, 5)
 """Microbatches of a step for each stage."""
-WORKED_S = (0.004, 0.01)
-"""Work between two collectives: that of a block of a small model."""
+WORKED_S = (0.004, 0.016)
+"""Work between two collectives: that of a block of a small model, and of a larger one."""
 
 Found = dict[str, Any]
 
@@ -96,14 +96,11 @@ class Rank:
             name = f"{kind} of {groups.num_ranks}, {groups.stride} apart, {payload} B"
             run = partial(self._collective, kind, payload, groups)
             yield Job(name=name, kind="collective", run=run)
-        inside = Groups(num_ranks=self._task.processes, stride=1)
-        if self._device.type == "cpu" and inside in self._groups:
+        if self._device.type == "cpu" and self._groups:
             for work_s in WORKED_S:
-                run = partial(self._together, work_s, inside)
-                yield Job(name=f"work of {work_s} s", kind="together", run=run)
-        for number, shape in enumerate(host_terms.SHAPES):
-            run = partial(self._script, shape)
-            yield Job(name=f"script {number}", kind="script", run=run)
+                run = partial(self._work, work_s)
+                yield Job(name=f"work of {work_s} s", kind="work", run=run)
+        yield Job(name="script", kind="script", run=self._script)
         if self._groups:
             nearest = min(self._groups, key=lambda groups: (groups.stride, groups.num_ranks))
             for number in (each * nearest.num_ranks for each in PIPELINED):
@@ -166,24 +163,29 @@ class Rank:
 
     def _collective(self, kind: str, payload: int, groups: Groups) -> Found:
         group, members = self._groups[groups]
-        spread = time_collective(
-            kind, payload, group, members, self._device, limit_s=4 * self._task.limit_s
+        timed = time_collective(
+            kind, payload, group, members, self._device, limit_s=12 * self._task.limit_s
         )
         return {
             "collective": kind,
             "ranks": groups.num_ranks,
             "nodes": groups.num_nodes(self._task.processes),
             "payload_bytes": payload,
-            **_fields(spread),
+            **_fields(timed.alone),
+            **(asdict(timed.between) if timed.between is not None else {}),
         }
 
-    def _together(self, work_s: float, groups: Groups) -> Found:
-        return asdict(time_together(work_s, *self._groups[groups]))
+    @staticmethod
+    def _work(work_s: float) -> Found:
+        return asdict(time_work(work_s))
 
-    def _script(self, shape: dict[str, Any]) -> Found:
-        ops = [asdict(call) for call in host_terms.scaled_ops(shape)]
-        spread = host_terms.time_script(shape, self._device)
-        return {"shape": shape, "calls": ops, **_over_ranks(spread)}
+    def _script(self) -> Found:
+        rows = []
+        spreads = host_terms.time_scripts(self._device)
+        for shape, spread in zip(host_terms.SHAPES, spreads, strict=True):
+            ops = [asdict(call) for call in host_terms.scaled_ops(shape)]
+            rows.append({"shape": shape, "calls": ops, **_over_ranks(spread)})
+        return {"rows": rows}
 
     def _pipeline(self, num_microbatches: int, groups: Groups) -> Found:
         spread = host_terms.time_pipeline(num_microbatches, *self._groups[groups], self._device)

@@ -88,16 +88,19 @@ def points(settings, spread=1.0):
     tiny = [row("add", 0.0, read_bytes=8)] * 10
     yield {"kind": "overhead", "calls": tiny, "seconds": 10 * LAUNCH_S, "resident_bytes": 2**28}
     yield {"kind": "op", "rows": list(rows())}
+    turns = settings.processes / FULL_SPEED
     for kind in ("all_gather", "all_reduce", "send_recv"):
         for payload in (2**12, 2**18, 2**24):
-            yield collective(kind, payload, spread)
-    for shape in SHAPES:
-        yield {"kind": "script", "shape": shape, "calls": [], "seconds": script_s(shape)}
-    # Between collectives of 5 ms, each rank works for 10 ms.
-    own_s, alone_s, turns = 0.01, 0.005, settings.processes / FULL_SPEED
-    yield {
-        "kind": "together", "own_s": own_s, "alone_s": alone_s, "both_s": alone_s + turns * own_s,
-    }  # fmt: skip
+            point = collective(kind, payload, spread)
+            if kind != "send_recv":  # twice as long after work of 4 ms as alone
+                between = {"own_s": 0.004, "both_s": point["seconds"] + turns * 0.004}
+                point |= {"seconds": point["seconds"] / 2, **between}
+            yield point
+    runs = [{"shape": shape, "calls": [], "seconds": script_s(shape)} for shape in SHAPES]
+    yield {"kind": "script", "rows": runs}
+    # Between collectives of 5 ms, each rank works for 4 or 16 ms.
+    for own_s in (0.004, 0.016):
+        yield {"kind": "work", "own_s": own_s, "both_s": 0.005 + turns * own_s}
     for number in (2, 10):
         yield {
             "kind": "pipeline", "microbatches": number, "stages": 2, "calls": [],
@@ -168,17 +171,21 @@ def test_a_rank_alone_knows_no_link(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("both_s", "ranks"),
+    ("more_s", "ranks"),
     [
-        (0.001, 2.0),  # less than the work of one
-        (0.015, 2.0),  # as if each had a core, and there are two
-        (0.025, 2.0),
-        (0.045, 1.0),  # one after the other
+        (-0.001, 2.0),  # less than the work of one
+        (0.01, 2.0),  # as if each had a core, and there are two
+        (0.02, 2.0),
+        (0.04, 1.0),  # one after the other
+        (0.08, 0.5),  # hosts that share a core
     ],
 )
-def test_no_more_ranks_get_on_at_full_speed_than_there_are_cores(both_s, ranks):
-    together = {"kind": "together", "own_s": 0.01, "alone_s": 0.005, "both_s": both_s}
-    assert full_speed_ranks(MACHINE, settings_of(4), [together]) == pytest.approx(ranks)
+def test_no_more_ranks_get_on_at_full_speed_than_there_are_cores(more_s, ranks):
+    works = [
+        {"kind": "work", "own_s": own_s, "both_s": 0.02 + more_s * (own_s > 0.01)}
+        for own_s in (0.005, 0.015)
+    ]
+    assert full_speed_ranks(MACHINE, settings_of(4), works) == pytest.approx(ranks)
     assert full_speed_ranks(MACHINE, settings_of(4), []) == MACHINE.cores
     assert full_speed_ranks(MACHINE, settings_of(1), []) == 1
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from planner.profiling.rank import Rank, Task
 
-KINDS = ("collective", "together", "pipeline")
+KINDS = ("collective", "work", "pipeline")
 
 
 def measure_between_ranks(folder, per_node):

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.run
     ("per_node", "nodes", "kinds"),
     [
         (1, 1, set()),
-        (2, 1, {"collective", "together", "pipeline"}),
-        (3, 1, {"collective", "together", "pipeline"}),
-        (1, 3, {"collective", "pipeline"}),
+        (2, 1, {"collective", "work", "pipeline"}),
+        (3, 1, {"collective", "work", "pipeline"}),
+        (1, 3, {"collective", "work", "pipeline"}),
     ],
 )
 def test_every_number_of_ranks_is_measured(per_node, nodes, kinds, tmp_path):
