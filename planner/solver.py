@@ -139,7 +139,7 @@ def _solver(most_checks: int, time_limit_s: float | None, presolve: str) -> "pul
         **_WITHOUT_SUB_MIPS,
     )  # fmt: skip
     if not solver.available():
-        raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1'")
+        raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1,<1.16'")
     return solver
 
 

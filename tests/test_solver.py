@@ -34,6 +34,14 @@ def test_a_knapsack_equals_enumeration(items, room):
     assert taken == best
 
 
+def test_the_solver_prints_nothing(capfd):
+    """Not even its name: what `--json` writes is read by programs."""
+    model = Minimisation("silent")
+    model.add_cost([(1.0, model.binary())])
+    model.solve(most_checks=10)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_min_max_is_exact():
     model = Minimisation("makespan")
     jobs = [7, 7, 6, 6, 5, 5, 4, 4, 4]

@@ -165,6 +165,12 @@ class Unit:
     parameters: tuple[int, ...]
     """Positions in ``OperatorGraph.parameters`` of all parameters it reads."""
 
+    def path_of(self, module: str) -> str:
+        """Path of a module in the block, "" for the block itself; others keep theirs."""
+        if self.kind is not UnitKind.BLOCK:
+            return module
+        return "" if module == self.name else module.removeprefix(f"{self.name}.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleOutput:

@@ -7,7 +7,7 @@ is whole in the next try: the modules around the place that failed.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, Unit
 from planner.graph.trial import LayoutTrial, Refusal, TriedModule
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis
@@ -57,7 +57,8 @@ def runnable_block(
             return RunnableUnit(solution=solution, whole=tuple(kept))
         refusal = found
         split = _split_modules(solution, modules)
-        failed = _around(found.module.removeprefix(f"{unit.name}."), split)
+        assert whole.keys().isdisjoint(split), "what is to be whole was split again"
+        failed = _around(unit.path_of(found.module), split)
         if not failed:
             return refusal
         whole |= dict.fromkeys(failed, found.reason)
@@ -96,7 +97,6 @@ def tried(modules: Sequence[ModuleSharding]) -> tuple[TriedModule, ...]:
 def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
     """Instructions for the modules of a unit that do not simply run whole on what is whole."""
     unit, graph = solution.problem.unit, solution.problem.context.graph
-    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     gathered = {value for value, source, _ in solution.conversions if source.is_shard}
     found: dict[str, ModuleSharding] = {}
     for node, strategy in zip(solution.problem.folded.nodes, solution.chosen, strict=True):
@@ -107,7 +107,7 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
         (output, leaving), *_ = strategy.outputs.items() or ((-1, REPLICATE),)
         ndim = len(graph.values[output].shape) if output >= 0 else 0
         entering = next(iter(strategy.inputs.values()), strategy.constant_input or REPLICATE)
-        path = node.module.removeprefix(prefix) if node.module != unit.name else ""
+        path = unit.path_of(node.module)
         found[path] = ModuleSharding(
             module=path,
             style=strategy.style,

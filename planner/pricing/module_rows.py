@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from planner.graph.operator_graph import OperatorGraph, Parameter, UnitKind
+from planner.graph.operator_graph import OperatorGraph, Parameter
 from planner.plan.record import ModuleRow
 from planner.plan.types import Plan
 from planner.pricing.model_pricing import ModelPricer
@@ -55,7 +55,6 @@ def _unit_rows(
 ) -> Iterator[ModuleRow]:
     problem = solution.problem
     graph, unit = problem.context.graph, problem.unit
-    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     matrices = {
         parameter.storage: parameter
         for parameter in (graph.parameters[index] for index in unit.parameters)
@@ -72,7 +71,7 @@ def _unit_rows(
             is_split = chosen.style in split_styles(problem.context.axis)
             if problem.context.axis is Axis.EP and not is_split:
                 continue  # all but experts run as on one device
-            path = "" if op.module == unit.name else op.module.removeprefix(prefix)
+            path = unit.path_of(op.module)
             yield ModuleRow(
                 units=units,
                 module=path,

@@ -143,7 +143,7 @@ def _drawn(drawing: _Drawing, number: int, piece: _Piece) -> Iterator[str]:
     for op_id in unit.forward_ops:
         op = graph.nodes[op_id]
         if drawing.add_op(op, f"op{op_id}", number):
-            groups.setdefault(_relative(op.module, unit).partition(".")[0], []).append(op)
+            groups.setdefault(unit.path_of(op.module).partition(".")[0], []).append(op)
     yield f"  subgraph cluster_{number} {{"
     yield f'    label={_quote(_unit_words(graph, unit, letter))}; color="grey60"; fontsize=12;'
     for place, (group, ops) in enumerate(groups.items()):
@@ -152,7 +152,7 @@ def _drawn(drawing: _Drawing, number: int, piece: _Piece) -> Iterator[str]:
             yield f"    subgraph cluster_{number}_{place} {{"
             yield f'    label={_quote(group)}; color="grey80"; fontsize=11;'
         for op in ops:
-            path = _relative(op.module, unit)
+            path = unit.path_of(op.module)
             yield _op_line(graph, op, path.partition(".")[2] if boxed else path)
         if boxed:
             yield "    }"
@@ -173,13 +173,6 @@ def _unit_words(graph: OperatorGraph, unit: Unit, letter: str) -> str:
     count = sum(graph.parameters[each].num_elements for each in unit.parameters)
     kind = f" ({letter})" if unit.kind is UnitKind.BLOCK else ""
     return f"{unit.name}{kind}: {format_count(count)} parameters"
-
-
-def _relative(module: str, unit: Unit) -> str:
-    """Give a module's path in its unit, "" for the unit itself."""
-    if module == unit.name:
-        return ""
-    return module.removeprefix(f"{unit.name}.")
 
 
 def _quote(words: str) -> str:

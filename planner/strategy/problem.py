@@ -114,9 +114,8 @@ def _leave_whole(
     modules: "Strategies", folded: FoldedUnit, unit: Unit, whole: frozenset[str], axis: Axis
 ) -> None:
     """Drop the strategies that split modules which are not to be split."""
-    prefix = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     for node in folded.nodes:
-        if node.kind is NodeKind.MODULE and node.module.removeprefix(prefix) in whole:
+        if node.kind is NodeKind.MODULE and unit.path_of(node.module) in whole:
             found = modules[node.index]
             modules[node.index] = tuple(s for s in found if s.style not in split_styles(axis))
 

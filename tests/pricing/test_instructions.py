@@ -2,7 +2,9 @@
 
 import pytest
 
+from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
+from planner.graph.sizes.family import trace_family
 from planner.graph.trial import Refusal
 from planner.hardware.profiles import load_cluster
 from planner.pricing.choice import ShardingChoice, unit_problem
@@ -10,6 +12,7 @@ from planner.pricing.instructions import RunnableUnit, module_shardings, runnabl
 from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.nodes import fold_unit
+from planner.vocabulary import Axis, split_styles
 
 CHOICE = ShardingChoice(tp=2, sequence_parallel=False, split_tables=False, microbatch_size=4)
 
@@ -78,3 +81,37 @@ def test_the_runtime_runs_what_is_right_and_names_what_is_not(big_gpt, block, so
     assert refusal is not None
     assert refusal.module == f"{block.name}.mlp.c_proj"
     assert "addmm" in refusal.reason
+
+
+ROWS = """
+import torch
+from torch import nn
+
+
+def build_model():
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+
+
+def example_batch(size):
+    return torch.randn(size, 64, 256), torch.randn(size, 64, 256)
+
+
+loss_fn = nn.functional.mse_loss
+"""
+
+
+def test_a_block_that_is_one_module_is_left_whole(tmp_path):
+    """Its path in itself is the empty one: asked to be whole, it was split again without end."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    family = trace_family(load_model(str(tmp_path / "rows.py"), seq_len=None), dtype="bfloat16")
+    graph = family.at(4)
+    block = next(unit for unit in graph.units if unit.kind is UnitKind.BLOCK)
+    styles = [
+        {s.style for found in problem.strategies for s in found}
+        for problem in (
+            unit_problem(graph, fold_unit(graph, block), CHOICE, whole)
+            for whole in (frozenset(), frozenset({""}))
+        )
+    ]
+    assert not styles[0].isdisjoint(split_styles(Axis.TP))
+    assert styles[1].isdisjoint(split_styles(Axis.TP))

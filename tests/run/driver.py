@@ -113,7 +113,7 @@ def process_group(rank, num_processes, meeting):
     }
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{meeting}",
+        init_method=f"file://{Path(meeting).absolute()}",
         rank=rank,
         world_size=num_processes,
         timeout=timedelta(seconds=TIMEOUT_S),
