@@ -27,7 +27,8 @@ class PlanRequest:
     """Compute dtype, None for the best that the device has of bfloat16 and float32."""
     fixed: tuple[tuple[str, str], ...] = ()
     """``--fix`` settings by name: mesh axes, schedule, microbatch_size,
-    activation_checkpointing, reshard_after_forward, sequence_parallel, virtual_stages, compile."""
+    activation_checkpointing, reshard_after_forward, sequence_parallel, virtual_stages,
+    compile, loss_chunks."""
     hints: tuple[tuple[str, bool | int | float], ...] = ()
     """``--hint`` values by line of the model's code, "model.py:57": what it reads from a tensor
     that has data in training only."""

@@ -377,13 +377,14 @@ _FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "reshard_after_forward": _boolean,
     "sequence_parallel": _boolean,
     "compile": _boolean,
+    "loss_chunks": _whole_number,
 }
 """What can be fixed, and how each value is checked and spelled."""
 
 _FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
     **_FIX_RULES,
     **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_with_frameworks),
-    "compile": _of_script_alone,
+    **dict.fromkeys(("compile", "loss_chunks"), _of_script_alone),
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),
 }

@@ -43,7 +43,15 @@ ORDERS = {
             *("own_experts", "split_tensor", "streams"),
         ),
         ("experts", "fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
-        ("anatomy", "checkpoint", "compiled", "first_weights", "recompute", "scalars"),
+        (
+            "anatomy",
+            "checkpoint",
+            "chunked_loss",
+            "compiled",
+            "first_weights",
+            "recompute",
+            "scalars",
+        ),
         ("gradients", "step"),
         (
             *("background_save", "data", "sharding", "split_attention", "split_ops", "split_part"),
@@ -76,7 +84,7 @@ ORDERS = {
         ("sizes",),
     ),
     "graph/analysis": (
-        ("causal", "patterns", "retained", "trace_warnings"),
+        ("causal", "loss_rows", "patterns", "retained", "trace_warnings"),
         ("lifetimes", "shared", "summary"),
         ("ops",),
     ),
@@ -129,7 +137,7 @@ ORDERS = {
         ),
         ("attention", "pipeline", "unit_work", "work"),
         ("fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
-        ("node_pricing",),
+        ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units"),
         ("calibrate",),
@@ -153,6 +161,7 @@ ORDERS = {
     "plan": (
         ("types",),
         ("layout_rules", "price_rules", "record"),
+        ("model_rules",),
         ("verify",),
         ("serialize",),
         ("saved_model",),

@@ -331,6 +331,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
         ("Recompute", recompute),
         ("Compile", "blocks by torch.compile" if plan.compile else ""),
+        ("Loss", f"in {plan.loss_chunks} chunks of rows" if plan.loss_chunks > 1 else ""),
         ("Dtype", plan.dtype),
         (
             "Predicted",

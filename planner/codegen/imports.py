@@ -46,6 +46,8 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.splits_modules:
         names |= _split_imports(plan)
+    if plan.loss_chunks > 1:
+        names["chunked_loss"] = {"take_loss_in_chunks"}
     if plan.compile:
         names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:

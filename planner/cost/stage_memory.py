@@ -320,7 +320,7 @@ class StageMemory:
         for index in reversed(range(max(first, self._blocks.stop), end)):
             unit = self._units[index]
             highest = max(highest, unit.temporary_bytes[Recomputation.NONE] - released)
-            released += unit.activation_bytes[Recomputation.NONE]
+            released += unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
         earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
         return max(highest, earlier - released)

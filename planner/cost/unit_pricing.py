@@ -60,6 +60,8 @@ class PricedUnit:
     """Its trained parameters, each counted once whatever its size."""
     frozen_bytes: int = 0
     """Its frozen parameters on one tp rank in the compute dtype, in which they are held."""
+    lasting_bytes: int = 0
+    """Of ``activation_bytes``, what stays until the backward of all units before it is over."""
 
 
 def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
@@ -99,6 +101,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         experts_frozen_bytes=work.experts_frozen_elements * DTYPE_BYTES[rank.dtype],
         trained_tensors=work.trained_tensors,
         frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
+        lasting_bytes=work.lasting_bytes,
     )
 
 

@@ -65,3 +65,6 @@ class UnitWork:
     """Elements of whole trained parameters on a split stream; tp sums their gradients."""
     trained_tensors: int = 0
     """Trained parameters, each counted once whatever its size."""
+    lasting_bytes: int = 0
+    """Of ``activation_bytes``, what stays until the backward of all units before it is over:
+    gradients of weights that the forward pass has made."""

@@ -93,7 +93,7 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
     """Work of a backward op on one rank, from the layouts of its forward op.
 
-    Values that the forward pass knows have their forward share, others that of
+    Values that the forward op or a layout knows have their forward share, others that of
     ``gradient_share``.
 
     Args:
@@ -110,7 +110,7 @@ def backward_shares(
     graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
 ) -> tuple[list[float], list[float]]:
     """Shares of what a backward op reads and writes; arguments as of ``backward_work``."""
-    known = {*forward.inputs, *forward.outputs}
+    known = {*forward.inputs, *forward.outputs, *share.layouts}
 
     def part(value: int) -> float:
         return share(value) if value in known else gradient_share(graph, value, forward, share)

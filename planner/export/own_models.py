@@ -39,6 +39,16 @@ def dtype_losses(plan: Plan) -> Iterator[Loss]:
         yield Loss(asked="float64", instead="float32")
 
 
+def chunk_losses(plan: Plan) -> Iterator[Loss]:
+    """A loss in chunks, for a target whose file does not say how it is taken."""
+    if plan.loss_chunks > 1:
+        yield Loss(
+            asked=f"a loss in {plan.loss_chunks} chunks of rows, without which more memory is "
+            "needed than the plan says",
+            instead="the loss as the target or your code takes it",
+        )
+
+
 def compile_losses(plan: Plan) -> Iterator[Loss]:
     """Compiled blocks, for a target whose file does not say what is compiled."""
     if plan.compile:

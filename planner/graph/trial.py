@@ -1,6 +1,6 @@
 """Whether the training script's own runtime can run a layout: tried without weights or ranks."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,18 @@ class LayoutTrial:
             self._known[key] = self._try(modules, over, sequence_dim, None)
         return self._known[key]
 
+    def loss(self, module: str, num_chunks: int) -> Refusal | None:
+        """Try a loss in chunks of rows; None where it runs.
+
+        Args:
+            module: Path of the module that makes the logits.
+            num_chunks: How many.
+        """
+        key = ("loss", module, num_chunks)
+        if key not in self._known:
+            self._known[key] = self._tried(lambda dry_run: dry_run.loss(module, num_chunks))
+        return self._known[key]
+
     def _try(
         self,
         modules: Sequence[TriedModule],
@@ -95,21 +107,24 @@ class LayoutTrial:
         sequence_dim: int | None,
         block: int | None,
     ) -> Refusal | None:
-        dry_run = self._ready()
-        if isinstance(dry_run, Refusal):
-            return dry_run
         shardings = [
             ModuleSharding(
                 each.module, each.style, each.split, each.input_layout, each.output_layout
             )
             for each in modules
         ]  # fmt: skip
+        if block is None:
+            return self._tried(lambda dry_run: dry_run.ends(shardings, over, sequence_dim))
+        return self._tried(lambda dry_run: dry_run.block(block, shardings, over, sequence_dim))
+
+    def _tried(self, run: Callable[[DryRun], None]) -> Refusal | None:
+        """Run something of the runtime's dry run."""
+        dry_run = self._ready()
+        if isinstance(dry_run, Refusal):
+            return dry_run
         try:
             with self._model.import_scope(), default_dtype(getattr(torch, self._dtype)):
-                if block is None:
-                    dry_run.ends(shardings, over, sequence_dim)
-                else:
-                    dry_run.block(block, shardings, over, sequence_dim)
+                run(dry_run)
         except DryRunError as error:
             return Refusal(module=error.module, reason=error.reason)
         except Exception as error:  # of user code, or of torch under it

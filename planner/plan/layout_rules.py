@@ -1,20 +1,16 @@
-"""Rules of a plan's layout: what its script is made of, and what it must share with its model.
+"""Rules of a plan's layout: what its script is made of.
 
 A rule yields a sentence, with its numbers, for each place where it is broken. Each may take for
 granted that those before it in its table hold.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from planner.graph.operator_graph import OperatorGraph
 from planner.plan.types import Plan
-from planner.strategy.facts import SEQUENCE_DIM, ModelFacts, model_facts
-from planner.strategy.rules import SPLIT_AXES, broken_rule
+from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.rules import SPLIT_AXES
 from planner.strategy.schedules import rank_of_stage, schedule_rule
 from planner.strategy.sharding import ModuleSharding, UnitSharding
 from planner.vocabulary import (
@@ -28,9 +24,6 @@ from planner.vocabulary import (
     Style,
     split_styles,
 )
-
-if TYPE_CHECKING:
-    from planner.graph.sizes.family import GraphFamily
 
 _REPLICATE, _LAST = "Replicate", "Shard(-1)"
 _STREAM = "stream"
@@ -170,6 +163,8 @@ def _split_modules(plan: Plan) -> Iterator[str]:
         yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
     if axis is not Axis.TP and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
         yield f"{axis} is above 1, but parameters or the stream are split as over tp"
+    if plan.loss_chunks > 1 and (degrees.tp > 1 or degrees.cp > 1):
+        yield f"{axis} is {getattr(degrees, axis)}, but the loss is taken in chunks of whole rows"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 
@@ -200,14 +195,15 @@ def _sharded_modules(plan: Plan) -> Iterator[str]:
                 yield f"module {name!r} of units {sharding.units} occurs {count} times"
 
 
-def _instructions(plan: Plan) -> Iterator[tuple[UnitSharding, ModuleSharding]]:
+def instructions(plan: Plan) -> Iterator[tuple[UnitSharding, ModuleSharding]]:
+    """How modules are split, each with the units that it holds for."""
     for sharding in plan.shardings:
         yield from ((sharding, module) for module in sharding.modules)
 
 
 def _layouts(plan: Plan) -> Iterator[str]:
     """Spelled "Replicate" or "Shard(dim)", as the style allows."""
-    for sharding, module in _instructions(plan):
+    for sharding, module in instructions(plan):
         if module.style not in _STYLES:
             yield f"{module.module} has the unknown style {module.style!r}"
             continue
@@ -234,7 +230,7 @@ def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> fro
 
 def _fused_projections(plan: Plan) -> Iterator[str]:
     """Several projections only where they stay split until they are apart."""
-    for _, module in _instructions(plan):
+    for _, module in instructions(plan):
         is_column = module.style == Style.COLUMN and module.output_layout == _LAST
         may_fuse = is_column or module.style == Style.INNER
         for each in module.split:
@@ -252,8 +248,8 @@ def _tied_parameters(plan: Plan) -> Iterator[str]:
             yield f"the name {name!r} is tied {count} times"
     split_of = {
         path: module
-        for sharding, module in _instructions(plan)
-        for path in _paths(plan, sharding, module)
+        for sharding, module in instructions(plan)
+        for path in paths(plan, sharding, module)
     }
     for group in plan.tied_parameters:
         if len(group) < 2:
@@ -269,7 +265,7 @@ def _tied_parameters(plan: Plan) -> Iterator[str]:
             )
 
 
-def _paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterator[str]:
+def paths(plan: Plan, sharding: UnitSharding, module: ModuleSharding) -> Iterator[str]:
     """Paths in the model of what an instruction names."""
     for unit in sharding.units:
         prefix = f"{plan.units[unit]}." if unit in blocks(plan) else ""
@@ -296,6 +292,12 @@ def _crossings(plan: Plan) -> Iterator[str]:
                 yield f"stage {stage.index} receives output {output.index} of {output.module!r}"
 
 
+def _loss(plan: Plan) -> Iterator[str]:
+    """At least one chunk; of several it is named what makes the logits."""
+    if plan.loss_chunks < 1 or (plan.loss_chunks > 1) != bool(plan.loss_module):
+        yield f"the loss is taken in {plan.loss_chunks} chunks of what {plan.loss_module!r} returns"
+
+
 LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "units": _units,
     "degrees": _degrees,
@@ -312,88 +314,6 @@ LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "fused projections": _fused_projections,
     "tied parameters": _tied_parameters,
     "crossings": _crossings,
+    "loss": _loss,
 }
 """Rules of a plan by itself."""
-
-
-def _model_units(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """The plan's units are the model's."""
-    names = tuple(unit.name for unit in graphs.at(plan.microbatch_size).units)
-    if plan.units != names:
-        yield f"the plan has {len(plan.units)} units, other than the model's {len(names)}"
-
-
-def _model_ties(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """The plan's tied parameters are the model's."""
-    parameters = graphs.at(plan.microbatch_size).parameters
-    tied = {each.names for each in parameters if len(each.names) > 1}
-    for group in tied.symmetric_difference(plan.tied_parameters):
-        yield f"{', '.join(group)} are tied in one of plan and model only"
-
-
-def _model_cuts(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """Stages begin at legal cuts and receive what crosses them."""
-    cuts = {cut.after_unit + 1: cut for cut in graphs.at(plan.microbatch_size).cuts}
-    for stage in plan.stages[1:]:
-        cut = cuts.get(stage.first_unit)
-        if cut is None:
-            yield f"the model cannot be cut before unit {stage.first_unit}"
-        elif (stage.carried, stage.stream_output) != (cut.carried, cut.stream_output):
-            yield f"what stage {stage.index} receives is not what crosses the cut before it"
-
-
-def _model_modules(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """Instructions name modules with parameters, and units that compute the same."""
-    graph = graphs.at(plan.microbatch_size)
-    owners = {name.rpartition(".")[0] for each in graph.parameters for name in each.names}
-    for sharding in plan.shardings:
-        if len({graph.units[unit].structure for unit in sharding.units}) > 1:
-            yield f"units {sharding.units} do not compute the same"
-    for sharding, module in _instructions(plan):
-        for path in _paths(plan, sharding, module):
-            if path not in owners:
-                yield f"the model has no module {path!r} with parameters"
-
-
-@lru_cache(maxsize=1)
-def _facts(graphs: "GraphFamily") -> ModelFacts:
-    """Sizes of a model, read once for all plans of a search."""
-    return model_facts(graphs.at(1))
-
-
-def _model_sizes(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """Degrees divide the model's sizes; no recomputation reads what is overwritten."""
-    facts = _facts(graphs)
-    broken = broken_rule(plan.degrees, facts, plan.global_batch_size)
-    if broken:
-        yield broken.detail
-    axis = plan.degrees.split_axis
-    ranks = plan.degrees.split_ranks
-    if plan.splits_stream and (facts.sequence or 1) % ranks:
-        yield f"a sequence of {facts.sequence} is split over {axis} {ranks}"
-    for policy, reason in facts.recompute_refusals.items():
-        if any(policy in stage.activation_checkpointing for stage in plan.stages):
-            yield f"blocks are recomputed ({policy}), but {reason}"
-
-
-def _model_work(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """Tokens and FLOPs of a step are those of its samples."""
-    graph: OperatorGraph = graphs.at(plan.microbatch_size)
-    tokens = plan.global_batch_size * graph.tokens_per_sample
-    flop = graph.forward_flop + graph.backward_flop
-    flop *= plan.global_batch_size // plan.microbatch_size
-    if plan.tokens_per_step != tokens:
-        yield f"{plan.tokens_per_step} tokens per step, but {tokens} are in its samples"
-    if not math.isclose(plan.flop_per_step, flop, rel_tol=1e-9):
-        yield f"{plan.flop_per_step} FLOPs per step, but its samples take {flop}"
-
-
-MODEL_RULES: "Mapping[str, Callable[[Plan, GraphFamily], Iterator[str]]]" = {
-    "model's units": _model_units,
-    "model's ties": _model_ties,
-    "model's cuts": _model_cuts,
-    "model's modules": _model_modules,
-    "model's sizes": _model_sizes,
-    "model's work": _model_work,
-}
-"""Rules of a plan beside the model that it trains."""

@@ -109,6 +109,11 @@ class Plan:
     on the meta device has none either."""
     compile: bool = False
     """Blocks run compiled (``torch.compile``)."""
+    loss_chunks: int = 1
+    """Chunks of rows that the loss of a microbatch is taken in, forward and backward, so that its
+    logits never lie whole."""
+    loss_module: str = ""
+    """Path of the ``nn.Linear`` that makes the logits, where there are several chunks."""
     state_form: str = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks)."""

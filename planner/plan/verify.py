@@ -4,11 +4,11 @@ The rules, in the order in which they are held; the first that is broken is repo
 
 * of the layout: units, degrees, mesh, batch, schedule, stages, pipeline ranks, recomputation,
   split modules, sharded units, sharded modules, layouts, fused projections, tied
-  parameters, crossings;
+  parameters, crossings, loss;
 * of the prices: numbers, idle parts, busy time, bubble, rank memories;
 * on the cluster: devices, memory, MFU;
 * beside the model: model's units, model's ties, model's cuts, model's modules, model's sizes,
-  model's work;
+  model's work, model's loss;
 * of the search: fastest first, same training, bound, objective, status, baseline. Its price is
   the last one: ``planner.pricing.reprice`` makes it again from scratch.
 """
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 from planner.errors import VerificationError
 from planner.hardware.spec import ClusterSpec
-from planner.plan.layout_rules import LAYOUT_RULES, MODEL_RULES
+from planner.plan.layout_rules import LAYOUT_RULES
+from planner.plan.model_rules import MODEL_RULES
 from planner.plan.price_rules import (
     CLUSTER_RULES,
     OPEN_RULES,

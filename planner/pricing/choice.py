@@ -29,6 +29,8 @@ class ShardingChoice:
     """Samples per microbatch."""
     compile: bool = False
     """Blocks run compiled."""
+    loss_chunks: int = 1
+    """Chunks of rows that the loss is taken in."""
 
     @property
     def ranks(self) -> int:
@@ -74,4 +76,5 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         sequence_parallel=choice.sequence_parallel and unit.kind is UnitKind.BLOCK,
         split_tables=choice.split_tables and sizes.has_table(unit),
         compile=False,
+        loss_chunks=1,
     )

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from planner.cost.chunked_work import ChunkedLoss
 from planner.cost.model_units import ModelUnits, ModelWork, TiedWork
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_extraction import Part, unit_work
@@ -10,6 +12,7 @@ from planner.cost.unit_work import UnitWork
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
+from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -159,8 +162,9 @@ class ModelPricer:
         return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
 
 
-UnitWorks = dict[tuple[int, bool, bool], tuple[ShardingSolution, UnitWork]]
-"""Work under a solution (by identity), on a split stream or not, compiled or not."""
+UnitWorks = dict[tuple[int, bool, bool, int], tuple[ShardingSolution, UnitWork]]
+"""Work under a solution (by identity), on a split stream or not, compiled or not, its loss in so
+many chunks."""
 
 
 def model_work(
@@ -185,13 +189,14 @@ def model_work(
     loss_apart = kernels.loss_apart and has_epilogue
     works: dict[str, UnitWork] = {}
     for structure, solution in solutions.items():
-        kind = solution.problem.unit.kind
-        is_compiled = choice.compile and kind is UnitKind.BLOCK
-        key = (id(solution), choice.sequence_parallel, is_compiled)
+        is_end = solution.problem.unit.kind is UnitKind.EPILOGUE
+        chunks = choice.loss_chunks if is_end else 1
+        is_compiled = choice.compile and solution.problem.unit.kind is UnitKind.BLOCK
+        key = (id(solution), choice.sequence_parallel, is_compiled, chunks)
         if key not in known:
-            is_head = loss_apart and kind is UnitKind.EPILOGUE
-            part: Part | None = (lambda op: bool(op.module)) if is_head else None
-            known[key] = solution, _solution_work(sizes, solution, choice, kernels, part)
+            part: Part | None = (lambda op: bool(op.module)) if loss_apart and is_end else None
+            count = partial(_solution_work, part=part) if chunks == 1 else _chunked_work
+            known[key] = solution, count(sizes, solution, choice, kernels)
         works[structure] = known[key][1]
     units = [works[unit.structure] for unit in graph.units]
     entering = _entering_bytes(sizes, choice, kernels)
@@ -232,6 +237,18 @@ def _solution_work(
         kernels=replace(kernels, pointwise="compiled") if is_compiled else kernels,
         part=part,
     )
+
+
+def _chunked_work(
+    sizes: GraphSizes, epilogue: ShardingSolution, choice: ShardingChoice, kernels: KernelForms
+) -> UnitWork:
+    """Work of the epilogue where its loss is taken in chunks."""
+    rows = loss_rows(sizes.graph)
+    assert isinstance(rows, LossRows)
+    assert choice.tp == choice.cp == 1
+    loss = ChunkedLoss(graph=sizes.graph, rows=rows, num_chunks=choice.loss_chunks)
+    rest = _solution_work(sizes, epilogue, choice, kernels, lambda op: not loss.holds(op))
+    return loss.added_to(rest)
 
 
 def _loss_work(

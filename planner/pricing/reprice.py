@@ -113,5 +113,6 @@ def plan_configuration(plan: Plan) -> Configuration:
         reshard_after_forward=plan.reshard_after_forward,
         sequence_parallel=plan.sequence_parallel,
         compile=plan.compile,
+        loss_chunks=plan.loss_chunks,
         state_form="fsdp" if plan.state_form == "fsdp" else "replicated",
     )

@@ -138,8 +138,8 @@ class UnitLayouts:
         )  # fmt: skip
 
     def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
-        """Whether what lies around the blocks runs as it was chosen; over ep it is as it was."""
-        if not self._is_tried or choice.ep > 1:
+        """Whether what lies around the blocks runs as it was chosen."""
+        if not self._is_tried or choice.over.is_inside_blocks:
             return True
         ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
         modules = [module for each in ends for module in module_shardings(each)]

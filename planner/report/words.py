@@ -56,6 +56,7 @@ def detail_words(plan: Plan) -> str:
     return (
         f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
         f"recompute {recompute or 'none'}{', compiled blocks' if plan.compile else ''}"
+        f"{f', loss in {plan.loss_chunks} chunks' if plan.loss_chunks > 1 else ''}"
     )
 
 
@@ -79,7 +80,16 @@ def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
         lines.append(
             ("compile", "blocks run by torch.compile, which takes minutes in the first step")
         )
+    if plan.loss_chunks > 1:
+        lines.append(("loss", _loss_words(plan)))
     return tuple(lines)
+
+
+def _loss_words(plan: Plan) -> str:
+    return (
+        f"logits and their gradients exist for 1/{plan.loss_chunks} of a microbatch at a time, "
+        "forward and backward, and not for all of it"
+    )
 
 
 def difference_words(plan: Plan, reference: Plan, *, parts: int = 2) -> str:

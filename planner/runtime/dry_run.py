@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, examine, meta_twin
+from .chunked_loss import take_loss_in_chunks
 from .known_data import DataRead, KnownData
 from .layout import SplitAxis
 from .model import run_model
@@ -123,7 +124,8 @@ class DryRun:
         """
         for positions, shardings in block_shardings:
             self.block(positions[min(1, len(positions) - 1)], shardings, over, sequence_dim)
-        self.ends(outer_shardings, over, sequence_dim)
+        if not over.is_inside_blocks:
+            self.ends(outer_shardings, over, sequence_dim)
 
     def block(
         self,
@@ -138,7 +140,7 @@ class DryRun:
             DryRunError: It does not run.
         """
         path = self.anatomy.blocks[position]
-        part = self._part(keep=position)
+        part = self._part((position,))
         part.first_block, part.blocks, part.last_block = position, (path,), path
         part.is_last = False
         _parallel(part, over, sequence_dim).apply([((position,), shardings)], ())
@@ -163,11 +165,33 @@ class DryRun:
         Raises:
             DryRunError: It does not run.
         """
-        part = self._part(keep=None)
+        part = self._part(())
         parallel = _parallel(part, over, None)
         parallel.apply((), shardings)
         if over.is_context and sequence_dim is not None and self.anatomy.blocks:
             parallel.split_output(self.anatomy.blocks[-1], sequence_dim)
+        self._run_ends(part)
+
+    def loss(self, module: str, num_chunks: int) -> None:
+        """Run what lies around the blocks with its loss in chunks.
+
+        All blocks are left out where that goes; it does not where more is read of them than what
+        they return (router logits that hooks collect).
+
+        Raises:
+            DryRunError: It does not run.
+        """
+        try:
+            self._run_loss(module, num_chunks, ())
+        except DryRunError:
+            self._run_loss(module, num_chunks, range(len(self.anatomy.blocks)))
+
+    def _run_loss(self, module: str, num_chunks: int, kept: Sequence[int]) -> None:
+        part = self._part(kept)
+        take_loss_in_chunks(part, module, num_chunks)
+        self._run_ends(part)
+
+    def _run_ends(self, part: SplitPart) -> None:
         entering: list[Tensor] = []
         if self.anatomy.blocks:
             first = part.model.get_submodule(self.anatomy.blocks[0])
@@ -181,10 +205,10 @@ class DryRun:
                 loss = part(inputs=self.inputs, targets=self.targets)
             _backward([loss, *entering])
 
-    def _part(self, keep: int | None) -> SplitPart:
-        """A copy of the model in which stand-ins take the place of the blocks but one."""
+    def _part(self, kept: Sequence[int]) -> SplitPart:
+        """A copy of the model in which stand-ins take the place of all blocks but some."""
         anatomy = self.anatomy
-        left_out = [path for i, path in enumerate(anatomy.blocks) if i != keep]
+        left_out = [path for i, path in enumerate(anatomy.blocks) if i not in kept]
         taken = {path: self.model.get_submodule(path) for path in left_out}
         memo: dict[int, Any] = {
             id(block): _Source(block, anatomy.calls[path]) for path, block in taken.items()

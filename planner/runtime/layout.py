@@ -19,6 +19,11 @@ class SplitAxis:
         """Whether it divides the sequence alone."""
         return self.name == "cp"
 
+    @property
+    def is_inside_blocks(self) -> bool:
+        """Whether what lies around the blocks runs as on one device."""
+        return self.name == "ep"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -1,12 +1,14 @@
 """Microbatches under torch's pipeline schedules."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
@@ -39,11 +41,35 @@ class PipelineRunner(Runner):
         Returns:
             The loss of each, nothing on ranks without the last stage.
         """
-        return _run(self.schedule.step, microbatches)
+        with _gathered_throughout(self.parts):
+            return _run(self.schedule.step, microbatches)
 
     def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
         return _run(self.schedule.eval, microbatches)
+
+
+@contextlib.contextmanager
+def _gathered_throughout(stages: Sequence[nn.Module]) -> Iterator[None]:
+    """Leave the parameters of several stages gathered until all microbatches are through.
+
+    torch's schedules free those of all but three stages of a rank between two uses, and gather them
+    again each time, whatever FSDP2 is told.
+    """
+    modules = [m for stage in stages for m in stage.modules() if isinstance(m, FSDPModule)]
+    modules = modules if len(stages) > 1 else []
+    for module in modules:
+        module.__dict__["reshard"] = _leave
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.__dict__["reshard"]
+            module.reshard()
+
+
+def _leave() -> None:
+    """Stands for ``FSDPModule.reshard``."""
 
 
 def pipeline_runner(

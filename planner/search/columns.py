@@ -233,7 +233,8 @@ class ColumnMaker:
         highest = released = 0
         if end == self._last + 1:
             highest = fixed(self._last, end, none)
-            released = units[self._last].activation_bytes[Recomputation.NONE]
+            last = units[self._last]
+            released = last.activation_bytes[Recomputation.NONE] - last.lasting_bytes
         if first == 0 < self._last:
             highest = max(highest, fixed(0, 1, none) - released)
         return kept, highest, released

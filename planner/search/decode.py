@@ -30,6 +30,8 @@ class PlanContext:
     """Samples per step."""
     dtype: str
     """Compute dtype."""
+    loss_module: str = ""
+    """Module that makes the logits, where the loss can be taken in chunks of rows."""
 
 
 def decode_plan(
@@ -78,6 +80,8 @@ def plan_of(
         costs=price.costs,
         tokens_per_step=context.global_batch_size * graph.tokens_per_sample,
         compile=configuration.compile,
+        loss_chunks=configuration.loss_chunks,
+        loss_module=context.loss_module if configuration.loss_chunks > 1 else "",
         state_form=configuration.state_form,
         flop_per_step=round((graph.forward_flop + graph.backward_flop) * samples),
     )

@@ -45,6 +45,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         reshard_after_forward=degrees.pp == 1,
         sequence_parallel=degrees.tp > 1,
         compile=space.request.fixed.compile and degrees.tp == 1,
+        loss_chunks=space.request.fixed.loss_chunks if degrees.tp == 1 else None,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
     legal = [item for item in found if isinstance(item, Configuration)]

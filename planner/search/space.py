@@ -1,7 +1,7 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.cost.stage_costs import StageCosts
@@ -25,6 +25,7 @@ from planner.strategy.rules import (
     BrokenRule,
     FixedValues,
     broken_rule,
+    chunk_rule,
     compile_rule,
     configurations,
     enumerate_degrees,
@@ -65,10 +66,14 @@ class LayoutSpace:
         self.framework = framework = request.framework
         self.request = request
         self.facts: ModelFacts = model_facts(graphs.at(1))
+        if framework.name != SCRIPT:
+            self.facts = replace(self.facts, loss="how a framework computes stands in its profile")
+        loss = self.facts.loss
         self.context = PlanContext(
             model=request.model,
             global_batch_size=request.global_batch_size,
             dtype=request.dtype,
+            loss_module="" if isinstance(loss, str) else loss.module,
         )
         self.pricer = ModelPricer(
             graphs,
@@ -78,6 +83,7 @@ class LayoutSpace:
             collective_host_s=framework.collective_host_s,
             is_tried=framework.name == SCRIPT,
         )
+        self._tried_chunks = False
         self._known: dict[tuple[ShardingChoice, float, Hashable], KnownMixes] = {}
 
     @property
@@ -99,7 +105,28 @@ class LayoutSpace:
         return is_open and bool(self.facts.experts)
 
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
-        """All configurations that the model's shapes allow, and the refused degrees."""
+        """All configurations that the model's shapes allow, and the refused degrees.
+
+        Chunks of a loss are tried once; where the script could not run them, none are offered.
+        """
+        found, refused = self._legal()
+        chunked = next((each for each in found if each.loss_chunks > 1), None)
+        if chunked is not None and not self._runs_chunks(chunked):
+            return self._legal()
+        return found, refused
+
+    def _runs_chunks(self, configuration: Configuration) -> bool:
+        """Try the chunks of a loss, and remember that they do not run."""
+        if self._tried_chunks:
+            return True
+        self._tried_chunks = True
+        trial = self.graphs.trial(configuration.microbatch_size)
+        refusal = trial.loss(self.context.loss_module, configuration.loss_chunks)
+        if refusal is not None:
+            self.facts = replace(self.facts, loss=refusal.reason)
+        return refusal is None
+
+    def _legal(self) -> tuple[list[Configuration], list[Rejection]]:
         found: list[Configuration] = []
         refused: list[Rejection] = []
         request = self.request
@@ -112,6 +139,7 @@ class LayoutSpace:
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
+            rule = rule or chunk_rule(degrees, self.facts, request.fixed)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
                 if rule is None
@@ -170,6 +198,7 @@ class LayoutSpace:
                 split_tables=split,
                 microbatch_size=configuration.microbatch_size,
                 compile=configuration.compile,
+                loss_chunks=configuration.loss_chunks,
             )
             rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
             priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)

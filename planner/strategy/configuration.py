@@ -36,6 +36,8 @@ class Configuration:
     """The stream is split over the sequence on tp."""
     compile: bool = False
     """Blocks run compiled (``torch.compile``)."""
+    loss_chunks: int = 1
+    """Chunks of rows that the loss of a microbatch is taken in."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
     optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1)."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.runtime.op_rules import ATTENTIONS
@@ -35,6 +36,8 @@ class ModelFacts:
     """Recomputations under which the model would fail, with the reason."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "" where none does."""
+    loss: LossRows | str = "not looked for"
+    """What of its end works on rows alone, for one sample; or why there is nothing."""
 
     def can_split_tables(self, tp: int) -> bool:
         """Whether the rows of all tables divide over tp: they are split all or none."""
@@ -65,6 +68,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         max_stages=len(graph.cuts) + 1,
         recompute_refusals=recompute_refusals(graph),
         autocast=graph.autocast,
+        loss=loss_rows(graph),
     )
 
 

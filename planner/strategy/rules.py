@@ -8,13 +8,25 @@ from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import schedule_rule
-from planner.vocabulary import PLANNED_AXES, PLANNED_SCHEDULES, Axis, Recomputation, Schedule
+from planner.units import DTYPE_BYTES
+from planner.vocabulary import (
+    PLANNED_AXES,
+    PLANNED_SCHEDULES,
+    Axis,
+    Dtype,
+    Recomputation,
+    Schedule,
+)
 
 SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
 """Axes over which modules are split, over one at a time."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
+
+CHUNK_BYTES = 2**30
+"""Most that the logits of a chunk take in float32 where the chunks of a loss are left open. Fewer
+rows would add to the gradient of the table more often than their product takes time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,7 @@ class FixedValues:
     reshard_after_forward: bool | None = None
     sequence_parallel: bool | None = None
     compile: bool | None = None
+    loss_chunks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +234,48 @@ def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | N
     )
 
 
+def chunk_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Refuse chunks of a loss where something is split over its rows or classes, or it has none."""
+    if (fixed.loss_chunks or 1) == 1:
+        return None
+    asked = f"loss_chunks={fixed.loss_chunks}"
+    if isinstance(facts.loss, str):
+        return BrokenRule(rule="loss_chunks", detail=f"{asked}: {facts.loss}; loss_chunks can be 1")
+    axis = degrees.split_axis
+    if axis not in (Axis.TP, Axis.CP) or not degrees.splits_modules:
+        return None
+    return BrokenRule(
+        rule=f"loss_chunks with {axis}",
+        detail=f"{asked} with {axis} {getattr(degrees, axis)}: chunks are rows of logits that lie "
+        f"whole on a rank; {axis} can be 1, or loss_chunks 1",
+    )
+
+
+def _loss_chunks(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues, microbatch_size: int
+) -> int | BrokenRule:
+    """Chunks of a loss: as many as are asked for, else as large logits call for, 1 for small ones.
+
+    They divide the rows, so that all are alike.
+    """
+    if isinstance(facts.loss, str) or degrees.tp > 1 or degrees.cp > 1:
+        return 1
+    rows = microbatch_size * facts.loss.rows
+    asked = fixed.loss_chunks
+    if asked is not None:
+        if rows % asked:
+            return BrokenRule(
+                rule="rows % loss_chunks",
+                detail=f"{rows} rows of a microbatch of {microbatch_size} % loss_chunks {asked} = "
+                f"{rows % asked}; it can be {_listed(divisors(rows))}",
+            )
+        return asked
+    least = -(-rows * facts.loss.classes * DTYPE_BYTES[Dtype.FLOAT32] // CHUNK_BYTES)
+    return next((count for count in divisors(rows) if count >= least), 1)
+
+
 def _listed(numbers: list[int]) -> str:
     shown = numbers if len(numbers) <= 10 else [*numbers[:7], "...", *numbers[-2:]]
     return ", ".join(str(number) for number in shown)
@@ -236,7 +291,7 @@ def configurations(
     out unless fixed: torch's schedules leave the parameters of a stage gathered from a backward to
     the next forward, so that it saves little memory and gathers more often.
     """
-    samples, can_split = global_batch_size // degrees.dp, _can_split(degrees, facts)
+    samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
     if fixed.microbatch_size is not None:
         if samples % fixed.microbatch_size:
@@ -249,33 +304,42 @@ def configurations(
             return
         sizes = [fixed.microbatch_size]
     found = False
-    reason: str | None = None
+    reason: BrokenRule | None = None
+    splits = _options(possible=_can_split(degrees, facts), fixed=fixed.sequence_parallel)
     for size in sizes:
+        chunks = _loss_chunks(degrees, facts, fixed, size)
         for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
-            reason = schedule_rule(
-                schedule, pp=degrees.pp, virtual_stages=virtual_stages,
-                num_microbatches=samples // size,
-            )  # fmt: skip
-            if reason is not None:
+            number = samples // size
+            reason = chunks if isinstance(chunks, BrokenRule) else None
+            reason = reason or _broken_schedule(schedule, degrees.pp, virtual_stages, number)
+            if isinstance(chunks, BrokenRule) or reason is not None:
                 continue
-            is_open_gpipe = schedule == Schedule.GPIPE and fixed.schedule is None
-            if is_open_gpipe and samples // size >= degrees.pp:
+            if schedule == Schedule.GPIPE and fixed.schedule is None and number >= degrees.pp:
                 continue
             found = True
-            splits = _options(possible=can_split, fixed=fixed.sequence_parallel)
             for reshard, split in product(_reshards(degrees, fixed), splits):
                 yield Configuration(
                     degrees=degrees,
                     schedule=schedule,
                     virtual_stages=virtual_stages,
                     microbatch_size=size,
-                    num_microbatches=samples // size,
+                    num_microbatches=number,
                     reshard_after_forward=reshard,
                     sequence_parallel=split,
                     compile=bool(fixed.compile),
+                    loss_chunks=chunks,
                 )
     if not found and reason is not None:
-        yield BrokenRule(rule="microbatches < stages", detail=reason)
+        yield reason
+
+
+def _broken_schedule(
+    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
+) -> BrokenRule | None:
+    detail = schedule_rule(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    return None if detail is None else BrokenRule(rule="microbatches < stages", detail=detail)
 
 
 def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:

@@ -93,6 +93,39 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
     assert document["holds"]
 
 
+CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("fix", "fullest"),
+    [
+        ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
+        ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
+        ({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
+        (
+            {
+                **{"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2},
+                "reshard_after_forward": True,
+            },
+            None,
+        ),
+    ],
+)
+def test_chunks_of_a_loss_and_many_stages_of_a_rank(fix, fullest, tmp_path):
+    """No parameter is gathered twice, and logits do not lie whole."""
+    narrow = MODEL.replace("dim=1024, n_layers=4, ffn_dim=4096", "dim=256, n_layers=8, ffn_dim=512")
+    (tmp_path / "model.py").write_text(narrow)
+    options = {"gpus": 4, "global_batch_size": 64, "seq_len": 512}
+    fix = {"activation_checkpointing": "none", "reshard_after_forward": False, **fix}
+    check = check_plan(save(tmp_path / "plan", tmp_path / "model.py", fix=fix, **options))
+    check.demand()
+    if fullest is not None:
+        whole = {**fix, "loss_chunks": 1}
+        other = check_plan(save(tmp_path / "whole", tmp_path / "model.py", fix=whole, **options))
+        most = max(stage.tracked_peak_bytes for stage in other.stages)
+        assert max(stage.tracked_peak_bytes for stage in check.stages) < fullest * most
+
+
 @pytest.fixture(scope="module")
 def split(splits):
     return splits["tp"]

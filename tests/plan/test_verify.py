@@ -18,7 +18,7 @@ from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import ModuleOutput
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
-from planner.plan import layout_rules, price_rules, verify
+from planner.plan import layout_rules, model_rules, price_rules, verify
 from planner.plan.serialize import dump_json, load_plan
 from planner.plan.verify import verify_layout, verify_outcome, verify_plan
 from planner.pricing.reprice import verify_price
@@ -42,6 +42,7 @@ CASES = {
     "mixed": ("big_gpt", {"tp": 1, "pp": 1, "dp_shard": 8, "microbatch_size": 4}),
     "uneven": ("mlp", {"tp": 1, "pp": 4}),
     "carrying": ("unet", {"tp": 1, "pp": 4, "schedule": "1F1B"}),
+    "chunked": ("gpt", {"tp": 1, "pp": 1, "loss_chunks": 4, "microbatch_size": 1}),
     "free": ("gpt", {}),
 }
 """Searches by name: the model, and what is fixed."""
@@ -381,6 +382,14 @@ MUTATIONS = {
     "stages of a rank side by side": ("interleaved", "pipeline ranks", change_stage(1, pp_rank=0)),
     "an unknown policy": ("mixed", "recomputation", policy_of_unit(1, "everything")),
     "a policy too few": ("flat", "recomputation", change_stage(0, activation_checkpointing=())),
+    "no chunks": ("flat", "loss", change(loss_chunks=0)),
+    "chunks of nothing": ("flat", "loss", change(loss_chunks=4)),
+    "a module of whole logits": ("flat", "loss", change(loss_module="lm_head")),
+    "chunks of split logits": (
+        "tensor", "split modules", change(loss_chunks=4, loss_module="lm_head")
+    ),
+    "chunks of another module": ("chunked", "model's loss", change(loss_module="output")),
+    "chunks that do not divide": ("chunked", "model's loss", change(loss_chunks=7)),
     "a recomputed prologue": ("mixed", "recomputation", policy_of_unit(0, "full")),
     "a recomputed epilogue": ("pipelined", "recomputation", recompute_last_unit),
     "a split sequence without tp": ("flat", "split modules", change(sequence_parallel=True)),
@@ -494,7 +503,7 @@ def test_degrees_that_do_not_divide_the_model_are_caught(searched):
     outcome, _, graphs = searched("both")
     best = outcome.best
     wide = replace(best, degrees=replace(best.degrees, tp=8, pp=1, dp_shard=1, dp_replicate=1))
-    broken = list(layout_rules.MODEL_RULES["model's sizes"](wide, graphs))
+    broken = list(model_rules.MODEL_RULES["model's sizes"](wide, graphs))
     assert broken
     assert "% tp 8" in broken[0]
 
@@ -600,7 +609,7 @@ def test_every_rule_is_documented_and_has_a_mutation():
         layout_rules.LAYOUT_RULES,
         price_rules.PRICE_RULES,
         price_rules.CLUSTER_RULES,
-        layout_rules.MODEL_RULES,
+        model_rules.MODEL_RULES,
         price_rules.OUTCOME_RULES,
         price_rules.PROOF_RULES,
         price_rules.OPEN_RULES,

@@ -40,6 +40,21 @@ CASES = {
     "gpt-tp_4_sequence": ("shallow_gpt", {"tp": 4, "sequence_parallel": True}),
     "gpt-pp_4": ("shallow_gpt", {"pp": 4, "schedule": "1F1B"}),
     "gpt-full": ("shallow_gpt", {"tp": 2, "dp_shard": 2, "activation_checkpointing": "full"}),
+    "gpt-chunks_pp_2": (
+        "shallow_gpt",
+        {"pp": 2, "dp_shard": 2, "schedule": "1F1B", "loss_chunks": 4},
+    ),
+    "gpt-chunks_full": (
+        "shallow_gpt",
+        {
+            **{"dp_shard": 4, "loss_chunks": 16, "microbatch_size": 2},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "llama-stages_4": (
+        "llama",
+        {"pp": 2, "dp_shard": 2, "virtual_stages": 4, "loss_chunks": 8},
+    ),
     "llama-hsdp": ("shallow_llama", {"dp_replicate": 2, "dp_shard": 2}),
     "llama-tp_4": ("shallow_llama", {"tp": 4, "sequence_parallel": False}),
     "llama-tp_2_sequence": ("shallow_llama", {"tp": 2, "sequence_parallel": True}),

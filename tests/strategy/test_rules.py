@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.graph.analysis.loss_rows import LossRows
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
@@ -14,6 +15,7 @@ from planner.strategy.rules import (
     BrokenRule,
     FixedValues,
     broken_rule,
+    chunk_rule,
     configurations,
     divisors,
     enumerate_degrees,
@@ -174,3 +176,37 @@ def test_a_recomputation_that_would_fail_is_refused_where_it_is_fixed():
     assert recomputation_rule(facts, FixedValues()) is None
     assert recomputation_rule(facts, FixedValues(activation_checkpointing="full")) is None
     assert recomputation_rule(FACTS, fixed) is None
+
+
+ROWS = LossRows(
+    module="head", rows=8192, classes=131_072, states=0, weights=(1,), forward_ops=(2,),
+    backward_ops=(3,),
+)  # fmt: skip
+
+
+def chunks_of(fixed, *, size=1, **degrees):
+    facts = replace(FACTS, loss=ROWS)
+    fixed = replace(fixed, microbatch_size=size)
+    found = configurations(ParallelDegrees(**degrees), facts, 16, fixed)
+    return {each.loss_chunks if isinstance(each, Configuration) else each.rule for each in found}
+
+
+def test_large_logits_are_taken_in_chunks_of_a_gibibyte():
+    assert chunks_of(FixedValues()) == {4}
+    assert chunks_of(FixedValues(), size=4) == {16}
+    assert chunks_of(FixedValues(), pp=2) == {4}
+    assert chunks_of(FixedValues(), tp=2) == {1}
+    assert chunks_of(FixedValues(), cp=2) == {1}
+    assert chunks_of(FixedValues(loss_chunks=1)) == {1}
+    assert chunks_of(FixedValues(loss_chunks=64)) == {64}
+    assert chunks_of(FixedValues(loss_chunks=7)) == {"rows % loss_chunks"}
+
+
+def test_chunks_that_cannot_be_are_refused_where_they_are_fixed():
+    fixed, facts = FixedValues(loss_chunks=4), replace(FACTS, loss=ROWS)
+    assert chunk_rule(ParallelDegrees(dp_shard=2, ep=2, pp=2), facts, fixed) is None
+    assert "tp 2" in chunk_rule(ParallelDegrees(tp=2), facts, fixed).detail
+    assert "cp 2" in chunk_rule(ParallelDegrees(cp=2), facts, fixed).detail
+    assert chunk_rule(ParallelDegrees(tp=2), facts, FixedValues(loss_chunks=1)) is None
+    other = replace(FACTS, loss="softmax works on more than a row")
+    assert "softmax works on more" in chunk_rule(ParallelDegrees(), other, fixed).detail

@@ -19,6 +19,7 @@ import torch
 from gpu_blocks import RECOMPUTATIONS, BlockRow, BlockShape
 
 from planner.cost.liveness import unit_peaks
+from planner.cost.work import Shares
 from planner.errors import PlannerError, RequestError
 from planner.graph.analysis.lifetimes import live_bytes, moments_of
 from planner.graph.analysis.retained import saved_values
@@ -117,7 +118,7 @@ def weight_gradient_bytes(graph: OperatorGraph) -> int:
     """
     unit = graph.units[BLOCK]
     forward, backward = unit.forward_ops, unit.backward_ops
-    shares = dict.fromkeys(forward, lambda _: 1.0)
+    shares = dict.fromkeys(forward, Shares())
     without = unit_peaks(graph, forward, backward, shares)
     moments = [*moments_of(graph, forward), *moments_of(graph, backward)]
     last = {piece: at for at, moment in enumerate(moments) for piece in moment.touched}
