@@ -20,6 +20,10 @@ _WITHOUT_SUB_MIPS = {
 (vtjeng/MIPVerify.jl#219, FlexMeasures/flexmeasures#2527); the process dies later, anywhere. Older
 releases return wrong solutions (ERGO-Code/HiGHS#2980)."""
 
+_WITHOUT_SPARSIFY = {"presolve_rule_off": 1 << 14}
+"""Presolve goes round for ever in programs of a few dozen variables where it makes rows sparser
+(ERGO-Code/HiGHS#1883, #2915), and asks meanwhile neither for the time nor whether it may go on."""
+
 
 class NoSolutionError(SolverError):
     """The program is proven to have no feasible point."""
@@ -137,6 +141,7 @@ def _solver(most_checks: int, time_limit_s: float | None, presolve: str) -> "pul
         callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
         presolve=presolve,
         **_WITHOUT_SUB_MIPS,
+        **_WITHOUT_SPARSIFY,
     )  # fmt: skip
     if not solver.available():
         raise SolverError("HiGHS is not installed", hint="pip install 'highspy>=1.15.1,<1.16'")

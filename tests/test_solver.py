@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.solver import _WITHOUT_SUB_MIPS, Minimisation, is_chosen
+from planner.solver import _WITHOUT_SPARSIFY, _WITHOUT_SUB_MIPS, Minimisation, is_chosen
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,7 +70,7 @@ def test_no_feasible_point_is_an_error():
 
 def test_highs_knows_the_options_that_are_set():
     """It ignores others without an error."""
-    for name, value in _WITHOUT_SUB_MIPS.items():
+    for name, value in {**_WITHOUT_SUB_MIPS, **_WITHOUT_SPARSIFY}.items():
         assert highspy.Highs().setOptionValue(name, value) == highspy.HighsStatus.kOk
 
 
