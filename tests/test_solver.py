@@ -1,6 +1,9 @@
 """The solver is exact on a program that an earlier HiGHS solved wrongly in kind."""
 
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import highspy
 import pytest
@@ -105,3 +108,12 @@ def test_a_program_that_presolve_fails_on_is_solved_without_it():
         program.at_most([*zip(step_s, stage, strict=True)], [(1.0, once)])
     program.add_cost([(1.0, longest), (1.0, once)])
     assert program.solve(most_checks=100).objective == pytest.approx(710)
+
+
+def test_a_program_that_presolve_never_ends_with_is_solved():
+    """In a process of its own, since HiGHS hears nothing while it presolves."""
+    script = Path(__file__).with_name("endless_presolve.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert float(done.stdout) == pytest.approx(2 * 59.746765894103795)

@@ -37,12 +37,14 @@ LAYOUTS = {
     "ep 2": {"dp_shard": 2, "ep": 2},
     "ep 2 x dp 2": {"dp_shard": 4, "ep": 2},
     "ep 2 x pp 2": {"dp_shard": 2, "ep": 2, "pp": 2},
+    "2 chunks": {"dp_shard": 2, "loss_chunks": 2},
+    "2 chunks x pp 2": {"dp_shard": 2, "pp": 2, "loss_chunks": 2},
 }
 
 
 def processes(fix: dict) -> int:
     """Ranks of a layout: those of ep are some of dp_shard's."""
-    return math.prod(degree for axis, degree in fix.items() if axis != "ep")
+    return math.prod(n for name, n in fix.items() if name not in ("ep", "loss_chunks"))
 
 
 LIMIT = 1e-8
@@ -187,6 +189,8 @@ def fast_links(folder: Path) -> str:
 
 def split_words(best) -> str:
     """How many of the blocks have something split, and which modules of the first kind of block."""
+    if best.loss_chunks > 1:
+        return f"{best.loss_chunks} chunks of {best.loss_module}"
     blocks = [unit for unit, name in enumerate(best.units) if name not in ("prologue", "epilogue")]
     styles = split_styles(best.degrees.split_axis)
     split = {
