@@ -80,6 +80,8 @@ class StageCosts:
         configuration: Configuration,
         cluster: ClusterSpec,
         framework: FrameworkSpec,
+        *,
+        moves_state: bool = True,
     ) -> None:
         """Build the prefix sums.
 
@@ -88,6 +90,8 @@ class StageCosts:
             configuration: Degrees, schedule and form of the state.
             cluster: Devices and links.
             framework: What runs the step.
+            moves_state: Whether gathers and reductions of parameters take time; False bounds what
+                does from below.
         """
         self.model = model
         self.units = model.units
@@ -109,10 +113,13 @@ class StageCosts:
         )
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
-        if configuration.state_form == "replicated":
+        is_fsdp = configuration.state_form == "fsdp"
+        self._shards = degrees.shards if is_fsdp else 1
+        """Parts that a stage's gradients are held in."""
+        if not is_fsdp:
             shard = axis_group(cluster, degrees, Axis.DP_SHARD)
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
-        else:
+        elif moves_state:
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
         self._unit_sums = UnitSums(model)
         self._sums: dict[str, list[float]] = {}
@@ -166,13 +173,13 @@ class StageCosts:
         """What ``recompute_s`` depends on besides the priced units: equal where that is."""
         configuration = self.configuration
         degrees = configuration.degrees
-        if self._sharded is None or (self._pipelined and not configuration.reshard_after_forward):
-            return None
+        form = self._pipelined, configuration.reshard_after_forward
+        if self._sharded is None or form == (True, False):
+            return form
         return (
+            *form,
             degrees.dp_replicate,
             degrees.shards,
-            self._pipelined,
-            configuration.reshard_after_forward,
             configuration.num_microbatches,
         )
 
@@ -253,20 +260,15 @@ class StageCosts:
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s
 
     def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
+        reduced_s = 0.0
         if self._sharded is not None:
             reduced_s = self._sharded.step_s(first, end)
-        else:
-            assert self._whole is not None
+        elif self._whole is not None:
             busy_s = self.total("tp_busy", first, end) if self._tp_shares_link else 0.0
             reduced_s = self._whole.step_s(first, end, backward_s=backward_s, busy_s=busy_s)
         # What a rank sums over tp are its shards.
         summed_s = all_reduce_s(self.total("summed", first, end) / self._shards, self._tp)
         return reduced_s + summed_s + self._tied_s(first, end)
-
-    @property
-    def _shards(self) -> int:
-        """Parts that a stage's gradients are held in."""
-        return self.configuration.degrees.shards if self._sharded is not None else 1
 
     def _tied_s(self, first: int, end: int) -> float:
         """All-reduce of the gradients of weights that this stage and others hold."""

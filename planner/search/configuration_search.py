@@ -40,6 +40,8 @@ class ConfigurationSearch:
     ) -> None:
         """Keep the configuration with its prices."""
         self.configuration = configuration
+        self.stands_for: tuple[Configuration, ...] = (configuration,)
+        """Configurations of which all that is found here holds."""
         self.priced = priced
         self.table = table
         self.maker = maker

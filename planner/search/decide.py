@@ -6,13 +6,17 @@ then decided, lowest bound first: by enumeration where ranks of several stages a
 (``combination``), and by a joint ILP of a batch at a time elsewhere. Their result is no slower than
 any other choice of theirs, and the other configurations cannot be faster.
 
+Configurations that differ only in how many ranks share their state have a common bound
+(``relaxation``), and are looked at one by one only where it tells too little.
+
 Bounds hold for any choice of stages in the searched set (``bounds``, ``partition``,
 ``interleaving`` say what they take for granted). Limits count work, so that a busy machine finds
 the same plan; seconds count where the user sets them.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 
 from planner.plan.types import Rejection, SolverReport
 from planner.search.columns import Column
@@ -21,7 +25,8 @@ from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import even_interleaving, sharpen
 from planner.search.partition import best_partition
-from planner.search.refusals import memory_refusal, refusal
+from planner.search.refusals import memory_refusals, slower_refusals
+from planner.search.relaxation import Relaxation
 from planner.search.stage_ilp import (
     TOLERANCE,
     Effort,
@@ -53,66 +58,79 @@ class Decision:
             top: Layouts that the user wants to see.
             time_limit_s: Time after which no more is proven, None for a limit of work.
         """
-        self._searches = sorted(searches, key=lambda search: search.bound_s)
+        self._searches = list(searches)
         self._time_limit_s = time_limit_s
         self._deadline_s = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
         self.incumbents = Incumbents(top)
         """What was found."""
-        self.rejections: list[Rejection] = []
-        """What was refused, and why."""
 
     def decide(self) -> SolverReport:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
-        for search in self._searches:
-            if not search.shares_ranks:
-                self._partition(search)
-        for search in self._searches:
-            if search.shares_ranks:
-                self._interleave(search)
+        self._visit(lambda search: not search.shares_ranks, self._partition)
+        self._visit(lambda search: search.shares_ranks, self._interleave)
         return self._prove()
 
-    def _partition(self, search: ConfigurationSearch) -> None:
+    def rejections(self) -> Iterator[Rejection]:
+        """Say of every configuration without a solution why it was refused, once all is decided."""
+        solved = {id(each.search) for each in self.incumbents.solved}
+        best_s = self.incumbents.nth_s(1)
+        for search in self._searches:
+            if search.bound_s == float("inf"):
+                yield from memory_refusals(search)
+            elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
+                yield from slower_refusals(search)
+
+    def _visit(
+        self,
+        is_meant: Callable[[ConfigurationSearch], bool],
+        visit: Callable[[ConfigurationSearch], bool],
+    ) -> None:
+        """Look at configurations, lowest bound first.
+
+        Args:
+            is_meant: Which of them.
+            visit: Looks at one; True where a relaxation tells too little of what it stands for.
+        """
+        queue = _Queue(filter(is_meant, self._searches))
+        for search in queue:
+            if visit(search) and isinstance(search, Relaxation):
+                queue.add(self._members(search))
+
+    def _members(self, relaxation: Relaxation) -> list[ConfigurationSearch]:
+        """Put in place of a relaxation what it stands for."""
+        members = relaxation.members()
+        self._searches.remove(relaxation)
+        self._searches += members
+        return members
+
+    def _partition(self, search: ConfigurationSearch) -> bool:
         """Cut a configuration with one stage per rank, unless it cannot be among the best."""
         limit_s = self.incumbents.limit_s
         if search.bound_s >= limit_s:
-            self._refuse_slower(search)
-            return
+            return False
         partition = best_partition(search, limit_s)
         if partition is not None:
             self._take(search, partition)
-        elif search.fits_somehow():
-            self._refuse_slower(search)
-        else:
+        elif not search.fits_somehow():
             search.bound_s = float("inf")
-            self.rejections.append(memory_refusal(search))
+        return partition is not None
 
-    def _interleave(self, search: ConfigurationSearch) -> None:
+    def _interleave(self, search: ConfigurationSearch) -> bool:
         """Give a configuration with several stages per rank a bound and a first choice."""
         if search.bound_s < self.incumbents.limit_s:
             sharpen(search)
-        if search.bound_s == float("inf"):
-            self.rejections.append(memory_refusal(search))
-            return
         if search.bound_s >= self.incumbents.limit_s:
-            self._refuse_slower(search)
-            return
+            return False
         partition = even_interleaving(search)
         if partition is not None:
             self._take(search, partition)
+        return partition is not None and partition.objective_s < self.incumbents.limit_s
 
     def _take(self, search: ConfigurationSearch, found: Partition | StageSolution) -> None:
-        self.incumbents.add(
-            Solved(search=search, columns=found.columns, objective_s=found.objective_s)
-        )
-
-    def _refuse_slower(self, search: ConfigurationSearch) -> None:
-        self.rejections.append(
-            refusal(
-                search.configuration,
-                rule="slower",
-                detail=f"cannot be faster than {search.bound_s:.4g} s, behind the layouts shown",
+        if not isinstance(search, Relaxation):
+            self.incumbents.add(
+                Solved(search=search, columns=found.columns, objective_s=found.objective_s)
             )
-        )
 
     def _prove(self) -> SolverReport:
         """Decide among all configurations whose bound is below the best step.
@@ -121,8 +139,7 @@ class Decision:
         """
         left_open: set[int] = set()
         for program in range(_MOST_PROGRAMS + 1):
-            best_s = self.incumbents.nth_s(1)
-            batch = self._batch(best_s, left_open)
+            batch = self._batch(left_open)
             if not batch:
                 break
             best_s = self.incumbents.nth_s(1)
@@ -141,23 +158,25 @@ class Decision:
             limits=self._limits(),
         )
 
-    def _batch(
-        self, best_s: float, left_open: set[int]
-    ) -> list[tuple[ConfigurationSearch, StageProblem]]:
+    def _batch(self, left_open: set[int]) -> list[tuple[ConfigurationSearch, StageProblem]]:
         """The open configurations with the lowest bounds, as many as one program takes."""
         batch: list[tuple[ConfigurationSearch, StageProblem]] = []
         columns = 0
-        for search in sorted(self._searches, key=lambda search: search.bound_s):
+        queue = _Queue(search for search in self._searches if id(search) not in left_open)
+        for search in queue:
+            best_s = self.incumbents.nth_s(1)
             if search.bound_s >= best_s * (1 - TOLERANCE) or search.bound_s == float("inf"):
                 break
-            if id(search) in left_open:
-                continue
             problem = stage_problem(search, best_s)
             if problem is None:
                 search.bound_s = best_s
                 continue
-            if problem.by_rank and self._combine(search, problem, best_s):
-                best_s = self.incumbents.nth_s(1)
+            is_decided = problem.by_rank and self._combine(search, problem, best_s)
+            if isinstance(search, Relaxation):
+                if search.bound_s < best_s * (1 - TOLERANCE):
+                    queue.add(self._members(search))
+                continue
+            if is_decided:
                 continue
             columns += problem.num_columns
             if batch and columns > _MOST_COLUMNS:
@@ -193,8 +212,6 @@ class Decision:
             )
         except NoSolutionError:
             for search, _ in batch:
-                if not known:
-                    self.rejections.append(memory_refusal(search))
                 search.bound_s = best_s
             return True
         except NoneFoundError as error:
@@ -228,3 +245,21 @@ def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:
     return not search.shares_ranks or all(
         search.fits(rank, columns[rank::pp]) for rank in range(pp)
     )
+
+
+class _Queue:
+    """Configurations by their bound, the lowest first; more may come."""
+
+    def __init__(self, searches: Iterable[ConfigurationSearch]) -> None:
+        self._heap = [(search.bound_s, at, search) for at, search in enumerate(searches)]
+        self._added = len(self._heap)
+        heapify(self._heap)
+
+    def add(self, searches: Iterable[ConfigurationSearch]) -> None:
+        for search in searches:
+            heappush(self._heap, (search.bound_s, self._added, search))
+            self._added += 1
+
+    def __iter__(self) -> Iterator[ConfigurationSearch]:
+        while self._heap:
+            yield heappop(self._heap)[2]

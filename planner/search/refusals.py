@@ -1,5 +1,7 @@
 """What is written down of a configuration that is refused."""
 
+from collections.abc import Iterator
+
 from planner.plan.types import Rejection
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.least_memory import least_memory
@@ -21,13 +23,27 @@ def refusal(
     )
 
 
-def memory_refusal(search: ConfigurationSearch) -> Rejection:
-    """Say how much memory a configuration needs at the least."""
+def memory_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
+    """Say how much memory configurations need at the least, with the state shared the widest."""
     need = least_memory(search)
-    return refusal(
-        search.configuration,
-        rule="memory",
-        detail=f"an even cut with {need.kinds_words} needs {need.memory.total_bytes / GIB:.1f} GiB "
-        f"on pipeline rank {need.rank}; the device has {search.table.device.capacity_words}",
-        peak_memory_bytes=need.memory.total_bytes,
-    )
+    ranks = search.configuration.degrees.dp_shard
+    for configuration in search.stands_for:
+        shared = "" if configuration.degrees.dp_shard == ranks else f" even with dp_shard {ranks}"
+        yield refusal(
+            configuration,
+            rule="memory",
+            detail=f"an even cut with {need.kinds_words} needs "
+            f"{need.memory.total_bytes / GIB:.1f} GiB on pipeline rank {need.rank}{shared}; "
+            f"the device has {search.table.device.capacity_words}",
+            peak_memory_bytes=need.memory.total_bytes,
+        )
+
+
+def slower_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
+    """Say that configurations were set aside since others are faster."""
+    for configuration in search.stands_for:
+        yield refusal(
+            configuration,
+            rule="slower",
+            detail=f"cannot be faster than {search.bound_s:.4g} s, behind the layouts shown",
+        )

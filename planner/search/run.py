@@ -78,7 +78,7 @@ class Search:
             best=candidates[0],
             candidates=tuple(candidates),
             rule_of_thumb=rule_of_thumb(self._space),
-            rejections=(*self._rejections, *decision.rejections),
+            rejections=(*self._rejections, *decision.rejections()),
             solver=report,
         )
 
@@ -103,10 +103,8 @@ class Search:
 
     def _priced(self, legal: list[Configuration]) -> list[ConfigurationSearch]:
         """Price every configuration."""
-        found = [
-            search for configuration in legal for search in self._space.searches(configuration)
-        ]
-        priced = {id(search.configuration) for search in found}
+        found = list(self._space.bounded(legal))
+        priced = {id(configuration) for search in found for configuration in search.stands_for}
         for configuration in legal:
             if id(configuration) not in priced:
                 self._rejections.append(self._unsplit(configuration))

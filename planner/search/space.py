@@ -1,6 +1,6 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,10 +14,11 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
 from planner.pricing.choice import ShardingChoice
-from planner.pricing.model_pricing import ModelPricer
+from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
+from planner.search.relaxation import Relaxation, widest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import (
@@ -180,31 +181,81 @@ class LayoutSpace:
             configuration: What to price.
             kind: Recomputation of all blocks, None for what the request says.
         """
-        tp = configuration.degrees.tp
+        for split in self._splits(configuration):
+            parts = self._parts(configuration, split=split, kind=kind)
+            if parts is not None:
+                yield ConfigurationSearch(configuration, *parts)
+
+    def bounded(self, configurations: Sequence[Configuration]) -> Iterator[ConfigurationSearch]:
+        """Price configurations; several that differ only in dp_shard as one that bounds them."""
+        alike: dict[Hashable, list[Configuration]] = {}
+        for configuration in configurations:
+            degrees = replace(
+                configuration.degrees, dp_replicate=configuration.degrees.dp, dp_shard=1, ep=1
+            )
+            key = replace(configuration, degrees=degrees), configuration.degrees.ep
+            alike.setdefault(key, []).append(configuration)
+        for each in alike.values():
+            if len(each) == 1:
+                yield from self.searches(each[0])
+            else:
+                yield from self._relaxations(each)
+
+    def _relaxations(self, alike: Sequence[Configuration]) -> Iterator[Relaxation]:
+        """What bounds configurations that differ in dp_shard."""
+        configuration = widest(alike)
+        for split in self._splits(configuration):
+            parts = self._parts(configuration, split=split, moves_state=False)
+            if parts is not None:
+                yield Relaxation(alike, *parts, search=partial(self._search, split=split))
+
+    def _search(self, configuration: Configuration, *, split: bool) -> ConfigurationSearch:
+        """Price a configuration of which another with the same choice was priced."""
+        parts = self._parts(configuration, split=split)
+        assert parts is not None, configuration
+        return ConfigurationSearch(configuration, *parts)
+
+    def _splits(self, configuration: Configuration) -> tuple[bool, ...]:
+        """Whether vocabulary-sized weights are split."""
+        can_split = self.facts.can_split_tables(configuration.degrees.tp)
+        return (True, False) if can_split else (False,)
+
+    def _kinds(self, kind: str | None) -> tuple[str, ...]:
+        """Recomputations to choose from."""
         kind = kind or self.request.fixed.activation_checkpointing
-        kinds = [
+        return tuple(
             each
             for each in (RECOMPUTATIONS if kind is None else (kind,))
             if each not in self.facts.recompute_refusals
-        ]
-        if not kinds:
-            return
-        for split in (True, False) if self.facts.can_split_tables(tp) else (False,):
-            choice = ShardingChoice(
-                tp=tp,
-                cp=configuration.degrees.cp,
-                ep=configuration.degrees.ep,
-                sequence_parallel=configuration.sequence_parallel,
-                split_tables=split,
-                microbatch_size=configuration.microbatch_size,
-                compile=configuration.compile,
-                loss_chunks=configuration.loss_chunks,
-            )
-            rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
-            priced = self.pricer.priced(choice, network_host_s=rank.network_host_s)
-            if priced is not None:
-                table = StageCosts(priced.model, configuration, self.cluster, self.framework)
-                key = (choice, rank.network_host_s, table.recomputation_key)
-                known = self._known.setdefault(key, KnownMixes())
-                maker = ColumnMaker(table, kinds=kinds, known=known)
-                yield ConfigurationSearch(configuration, priced, table, maker)
+        )
+
+    def _parts(
+        self,
+        configuration: Configuration,
+        *,
+        split: bool,
+        kind: str | None = None,
+        moves_state: bool = True,
+    ) -> tuple[PricedModel, StageCosts, ColumnMaker] | None:
+        """Prices of a configuration, None where it has no layout or no recomputation."""
+        kinds = self._kinds(kind)
+        choice = ShardingChoice(
+            tp=configuration.degrees.tp,
+            cp=configuration.degrees.cp,
+            ep=configuration.degrees.ep,
+            sequence_parallel=configuration.sequence_parallel,
+            split_tables=split,
+            microbatch_size=configuration.microbatch_size,
+            compile=configuration.compile,
+            loss_chunks=configuration.loss_chunks,
+        )
+        rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
+        priced = self.pricer.priced(choice, network_host_s=rank.network_host_s) if kinds else None
+        if priced is None:
+            return None
+        table = StageCosts(
+            priced.model, configuration, self.cluster, self.framework, moves_state=moves_state
+        )
+        key = (choice, rank.network_host_s, table.recomputation_key)
+        known = self._known.setdefault(key, KnownMixes())
+        return priced, table, ColumnMaker(table, kinds=kinds, known=known)
