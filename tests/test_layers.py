@@ -116,7 +116,8 @@ ORDERS = {
     ),
     "strategy": (
         ("mesh", "schedules", "sharding", "unit_context"),
-        ("configuration", "conversion", "nodes"),
+        ("conversion", "moments", "nodes"),
+        ("configuration",),
         ("propagation",),
         ("module_strategies",),
         ("expert_strategies", "inner_strategies", "region_strategies"),
@@ -188,6 +189,7 @@ ORDERS = {
             "interleaving",
             "least_memory",
             "partition",
+            "relaxation",
         ),
         ("refusals", "space", "stage_problem"),
         ("decide", "framework_estimate", "infeasible", "rule_of_thumb"),

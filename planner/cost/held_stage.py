@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.strategy.schedules import StageMoment
+from planner.strategy.moments import StageMoment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

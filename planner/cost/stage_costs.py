@@ -113,10 +113,9 @@ class StageCosts:
         )
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
-        is_fsdp = configuration.state_form == "fsdp"
-        self._shards = degrees.shards if is_fsdp else 1
+        self._shards = degrees.shards if configuration.state_form == "fsdp" else 1
         """Parts that a stage's gradients are held in."""
-        if not is_fsdp:
+        if configuration.state_form == "replicated":
             shard = axis_group(cluster, degrees, Axis.DP_SHARD)
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         elif moves_state:

@@ -26,7 +26,7 @@ from planner.cost.model_units import ModelUnits
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import StageMoment
+from planner.strategy.moments import StageMoment
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype, Recomputation
 

@@ -13,7 +13,7 @@ from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration, axis_group
-from planner.strategy.schedules import RankMoment, StageMoment
+from planner.strategy.moments import RankMoment, StageMoment
 from planner.vocabulary import Axis, Recomputation
 
 

@@ -28,7 +28,7 @@ from planner.search.fronts import (
     undominated,
 )
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import RankMoment, StageMoment
+from planner.strategy.moments import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 

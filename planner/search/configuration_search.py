@@ -12,7 +12,7 @@ from planner.pricing.model_pricing import PricedModel
 from planner.search.bounds import least_s
 from planner.search.columns import Column, ColumnMaker, step_time_s
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import RankMoment
+from planner.strategy.moments import RankMoment
 
 REACH_UNITS = 1
 """Units by which the length of a stage on a shared rank may differ from its even share."""
@@ -53,6 +53,7 @@ class ConfigurationSearch:
         self._kinds: dict[int, int] = {}
         self._lengths: dict[int, list[int]] = {}
         self._first_of_kind: dict[tuple[tuple[RankMoment, ...], Links], int] = {}
+        self._leanest: dict[tuple[Links, int, int], Column] = {}
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
         whole = table.seconds_with(0, self.num_units, 0.0)
         passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
@@ -189,6 +190,16 @@ class ConfigurationSearch:
             ]
         found = self._shared_columns[place]
         return found if start == first else [column.placed(first) for column in found]
+
+    def leanest(self, stage: int, first: int, end: int) -> Column:
+        """The column of a run that keeps the least, one recomputation for all blocks."""
+        start, stop = self._representative(first, end)
+        place = (self.table.links(stage), start, stop)
+        if place not in self._leanest:
+            mix = self.maker.leanest(start, stop)
+            self._leanest[place] = self.maker.column(stage, start, stop, mix)
+        found = self._leanest[place]
+        return found if start == first else found.placed(first)
 
     def is_near_even(self, first: int, end: int) -> bool:
         """Whether a stage of a shared rank may be this long."""

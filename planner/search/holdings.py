@@ -22,7 +22,7 @@ from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.rank_units import StageChoices, possible_units
-from planner.strategy.schedules import RankMoment
+from planner.strategy.moments import RankMoment
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""

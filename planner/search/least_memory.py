@@ -8,7 +8,7 @@ from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.held_stage import HeldStage
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
-from planner.strategy.schedules import RankMoment
+from planner.strategy.moments import RankMoment
 from planner.vocabulary import Recomputation
 
 
@@ -34,10 +34,7 @@ def least_memory(search: ConfigurationSearch) -> LeastMemory:
     """The fullest rank of an even cut with the recomputation that keeps the least."""
     cuts = search.even_cut()
     pp, memory = search.configuration.degrees.pp, search.table.memory
-    columns = [
-        search.maker.column(stage, *run, search.maker.leanest(*run))
-        for stage, run in enumerate(pairwise(cuts))
-    ]
+    columns = [search.leanest(stage, *run) for stage, run in enumerate(pairwise(cuts))]
 
     def fullest(rank: int) -> tuple[float, int, RankMoment]:
         """What a rank holds, itself, and when."""

@@ -6,7 +6,7 @@ from planner.framework.spec import StateForm
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import (
+from planner.strategy.moments import (
     MeanStarts,
     RankMoment,
     StateMoves,

@@ -27,8 +27,8 @@ from planner.pricing.model_pricing import ModelPricer, model_work
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.moments import StageMoment
 from planner.strategy.nodes import fold_unit
-from planner.strategy.schedules import StageMoment
 from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)

@@ -19,7 +19,7 @@ from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
 from planner.strategy.configuration import Configuration, axis_stride
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import StageMoment
+from planner.strategy.moments import StageMoment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORK = load_framework(SCRIPT)

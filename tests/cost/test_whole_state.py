@@ -17,7 +17,7 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import StageMoment
+from planner.strategy.moments import StageMoment
 
 BLOCKS, BLOCK, TABLE = 6, 40_000_000, 50_000_000
 END = BLOCKS + 3

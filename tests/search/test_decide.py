@@ -22,7 +22,8 @@ from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import StageMoment, schedule_rule
+from planner.strategy.moments import StageMoment
+from planner.strategy.schedules import schedule_rule
 from planner.vocabulary import RECOMPUTATIONS
 
 FRAMEWORK = load_framework(SCRIPT)

@@ -1,17 +1,9 @@
-"""Action lists are those of torch's schedule classes; limits and fullest moments."""
-
-from dataclasses import replace
+"""Action lists are those of torch's schedule classes; limits."""
 
 import pytest
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from planner.strategy.schedules import (
-    StageMoment,
-    StateMoves,
-    actions_by_rank,
-    fullest_moments,
-    schedule_rule,
-)
+from planner.strategy.schedules import actions_by_rank, schedule_rule
 
 CASES = [
     ("1F1B", 4, 1, 8),
@@ -43,76 +35,6 @@ def test_actions_are_torchs(schedule, pp, virtual_stages, num_microbatches):
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )
     assert ours == theirs
-
-
-def held_numbers(moment):
-    """What grows with memory, for each stage."""
-    return [
-        number
-        for held in moment
-        for number in (
-            held.in_flight,
-            held.in_flight - held.is_ending,
-            not held.is_ending,
-            held.follows_backward,
-            held.has_gradients,
-        )
-    ]
-
-
-@pytest.mark.parametrize("moves", [StateMoves(), StateMoves(reshards=True, accumulates=True)])
-@pytest.mark.parametrize(("schedule", "pp", "virtual_stages", "num_microbatches"), CASES)
-def test_no_backward_holds_more_than_the_fullest_moments(
-    schedule, pp, virtual_stages, num_microbatches, moves
-):
-    rows = actions_by_rank(
-        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
-    )
-    for rank, row in enumerate(rows):
-        found = fullest_moments(
-            schedule, pp=pp, virtual_stages=virtual_stages,
-            num_microbatches=num_microbatches, rank=rank, moves=moves,
-        )  # fmt: skip
-        now = [StageMoment(in_flight=0)] * virtual_stages
-        reached = set()
-        for stage, is_forward in row:
-            local, held = stage // pp, now[stage // pp]
-            if is_forward:
-                now[local] = replace(held, in_flight=held.in_flight + 1, follows_backward=False)
-                continue
-            reached.add(tuple(now))
-            now[local] = StageMoment(
-                in_flight=held.in_flight,
-                is_ending=True,
-                follows_backward=moves.reshards,
-                has_gradients=moves.accumulates,
-            )
-            reached.add(tuple(now))
-            now[local] = replace(now[local], in_flight=held.in_flight - 1, is_ending=False)
-        assert set(found) <= reached
-        for moment in reached:
-            assert any(
-                all(a <= b for a, b in zip(held_numbers(moment), held_numbers(m), strict=True))
-                for m in found
-            )
-
-
-def test_1f1b_holds_as_many_as_stages_are_left():
-    for rank in range(4):
-        (moment,) = fullest_moments(
-            "1F1B", pp=4, virtual_stages=1, num_microbatches=8, rank=rank, moves=StateMoves()
-        )
-        assert moment == (StageMoment(in_flight=4 - rank),)
-
-
-def test_with_few_microbatches_gradients_come_when_activations_go():
-    starts, ends, again = fullest_moments(
-        "1F1B", pp=2, virtual_stages=1, num_microbatches=2, rank=0,
-        moves=StateMoves(accumulates=True),
-    )  # fmt: skip
-    assert starts == (StageMoment(in_flight=2),)
-    assert ends == (StageMoment(in_flight=2, is_ending=True, has_gradients=True),)
-    assert again == (StageMoment(in_flight=1, has_gradients=True),)
 
 
 def test_limits_name_their_numbers():

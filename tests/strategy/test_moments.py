@@ -1,0 +1,108 @@
+"""A rank is never fuller than at one of its fullest moments, whatever its action list."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.strategy.moments import StageMoment, StateMoves, fullest_moments, mean_starts
+from planner.strategy.schedules import actions_by_rank
+
+
+def held_numbers(moment):
+    """What grows with memory, for each stage."""
+    return [
+        number
+        for held in moment
+        for number in (
+            held.in_flight,
+            held.in_flight - held.is_ending,
+            not held.is_ending,
+            held.follows_backward,
+            held.has_gradients,
+        )
+    ]
+
+
+CASES = [
+    ("1F1B", 4, 1, 4),
+    ("1F1B", 4, 1, 8),
+    ("1F1B", 4, 1, 100),
+    ("GPipe", 4, 1, 2),
+    ("GPipe", 2, 1, 5),
+    ("Interleaved1F1B", 2, 2, 4),
+    ("Interleaved1F1B", 4, 2, 6),
+    ("Interleaved1F1B", 3, 4, 9),
+    ("Interleaved1F1B", 4, 2, 100),
+    ("Interleaved1F1B", 8, 2, 63),
+    ("Interleaved1F1B", 2, 5, 1000),
+]
+"""A few microbatches, and so many that the list is shortened."""
+
+
+@pytest.mark.parametrize("moves", [StateMoves(), StateMoves(reshards=True, accumulates=True)])
+@pytest.mark.parametrize(("schedule", "pp", "virtual_stages", "num_microbatches"), CASES)
+def test_no_backward_holds_more_than_the_fullest_moments(
+    schedule, pp, virtual_stages, num_microbatches, moves
+):
+    rows = actions_by_rank(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    for rank, row in enumerate(rows):
+        found = fullest_moments(
+            schedule, pp=pp, virtual_stages=virtual_stages,
+            num_microbatches=num_microbatches, rank=rank, moves=moves,
+        )  # fmt: skip
+        now = [StageMoment(in_flight=0)] * virtual_stages
+        reached = set()
+        for stage, is_forward in row:
+            local, held = stage // pp, now[stage // pp]
+            if is_forward:
+                now[local] = replace(held, in_flight=held.in_flight + 1, follows_backward=False)
+                continue
+            reached.add(tuple(now))
+            now[local] = StageMoment(
+                in_flight=held.in_flight,
+                is_ending=True,
+                follows_backward=moves.reshards,
+                has_gradients=moves.accumulates,
+            )
+            reached.add(tuple(now))
+            now[local] = replace(now[local], in_flight=held.in_flight - 1, is_ending=False)
+        assert set(found) <= reached
+        for moment in reached:
+            assert any(
+                all(a <= b for a, b in zip(held_numbers(moment), held_numbers(m), strict=True))
+                for m in found
+            )
+
+
+def test_1f1b_holds_as_many_as_stages_are_left():
+    for rank in range(4):
+        (moment,) = fullest_moments(
+            "1F1B", pp=4, virtual_stages=1, num_microbatches=8, rank=rank, moves=StateMoves()
+        )
+        assert moment == (StageMoment(in_flight=4 - rank),)
+
+
+def test_with_few_microbatches_gradients_come_when_activations_go():
+    starts, ends, again = fullest_moments(
+        "1F1B", pp=2, virtual_stages=1, num_microbatches=2, rank=0,
+        moves=StateMoves(accumulates=True),
+    )  # fmt: skip
+    assert starts == (StageMoment(in_flight=2),)
+    assert ends == (StageMoment(in_flight=2, is_ending=True, has_gradients=True),)
+    assert again == (StageMoment(in_flight=1, has_gradients=True),)
+
+
+def test_the_mean_is_that_of_the_moments_when_backwards_start():
+    moves = StateMoves(accumulates=True)
+    how = {"pp": 2, "virtual_stages": 2, "num_microbatches": 40, "moves": moves}
+    counts, shares = mean_starts("Interleaved1F1B", **how)
+    for rank in range(2):
+        found = fullest_moments("Interleaved1F1B", rank=rank, **how)
+        starts = [moment for moment in found if not any(held.is_ending for held in moment)]
+        for local in range(2):
+            held = [moment[local] for moment in starts]
+            stage = rank + 2 * local
+            assert counts[stage] == pytest.approx(sum(m.in_flight for m in held) / len(held))
+            assert shares[stage] == pytest.approx(sum(m.has_gradients for m in held) / len(held))
