@@ -1,5 +1,6 @@
 """What a configuration needs at the least: what is told of one that does not fit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,15 +31,25 @@ class LeastMemory:
         return f"{'/'.join(sorted(kinds))} recomputation" if kinds else "no recomputation"
 
 
-def least_memory(search: ConfigurationSearch) -> LeastMemory:
-    """The fullest rank of an even cut with the recomputation that keeps the least."""
+def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf) -> LeastMemory:
+    """The fullest rank of an even cut with the recomputation that keeps the least.
+
+    Args:
+        search: The configuration.
+        beyond_bytes: The first rank that holds more than this, beside what is held in reserve, is
+            taken for the fullest.
+    """
     cuts = search.even_cut()
     pp, memory = search.configuration.degrees.pp, search.table.memory
-    columns = [search.leanest(stage, *run) for stage, run in enumerate(pairwise(cuts))]
+    stages = list(enumerate(pairwise(cuts)))
+
+    def columns(rank: int) -> list[Column]:
+        """The leanest stages of a rank."""
+        return [search.leanest(stage, *run) for stage, run in stages[rank::pp]]
 
     def fullest(rank: int) -> tuple[float, int, RankMoment]:
         """What a rank holds, itself, and when."""
-        mine = columns[rank::pp]
+        mine = columns(rank)
         held, moment = max(
             (
                 (_held_bytes(mine, moment), moment)
@@ -48,15 +59,20 @@ def least_memory(search: ConfigurationSearch) -> LeastMemory:
         )
         return max(held, sum(column.reduction_bytes for column in mine)), rank, moment
 
-    _, rank, moment = max((fullest(rank) for rank in range(pp)), key=lambda each: each[0])
-    stages = [
+    found: list[tuple[float, int, RankMoment]] = []
+    for rank in range(pp):
+        found.append(fullest(rank))
+        if found[-1][0] > beyond_bytes:
+            break
+    _, rank, moment = max(found, key=lambda each: each[0])
+    held = [
         HeldStage(first=column.first, end=column.end, kinds=column.mix.kinds, moment=at)
-        for column, at in zip(columns[rank::pp], moment, strict=True)
+        for column, at in zip(columns(rank), moment, strict=True)
     ]
     return LeastMemory(
-        memory=memory.peak(stages),
+        memory=memory.peak(held),
         rank=rank,
-        kinds=tuple(kind for stage in stages for kind in stage.kinds),
+        kinds=tuple(kind for stage in held for kind in stage.kinds),
     )
 
 

@@ -25,7 +25,7 @@ def refusal(
 
 def memory_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
     """Say how much memory configurations need at the least, with the state shared the widest."""
-    need = least_memory(search)
+    need = least_memory(search, beyond_bytes=search.room_bytes)
     ranks = search.configuration.degrees.dp_shard
     for configuration in search.stands_for:
         shared = "" if configuration.degrees.dp_shard == ranks else f" even with dp_shard {ranks}"
