@@ -10,6 +10,12 @@ microbatches and r a rank, three paths are long for any schedule without split b
     drain           the forwards before r, what r does up to its last forward, the last microbatch
                     on from there and all the way back
 
+Where all forwards come before all backwards (GPipe) one path is longer than any of these, and
+stands for fill and drain:
+
+    both phases     the forwards before r, all forwards of r, the last microbatch on from there; the
+                    first one all the way back to r, all backwards of r, the backwards before r
+
 These rows bound the ILP's objective from below; where the action list takes longer than all of
 them, its longest path becomes one more (``stage_ilp``).
 
@@ -41,6 +47,8 @@ def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
 def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[Path, ...]:
     if schedule == Schedule.NONE:
         return (Path(forwards=(num_microbatches,), backwards=(num_microbatches,)),)
+    if schedule == Schedule.GPIPE:
+        return tuple(path for rank in range(pp) for path in _in_phases(rank, pp, num_microbatches))
     short = shortened(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )
@@ -52,6 +60,15 @@ def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -
         for rank in range(pp)
         for path in _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
     )
+
+
+def _in_phases(rank: int, pp: int, num_microbatches: int) -> tuple[Path, Path, Path]:
+    """All of a rank, and twice both phases, where all forwards come before all backwards."""
+    before = [int(stage < rank) for stage in range(pp)]
+    through = [1] * pp
+    before[rank] = through[rank] = num_microbatches
+    both = Path(forwards=tuple(through), backwards=tuple(through))
+    return Path(forwards=tuple(before), backwards=tuple(before)), both, both
 
 
 def _of_rank(

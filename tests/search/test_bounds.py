@@ -65,10 +65,17 @@ def test_no_cut_is_faster_than_the_bound(pipeline):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "virtual_stages"), [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 3)]
+    ("schedule", "virtual_stages", "number"),
+    [
+        ("GPipe", 1, 12),
+        ("GPipe", 1, 2),
+        ("1F1B", 1, 12),
+        ("1F1B", 1, 4),
+        ("Interleaved1F1B", 3, 12),
+    ],
 )
-def test_the_paths_of_even_stages_are_exact(schedule, virtual_stages):
-    config = configuration(schedule, 4, virtual_stages, 12)
+def test_the_paths_of_even_stages_are_exact(schedule, virtual_stages, number):
+    config = configuration(schedule, 4, virtual_stages, number)
     stages = 4 * virtual_stages
     forward, backward = [1.0] * stages, [2.0] * stages
     found = max(path.seconds(forward, backward) for path in bounding_paths(config))
