@@ -3,8 +3,7 @@
 The bound relaxes the ILP. All ranks together hold at least what the model keeps with the cheapest
 recomputation that lets their summed memory fit, a knapsack that may be filled in fractions; its
 time is part of every backward. Preconditions: stages lie within REACH_UNITS of their even share
-(the searched set); a rank's memory is at least the mean over its fullest moments; a unit's
-recomputation frees at most what the stage frees that holds most microbatches.
+(the searched set); a rank's memory is at least the mean over its fullest moments.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from itertools import pairwise
 from planner.search.bounds import least_s
 from planner.search.columns import Column
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+from planner.vocabulary import Recomputation
 
 
 def sharpen(search: ConfigurationSearch) -> None:
@@ -46,17 +46,24 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
 
 
 def _recompute_s(search: ConfigurationSearch) -> float | None:
-    """Least recomputation of a microbatch, all stages together; None where none is enough."""
+    """Least recomputation of a microbatch, all stages together; None where none is enough.
+
+    A unit is counted for as many microbatches as the stages hold at the least in which it may lie,
+    and so is what it keeps under each recomputation.
+    """
     configuration, units, memory = search.configuration, search.table.units, search.table.memory
-    pp, stages = configuration.degrees.pp, configuration.num_stages
     counts, gradients = configuration.mean_starts
-    whole = (0, search.num_units)
-    static = memory.least_static_bytes() + min(gradients) * memory.gradient_bytes(*whole)
+    stages = _possible_stages(search)
+    least = [min(counts[each]) for each in stages]
+    needed = memory.least_static_bytes() + _least_gradients(search, gradients, stages)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
-    static += 2 * configuration.num_microbatches * sum(sent[: stages - 1])
-    static -= max(counts) * sum(sent[1 - stages :])  # what lies in those buffers
-    ends = {0, search.num_units - 1}
-    kept = sum(units[i].activation_bytes["none"] for i in ends) * min(counts)
+    needed += 2 * configuration.num_microbatches * sum(sent[: configuration.num_stages - 1])
+    # What lies in these buffers is no activation: of the first unit of all stages but one.
+    received = [memory.received_bytes(i) * least[i] for i in range(1, search.num_units)]
+    needed -= sum(sorted(received)[1 - configuration.num_stages :])
+    needed += sum(
+        units[i].activation_bytes[Recomputation.NONE] * least[i] for i in (0, search.num_units - 1)
+    )
     freed: list[tuple[float, float]] = []
     fixed_s = 0.0
     known: dict[tuple[int, bool], tuple[tuple[float, float], list[tuple[float, float]]]] = {}
@@ -67,12 +74,12 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
         )  # nothing hides behind the first block
         if key not in known:
             choices = _choices(search, index)
-            known[key] = min(choices), _cheapest_first(choices, max(counts))
+            known[key] = min(choices), _cheapest_first(choices)
         (fastest_s, most_bytes), steps = known[key]
         fixed_s += fastest_s
-        kept += most_bytes * _least_count(search, counts, index)
-        freed += steps
-    short = static + kept - pp * search.room_bytes
+        needed += most_bytes * least[index]
+        freed += [(seconds, size * least[index]) for seconds, size in steps if least[index]]
+    short = needed - configuration.degrees.pp * search.room_bytes
     for seconds, size in sorted(freed, key=lambda item: item[0] / item[1]):
         if short <= 0:
             break
@@ -82,29 +89,47 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     return fixed_s if short <= 0 else None
 
 
-def _least_count(search: ConfigurationSearch, counts: Sequence[float], index: int) -> float:
-    """Microbatches in flight of the stages that may hold a unit, at the least.
+def _least_gradients(
+    search: ConfigurationSearch, shares: Sequence[float], stages: Sequence[slice]
+) -> float:
+    """Gradients of earlier backwards that all stages hold on the mean, at the least.
+
+    Weights that several units read are counted for the stage that holds them least.
+    """
+    memory, inner = search.table.memory, range(1, search.num_units - 1)
+    tied = {unit for each in search.priced.model.tied for unit in each.units}
+    least = min(shares)
+    return least * memory.gradient_bytes(0, search.num_units) + sum(
+        (min(shares[stages[i]]) - least) * memory.gradient_bytes(i, i + 1)
+        for i in inner
+        if i not in tied
+    )
+
+
+def _possible_stages(search: ConfigurationSearch) -> list[slice]:
+    """The stages that each unit may lie in.
 
     A unit that begins after some share of the model lies in a stage whose place in the model is
-    near to that, since stages are near to even.
+    near to that, since stages are near to even. The first unit lies in the first, the last in the
+    last.
     """
-    slack_s = REACH_UNITS * search.unit_s
-    before_s = search.least_s(0, index)
+    slack_s, last = REACH_UNITS * search.unit_s, search.configuration.num_stages - 1
     longest_s, shortest_s = search.even_s + slack_s, search.even_s - slack_s
-    earliest = int(before_s / longest_s) if longest_s > 0 else 0
-    latest = len(counts) - 1
-    if shortest_s > 0:
-        latest = min(latest, int(before_s / shortest_s) + 1)
-    rest_s = search.least_s(index + 1, search.num_units)
-    if longest_s > 0:
-        latest = min(latest, len(counts) - 1 - int(max(0.0, rest_s / longest_s - 1)))
-    return min(counts[max(0, earliest - 1) : latest + 1])
+    found = [slice(0, 1)]
+    for index in range(1, search.num_units - 1):
+        before_s, rest_s = search.least_s(0, index), search.least_s(index + 1, search.num_units)
+        earliest, latest = 0, last
+        if shortest_s > 0:
+            latest = min(latest, int(before_s / shortest_s) + 1)
+        if longest_s > 0:
+            earliest = max(0, int(before_s / longest_s) - 1)
+            latest = min(latest, last - int(max(0.0, rest_s / longest_s - 1)))
+        found.append(slice(earliest, latest + 1))
+    return [*found, slice(last, last + 1)]
 
 
-def _cheapest_first(
-    choices: Sequence[tuple[float, float]], most: float
-) -> list[tuple[float, float]]:
-    """Steps of a unit's recomputation: seconds, and bytes that each frees at the most.
+def _cheapest_first(choices: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Steps of a unit's recomputation: seconds, and bytes of a microbatch that each frees.
 
     The lower convex hull of its kinds, so that a fraction of a step is never cheaper than it.
     """
@@ -115,9 +140,7 @@ def _cheapest_first(
         while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
-    return [
-        (after[0] - before[0], (before[1] - after[1]) * most) for before, after in pairwise(hull)
-    ]
+    return [(after[0] - before[0], before[1] - after[1]) for before, after in pairwise(hull)]
 
 
 def _choices(search: ConfigurationSearch, index: int) -> list[tuple[float, float]]:
