@@ -96,14 +96,18 @@ def _least_gradients(
 
     Weights that several units read are counted for the stage that holds them least.
     """
-    memory, inner = search.table.memory, range(1, search.num_units - 1)
+    memory, units, least = search.table.memory, search.table.units, min(shares)
     tied = {unit for each in search.priced.model.tied for unit in each.units}
-    least = min(shares)
-    return least * memory.gradient_bytes(0, search.num_units) + sum(
-        (min(shares[stages[i]]) - least) * memory.gradient_bytes(i, i + 1)
-        for i in inner
-        if i not in tied
-    )
+    known: dict[int, float] = {}
+    total = least * memory.gradient_bytes(0, search.num_units)
+    for index in range(1, search.num_units - 1):
+        more = min(shares[stages[index]]) - least
+        if more and index not in tied:
+            unit = id(units[index])
+            if unit not in known:
+                known[unit] = memory.gradient_bytes(index, index + 1)
+            total += more * known[unit]
+    return total
 
 
 def _possible_stages(search: ConfigurationSearch) -> list[slice]:

@@ -1,6 +1,10 @@
 """One configuration's part of the ILP: the choices that can be part of a step below a limit."""
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.stage_costs import Links
 from planner.search.bounds import bounding_paths
@@ -26,10 +30,7 @@ def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem |
     held = holdings(search, stages, limit_s) if counted else None
     if held is not None and not all(held):
         return None
-    stages = [
-        [column for column in columns if _may_be_in(search, stage, column, limit_s)]
-        for stage, columns in enumerate(stages)
-    ]
+    stages = _in_time(search, stages, limit_s)
     if not counted:
         stages = _joined(stages, search.num_units)
     if not all(stages):
@@ -57,25 +58,34 @@ def _columns(
     return found
 
 
-def _may_be_in(search: ConfigurationSearch, stage: int, column: Column, limit_s: float) -> bool:
-    """Whether a column can be part of a step no slower than the limit.
+def _in_time(
+    search: ConfigurationSearch, stages: Sequence[list[Column]], limit_s: float
+) -> list[list[Column]]:
+    """The columns of each stage that can be part of a step no slower than the limit.
 
     Along each path the column takes its own time and all other units their least: in the
     stage where these count least, which may be any. What data-parallel traffic adds to the
     other units is left out, since a part of it is in the column's own time.
     """
     if limit_s == float("inf"):
-        return True
-    rest_forward_s, rest_backward_s = search.rest_s([column])
-    return all(
-        path.forwards[stage] * column.forward_s
-        + path.backwards[stage] * column.backward_s
-        + min(path.forwards) * rest_forward_s
-        + min(path.backwards) * rest_backward_s
-        + search.once_s
-        <= limit_s * (1 + 1e-9)
-        for path in bounding_paths(search.configuration)
+        return list(stages)
+    paths = bounding_paths(search.configuration)
+    forwards, backwards = (
+        np.array([getattr(path, name) for path in paths], float)
+        for name in ("forwards", "backwards")
     )
+    least = np.stack([forwards.min(axis=1), backwards.min(axis=1)])
+    seconds: dict[int, NDArray[np.float64]] = {}
+    found = []
+    for stage, columns in enumerate(stages):
+        if id(columns) not in seconds:
+            seconds[id(columns)] = np.array(
+                [(c.forward_s, c.backward_s, *search.rest_s([c])) for c in columns]
+            )
+        counts = np.vstack([forwards[:, stage], backwards[:, stage], least])
+        longest_s = (seconds[id(columns)] @ counts).max(axis=1) + search.once_s
+        found.append(list(compress(columns, longest_s <= limit_s * (1 + 1e-9))))
+    return found
 
 
 def _runs(search: ConfigurationSearch, limit_s: float) -> Iterator[list[tuple[int, int]]]:
