@@ -1,0 +1,249 @@
+"""Small models, clusters and configurations, and their best step by enumeration."""
+
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from types import SimpleNamespace
+
+from hypothesis import strategies as st
+
+from planner.cost.held_stage import HeldStage
+from planner.cost.model_units import ModelUnits, TiedWeight
+from planner.cost.pipeline import pipeline_s
+from planner.cost.stage_costs import StageCosts
+from planner.cost.unit_pricing import PricedUnit, Recompute
+from planner.framework.profiles import load_framework
+from planner.framework.script import SCRIPT
+from planner.graph.analysis.shared import SharedActivation
+from planner.hardware.profiles import load_cluster
+from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
+from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import schedule_rule
+from planner.vocabulary import RECOMPUTATIONS
+
+FRAMEWORK = load_framework(SCRIPT)
+MIB = 2**20
+
+
+CASES = ((1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8))
+"""pp, tp, microbatches."""
+
+
+@st.composite
+def units(draw, name, *, has_kinds):
+    forward = draw(st.floats(1e-3, 8e-3))
+    kept = draw(st.integers(50, 600)) * MIB
+    selective = draw(st.floats(0.2, 0.9))
+    full = draw(st.floats(0.02, 0.2))
+    again = draw(st.sampled_from([0.0, 0.1, 0.4])) * forward
+    shares = {"none": 1.0, "selective": selective, "full": full}
+    times = {"none": 0.0, "selective": again, "full": forward}
+    parameters = draw(st.integers(10, 400)) * MIB
+    return PricedUnit(
+        structure=name,
+        forward_s=forward,
+        backward_s=forward * draw(st.floats(1.2, 2.5)),
+        weight_backward_s=forward,
+        forward_comm_s=draw(st.sampled_from([0.0, 1e-3])),
+        backward_comm_s=draw(st.sampled_from([0.0, 1e-3])),
+        recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
+        activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
+        temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
+        trained_bytes=parameters,
+        gathered_bytes=parameters // 2,
+        summed_gradient_bytes=0,
+    )
+
+
+@st.composite
+def models(draw, *, always_alike=False):
+    blocks = draw(st.integers(2, 5))
+    alike = always_alike or draw(st.booleans())
+    block = draw(units("block", has_kinds=True))
+    inner = [
+        block if alike else draw(units(f"block{i % 2}", has_kinds=True)) for i in range(blocks)
+    ]
+    if not alike:
+        by_name = {unit.structure: unit for unit in inner}
+        inner = [by_name[unit.structure] for unit in inner]
+    ends = [draw(units(name, has_kinds=False)) for name in ("prologue", "epilogue")]
+    count = blocks + 2
+    sent = draw(st.integers(1, 64)) * MIB
+    entering = [0] + [sent if alike else draw(st.integers(0, 64)) * MIB for _ in range(count - 1)]
+    tied = ()
+    if draw(st.booleans()):
+        size = min(ends[0].trained_bytes, ends[1].trained_bytes)
+        tied = (TiedWeight(units=(0, count - 1), trained_bytes=size, gathered_bytes=size // 2),)
+    shared = ()
+    if draw(st.booleans()):
+        shared = (
+            SharedActivation(
+                storage=0,
+                size_bytes=draw(st.integers(1, 100)) * MIB,
+                units=frozenset(range(2, count - 1)),
+                owners=frozenset({1}),
+            ),
+        )
+    return model_units(tuple([ends[0], *inner, ends[1]]), tuple(entering), tied, shared)
+
+
+def model_units(all_units, entering, tied, shared):
+    return ModelUnits(
+        units=all_units,
+        entering_bytes=entering,
+        tied=tied,
+        shared=shared,
+        received_bytes=tuple(
+            min(sent, *unit.activation_bytes.values())
+            for sent, unit in zip(entering, all_units, strict=True)
+        ),
+        matmul_flop=(1,) * len(all_units),
+    )
+
+
+@st.composite
+def clusters(draw):
+    """One to three levels of links, each 0.01 to 1 times as fast as the shipped one."""
+    cluster = load_cluster("h100-sxm", gpus=16)
+    inside, between = cluster.links
+    ranks = draw(st.sampled_from([(), (2,), (4,), (2, 4)]))
+    levels = [replace(inside, ranks=number) for number in ranks] + [replace(between, ranks=None)]
+    links = []
+    for level in levels:
+        factor = draw(st.sampled_from([0.01, 0.05, 0.3, 1.0]))
+        speed = level.bandwidth_bytes_per_s * factor
+        links.append(replace(level, bandwidth_bytes_per_s=speed))
+    memory_bytes = draw(st.integers(2, 24)) * 1024 * MIB
+    device = replace(cluster.device, memory_bytes=memory_bytes + 4 * 1024 * MIB)
+    return replace(
+        cluster, num_gpus=8, gpus_per_node=ranks[-1] if ranks else 8, links=tuple(links),
+        device=device,
+    )  # fmt: skip
+
+
+def configurations(model):
+    """Several degrees and schedules, a few and thousands of microbatches."""
+    for pp, tp, microbatches in CASES:
+        for schedule, virtual_stages in (
+            [("none", 1)] if pp == 1 else [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2)]
+        ):
+            stages = pp * virtual_stages
+            if stages > len(model.units) or schedule_rule(
+                schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=microbatches
+            ):
+                continue
+            if schedule == "GPipe" and microbatches > 100:
+                continue
+            yield Configuration(
+                degrees=ParallelDegrees(pp=pp, tp=tp, dp_shard=8 // (pp * tp)),
+                schedule=schedule,
+                virtual_stages=virtual_stages,
+                microbatch_size=1,
+                num_microbatches=microbatches,
+                reshard_after_forward=pp == 1 or pp * tp == 4,
+                sequence_parallel=False,
+            )
+
+
+def search_of(model, configuration, cluster):
+    cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
+    priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
+    costs = StageCosts(model, configuration, cluster, FRAMEWORK)
+    maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known=KnownMixes())
+    return ConfigurationSearch(configuration, priced, costs, maker)
+
+
+def all_kinds(configuration, first, end, last):
+    """Recomputations of a stage: any for each block, or one for all on a shared rank."""
+    blocks = [i for i in range(first, end) if 0 < i < last]
+    if configuration.virtual_stages > 1:
+        choices = [(kind,) * len(blocks) for kind in RECOMPUTATIONS]
+    else:
+        choices = product(RECOMPUTATIONS, repeat=len(blocks))
+    for choice in choices:
+        kinds = dict(zip(blocks, choice, strict=True))
+        yield tuple(kinds.get(i, "none") for i in range(first, end))
+
+
+def enumerated_s(search):
+    """Least step over all cuts and recomputations, priced and sized stage by stage."""
+    configuration, costs = search.configuration, search.table
+    count, stages = len(costs.units), configuration.num_stages
+    pp, room = configuration.degrees.pp, costs.device.memory_bytes
+    seconds = [costs.total("compute", i, i + 1) + costs.total("tp", i, i + 1) for i in range(count)]
+    even_s, longest_s = sum(seconds) / stages, max(seconds)
+    best = float("inf")
+    for inner in combinations(range(1, count), stages - 1):
+        cuts = (0, *inner, count)
+        runs = list(pairwise(cuts))
+        if configuration.virtual_stages > 1 and any(
+            abs(sum(seconds[a:b]) - even_s) > REACH_UNITS * longest_s * (1 + 1e-9) for a, b in runs
+        ):
+            continue
+        best = min(best, best_of_cut(configuration, costs, runs, pp, room))
+    return best
+
+
+def best_of_cut(configuration, costs, runs, pp, room):
+    """Ranks do not compete with each other, so that each takes its own best where stages are
+    alone; where they share a rank, all of its stages' choices are tried together."""
+    options = []
+    for rank in range(pp):
+        mine = list(range(rank, len(runs), pp))
+        options.append(fastest_that_fit(configuration, costs, rank, [runs[s] for s in mine], room))
+        if not options[-1]:
+            return float("inf")
+    best = float("inf")
+    for choice in product(*options):
+        seconds = [choice[s % pp][s // pp] for s in range(len(runs))]
+        step_s = pipeline_s(
+            configuration.schedule, pp=pp, num_microbatches=configuration.num_microbatches,
+            forward_s=[each.forward_s for each in seconds],
+            backward_s=[each.backward_s for each in seconds],
+        )  # fmt: skip
+        once_s = max(sum(each.step_s for each in seconds[rank::pp]) for rank in range(pp))
+        best = min(best, step_s + once_s)
+    return best
+
+
+def fastest_that_fit(configuration, costs, rank, runs, room):
+    """Seconds of a rank's stages under all recomputations that fit, without those that are no
+    faster in any stage than another."""
+    last, pp = len(costs.units) - 1, configuration.degrees.pp
+    moments = configuration.fullest_moments(rank)
+
+    def seconds(kinds):
+        return [
+            costs.seconds(*run, each, stage=rank + pp * at)
+            for at, (run, each) in enumerate(zip(runs, kinds, strict=True))
+        ]
+
+    def fits(kinds):
+        return all(
+            costs.memory.peak(
+                [
+                    HeldStage(first=a, end=b, kinds=each, moment=at)
+                    for (a, b), each, at in zip(runs, kinds, moment, strict=True)
+                ]
+            ).total_bytes
+            <= room
+            for moment in moments
+        )
+
+    options = [
+        (seconds(kinds), kinds)
+        for kinds in product(*(all_kinds(configuration, *run, last) for run in runs))
+    ]
+    kept = []
+    for option, kinds in sorted(options, key=lambda o: sum(each.backward_s for each in o[0])):
+        is_needless = any(
+            all(
+                a.backward_s <= b.backward_s and a.step_s <= b.step_s
+                for a, b in zip(other, option, strict=True)
+            )
+            for other in kept
+        )
+        if not is_needless and fits(kinds):
+            kept.append(option)
+    return kept
