@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from full_size import DEEP_LLAMA, FULL_SIZES
+from full_size import DEEP_LLAMA, DEEPSEEK_V3, FULL_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,14 +69,27 @@ def test_a_plan_for_an_8b_model_takes_seconds():
 
 @pytest.mark.bench
 @pytest.mark.parametrize(
-    ("size", "gpus"), [("8b", 8), ("8b", 512), ("70b", 64), ("70b", 256), ("405b", 1024)]
+    ("size", "gpus"),
+    [
+        *(("8b", 8), ("8b", 512), ("8b", 131072), ("70b", 64), ("70b", 256)),
+        *(("405b", 1024), ("405b", 16384)),
+    ],
 )
 def test_a_large_model_is_planned_and_proven(size, gpus):
-    model, length = f"examples/llama.py:llama_{size}", ("--seq-len", "8192")
-    cold = run_cold(model, "--gpus", str(gpus), *length, "--json")
+    check_proven(f"examples/llama.py:llama_{size}", gpus, seq_len=8192)
+
+
+@pytest.mark.bench
+def test_a_large_mixture_is_planned_and_proven(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    check_proven(str(tmp_path / "config.json"), 2048, seq_len=4096)
+
+
+def check_proven(model, gpus, *, seq_len):
+    cold = run_cold(model, "--gpus", str(gpus), "--seq-len", str(seq_len), "--json")
     solver = json.loads(cold.answer)["solver"]
     gap = 1 - solver["bound_s"] / solver["objective_s"]
-    print(f"llama_{size} x {gpus}: {solver['status']}, gap {gap:.2%}")
+    print(f"{model} x {gpus}: {solver['status']}, gap {gap:.2%}")
     assert gap <= 0.001
     assert cold.peak_mib < 2048
 
