@@ -269,7 +269,7 @@ def refused_words(outcome: SearchOutcome) -> str:
         counts = ", ".join(f"{len(group)} {rule}" for rule, group in groups.items())
         words += f", refused {num_refused}: {counts}"
     if num_slower:
-        words += f"; set aside {num_slower}: even their lower bound is slower than those shown"
+        words += f"; set aside {num_slower}: by their lower bound none is faster"
     return f"Considered {words}" if outcome.rejections else ""
 
 

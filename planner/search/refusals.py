@@ -45,5 +45,5 @@ def slower_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
         yield refusal(
             configuration,
             rule="slower",
-            detail=f"cannot be faster than {search.bound_s:.4g} s, behind the layouts shown",
+            detail=f"cannot be faster than {search.bound_s:.4g} s, and the plan is not slower",
         )
