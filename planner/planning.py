@@ -48,7 +48,7 @@ class Machine:
 
         Raises:
             ProfileError: There is no such profile, or a field of it is wrong.
-            RequestError: The devices do not fill whole nodes.
+            RequestError: Nothing joins the devices, or a link joins parts of nodes.
         """
         from planner.framework.script import SCRIPT, framework_on_cluster
 

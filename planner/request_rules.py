@@ -127,7 +127,6 @@ def check_request(request: PlanRequest) -> PlanRequest:
     margin = request.memory_margin
     if margin is not None and not 0 <= margin < 1:
         raise bad_share("--memory-margin", margin)
-    _check_nodes(request)
     if request.dtype is not None:
         known = COMPUTE_DTYPES if request.framework is None else tuple(Dtype)
         _check_choice(f"--dtype {request.dtype}", request.dtype, known)
@@ -222,19 +221,6 @@ def _check_positive(option: str, value: int) -> None:
             f"{_flag(option)} {value}: it must be at least 1",
             hint=f"For example {_flag(option)} 8.",
         )
-
-
-def _check_nodes(request: PlanRequest) -> None:
-    """Nodes must be filled alike: torchrun starts the same number of processes on each."""
-    per_node = request.gpus_per_node
-    if per_node is None or request.gpus <= per_node or request.gpus % per_node == 0:
-        return
-    lower = request.gpus // per_node * per_node
-    raise RequestError(
-        f"--gpus {request.gpus} with --gpus-per-node {per_node}: the nodes would be filled "
-        f"unevenly ({request.gpus % per_node} on the last)",
-        hint=f"Use --gpus {lower} or --gpus {lower + per_node}.",
-    )
 
 
 def _check_choice(setting: str, value: str, choices: Iterable[str]) -> str:

@@ -51,7 +51,6 @@ def test_fixed_values_get_one_spelling_and_one_order():
         ({"time_limit_s": float("nan")}, "--time-limit nan"),
         ({"dtype": "bf16"}, "Did you mean bfloat16?"),
         ({"dtype": "float16"}, "Choices: bfloat16, float32, float64"),
-        ({"gpus": 12, "gpus_per_node": 8}, "Use --gpus 8 or --gpus 16"),
     ],
 )
 def test_impossible_values_are_refused(fields, words):

@@ -102,7 +102,7 @@ def _launch(record: PlanRecord, files: Sequence[Path]) -> str:
     command = _launch_command(record.cluster, folder / "train.py")
     lines = [f"Run    {command}"]
     if record.cluster.num_nodes > 1:
-        lines.append("       on every node; HOST is the first of them")
+        lines += [f"       {each}" for each in _node_words(record.cluster)]
     if folder / "launch" in files:
         lines.append(f"       {folder / 'launch'}/: to start it with Slurm, Kubernetes, SkyPilot")
     return "\n".join(lines) + "\n"
@@ -113,10 +113,21 @@ def _launch_command(cluster: ClusterSpec, script: Path) -> str:
     target = shlex.quote(str(script))
     if cluster.num_nodes == 1:
         return f"torchrun --standalone --nproc-per-node {cluster.num_gpus} {target}"
-    return (
-        f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.gpus_per_node} "
-        f"--rdzv-backend c10d --rdzv-endpoint HOST:{RENDEZVOUS_PORT} {target}"
-    )
+    start = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.gpus_per_node}"
+    if cluster.is_flat:
+        return f"{start} --rdzv-backend c10d --rdzv-endpoint HOST:{RENDEZVOUS_PORT} {target}"
+    place = f"--node-rank RANK --master-addr HOST --master-port {RENDEZVOUS_PORT}"
+    return f"{start} {place} {target}"
+
+
+def _node_words(cluster: ClusterSpec) -> list[str]:
+    """Say on which nodes the command runs, and how they are numbered where that counts."""
+    words = ["on every node; HOST is the first of them"]
+    if not cluster.is_flat:
+        words.append("RANK counts nodes from 0 on, neighbours on the network in a row")
+    if cluster.last_node_gpus < cluster.gpus_per_node:
+        words.append(f"the last one takes --nproc-per-node {cluster.last_node_gpus}")
+    return words
 
 
 def _header(record: PlanRecord, *, verbose: bool) -> RenderableType:

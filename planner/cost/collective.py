@@ -1,14 +1,15 @@
 """Seconds of collectives and transfers: alpha-beta per algorithm on the links of a group.
 
-With P payload bytes, n ranks, r of them in each of N nodes, a ring moves T = P (n - 1) / n
+With P payload bytes, n ranks in N nodes, r of them in each, a ring moves T = P (n - 1) / n
 through every rank and takes (Thakur et al. 2005)
 
     t = base + (N - 1) latency_outer + (n - N) latency_inner + T / bandwidth * ramp
 
 twice the hops and the traffic for an all-reduce. Where a group spans nodes, its rings leave a
-node through the ports of all r ranks: bandwidth = min(inner, r * outer). Bandwidth rises with
-the chunk P / n that each hop carries: ramp = sqrt(1 + ramp_bytes / (P / n)), which leaves 71% of
-the bandwidth at a chunk of ramp_bytes.
+node through the ports of all r ranks: bandwidth = min(inner, r * outer). More levels of links (a
+rack, a pod) add a term of each kind; units that hold different numbers of ranks are as fast as the
+one with fewest. Bandwidth rises with the chunk P / n that each hop carries:
+ramp = sqrt(1 + ramp_bytes / (P / n)), which leaves 71% of the bandwidth at a chunk of ramp_bytes.
 
 An all-reduce takes the best of the algorithms that NCCL has: the ring; a tree, with
 2 log2(N) hops between nodes at the ring's bandwidth cost or above; and, inside a node whose
@@ -19,7 +20,7 @@ all-gather of its payload.
 import math
 
 from planner.hardware.spec import LinkSpec
-from planner.hardware.topology import CommGroup
+from planner.hardware.topology import CommGroup, Crossing
 
 _TREE_TRAFFIC = 2.0
 """Payloads that a tree moves through every rank, up and down."""
@@ -70,9 +71,10 @@ def all_reduce_s(payload_bytes: float, group: CommGroup) -> float:
     ring_s = base_s + 2 * _ring_latency_s(group) + ring_bytes / bandwidth * ramp
     tree_s = base_s + _tree_latency_s(group) + _TREE_TRAFFIC * payload_bytes / bandwidth * ramp
     best_s = min(ring_s, tree_s)
-    switch = group.inner.switch_all_reduce_fraction
-    if switch and group.outer is None:
-        switch_s = base_s + 2 * group.inner.latency_s + payload_bytes / (bandwidth * switch) * ramp
+    link = group.slowest
+    switch = link.switch_all_reduce_fraction
+    if switch and len(group.crossings) == 1:
+        switch_s = base_s + 2 * link.latency_s + payload_bytes / (bandwidth * switch) * ramp
         best_s = min(best_s, switch_s)
     return max(best_s, all_gather_s(payload_bytes, group))
 
@@ -80,8 +82,9 @@ def all_reduce_s(payload_bytes: float, group: CommGroup) -> float:
 def all_to_all_s(input_bytes: float, group: CommGroup) -> float:
     """Time until every rank has exchanged an equal share of its input with every other.
 
-    Each rank sends (n - 1) / n of its input; what goes to other nodes leaves through its own
-    port of the outer link while the rest stays inside.
+    Each rank sends (n - 1) / n of its input. What stays in a node goes over the links inside it,
+    the rest leaves through the rank's own port, and crosses all links up to the one that joins it
+    to the other rank.
 
     Args:
         input_bytes: Bytes of the tensor that one rank hands out.
@@ -91,14 +94,17 @@ def all_to_all_s(input_bytes: float, group: CommGroup) -> float:
     if n == 1:
         return 0.0
     base_s = group.slowest.base_latency_s + _ring_latency_s(group)
-    ramp = _ramp(input_bytes, group)
-    inside_bytes = input_bytes * (group.ranks_per_node - 1) / n
-    inside_s = inside_bytes / group.inner.bandwidth_bytes_per_s
-    if group.outer is None:
-        return base_s + inside_s * ramp
-    outside_bytes = input_bytes * (n - group.ranks_per_node) / n
-    outside_s = outside_bytes / group.outer.bandwidth_bytes_per_s
-    return base_s + max(inside_s, outside_s) * ramp
+    in_node = n
+    for crossing in group.crossings:
+        if not crossing.in_node:  # ranks of the fullest node
+            in_node = n - (crossing.num_parts - 1) * crossing.ranks_per_part
+            break
+    seconds = 0.0
+    for crossing in group.crossings:
+        reached = in_node if crossing.in_node else n
+        sent_bytes = input_bytes * (reached - crossing.ranks_per_part) / n
+        seconds = max(seconds, sent_bytes / crossing.link.bandwidth_bytes_per_s)
+    return base_s + seconds * _ramp(input_bytes, group)
 
 
 def broadcast_s(payload_bytes: float, group: CommGroup) -> float:
@@ -133,27 +139,30 @@ def point_to_point_s(payload_bytes: float, link: LinkSpec) -> float:
 
 def _bandwidth(group: CommGroup) -> float:
     """Bytes per second that a ring moves through one rank."""
-    inner = group.inner.bandwidth_bytes_per_s
-    if group.outer is None:
-        return inner
-    outer = group.outer.bandwidth_bytes_per_s * group.ranks_per_node
-    return min(inner, outer) if group.ranks_per_node > 1 else outer
+    return min(each.link.bandwidth_bytes_per_s * each.ranks_per_part for each in group.crossings)
+
+
+def _hops(group: CommGroup) -> list[tuple[Crossing, int]]:
+    """How often a message crosses each link on its way once around the ring, less one hop."""
+    parts = [*(each.num_parts for each in group.crossings), 1]
+    return [
+        (each, each.num_parts - rest) for each, rest in zip(group.crossings, parts[1:], strict=True)
+    ]
 
 
 def _ring_latency_s(group: CommGroup) -> float:
     """Latency of a message that goes once around the ring, less one hop."""
-    inside_s = (group.num_ranks - group.num_nodes) * group.inner.latency_s
-    if group.outer is None:
-        return inside_s
-    return inside_s + (group.num_nodes - 1) * group.outer.latency_s
+    return sum(hops * crossing.link.latency_s for crossing, hops in _hops(group))
 
 
 def _tree_latency_s(group: CommGroup) -> float:
     """Latency of a message up and down a tree of nodes, chains inside the nodes."""
-    inside_s = 2 * (group.ranks_per_node - 1) * group.inner.latency_s
-    if group.outer is None:
-        return inside_s
-    return inside_s + 2 * math.ceil(math.log2(group.num_nodes)) * group.outer.latency_s
+    seconds = 0.0
+    for crossing, hops in _hops(group):
+        joined = crossing.num_parts / (crossing.num_parts - hops)
+        deep = joined - 1 if crossing.in_node else math.ceil(math.log2(joined))
+        seconds += 2 * deep * crossing.link.latency_s
+    return seconds
 
 
 def _ramp(payload_bytes: float, group: CommGroup) -> float:

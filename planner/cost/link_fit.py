@@ -13,7 +13,7 @@ from planner.cost.device_fit import bounded_shares, mean_log_error
 from planner.cost.pattern_search import pattern_search
 from planner.cost.tables import CollectiveSample
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import CommGroup
+from planner.hardware.topology import CommGroup, Crossing
 
 
 def fit_link_to(
@@ -58,7 +58,7 @@ def price_collective(sample: CollectiveSample, cluster: ClusterSpec) -> float:
         return point_to_point_s(sample.payload_bytes, group.slowest)
     if sample.collective == "all_reduce":
         if "ring" in sample.setting:
-            group = replace(group, inner=replace(group.inner, switch_all_reduce_fraction=0.0))
+            group = without_switch(group)
         return all_reduce_s(sample.payload_bytes, group)
     if sample.collective == "all_gather":
         return all_gather_s(sample.payload_bytes, group)
@@ -68,20 +68,27 @@ def price_collective(sample: CollectiveSample, cluster: ClusterSpec) -> float:
 def sample_group(sample: CollectiveSample, cluster: ClusterSpec) -> CommGroup:
     """Lay the ranks of a measurement out on the cluster's links."""
     per_node = sample.num_ranks // sample.num_nodes
-    if sample.num_nodes == 1:
-        return CommGroup(
-            num_ranks=per_node,
-            ranks_per_node=per_node,
-            inner=cluster.links[0],
-            outer=None,
-            reduces_whole=not cluster.hides_traffic,
-        )
+    inner, outer = cluster.links[0], cluster.links[-1]
+    crossings = []
+    if per_node > 1 or sample.num_nodes == 1:
+        crossings.append(Crossing(link=inner, num_parts=sample.num_ranks, in_node=True))
+    if sample.num_nodes > 1:
+        crossings.append(Crossing(link=outer, num_parts=sample.num_nodes, ranks_per_part=per_node))
     return CommGroup(
         num_ranks=sample.num_ranks,
-        ranks_per_node=per_node,
-        inner=cluster.links[0],
-        outer=cluster.links[-1],
+        crossings=tuple(crossings),
         reduces_whole=not cluster.hides_traffic,
+    )
+
+
+def without_switch(group: CommGroup) -> CommGroup:
+    """The same ranks, no switch of which reduces."""
+    return replace(
+        group,
+        crossings=tuple(
+            replace(each, link=replace(each.link, switch_all_reduce_fraction=0.0))
+            for each in group.crossings
+        ),
     )
 
 

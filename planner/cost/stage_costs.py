@@ -23,8 +23,8 @@ from planner.cost.model_units import ModelUnits, UnitSums
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import comm_group, link_between, shares_link
-from planner.strategy.configuration import Configuration, axis_group, axis_stride
+from planner.hardware.topology import link_between, shares_link
+from planner.strategy.configuration import Configuration, axis_group, mesh_axis
 from planner.vocabulary import Axis, Recomputation
 
 Links = tuple[LinkSpec, LinkSpec]
@@ -106,7 +106,7 @@ class StageCosts:
         self._pipelined = degrees.pp > 1
         stalled = cluster.num_nodes >= framework.congested_nodes
         self._message_s = framework.congested_message_s if stalled else framework.message_s
-        ranks = comm_group(cluster, degree=degrees.dp * degrees.cp, stride=degrees.tp)
+        ranks = axis_group(cluster, degrees, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP)
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
         self._passes = passes = UnitPasses(
             framework, tp_shares_link=self._tp_shares_link, hides=cluster.hides_traffic
@@ -155,13 +155,11 @@ class StageCosts:
     @cached_property
     def _boundary_links(self) -> tuple[LinkSpec, ...]:
         """The link in front of each stage and behind the last; stages go round the ranks."""
-        degrees = self.configuration.degrees
-        stride = axis_stride(degrees, Axis.PP)
-        found = []
-        for stage in range(self.configuration.num_stages + 1):
-            sender, receiver = ((s % degrees.pp) * stride for s in (stage - 1, stage))
-            found.append(link_between(self.cluster, sender, receiver))
-        return tuple(found)
+        axis = mesh_axis(self.configuration.degrees, Axis.PP)
+        return tuple(
+            link_between(self.cluster, axis, (stage - 1) % axis.size, stage % axis.size)
+            for stage in range(self.configuration.num_stages + 1)
+        )
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:

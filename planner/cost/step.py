@@ -135,7 +135,7 @@ def rank_spec(
     """What the price of a unit's work depends on under a configuration."""
     degrees = configuration.degrees
     pipeline = axis_group(cluster, degrees, Axis.PP)
-    by_rank = framework.issues_by_rank and pipeline.outer is not None
+    by_rank = framework.issues_by_rank and pipeline.spans_nodes
     return RankSpec(
         device=cluster.device,
         dtype=dtype,

@@ -10,6 +10,7 @@ from planner.errors import CodegenError
 from planner.export.facts import recompute_modes, recompute_words, refuse_other_axes, whole_blocks
 from planner.export.own_models import chunk_losses, compile_losses, dtype_losses
 from planner.export.terms import Loss, Terms, header_lines
+from planner.hardware.spec import ClusterSpec
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
 from planner.rendering import render
@@ -24,10 +25,10 @@ def express(saved: SavedPlan) -> Terms:
     """Put a plan in Accelerate's terms.
 
     Raises:
-        CodegenError: It has no axis for a degree of the plan.
+        CodegenError: It has no axis for a degree of the plan, or no words for its nodes.
     """
     plan = saved.plan
-    _check(plan)
+    _check(plan, saved.cluster)
     return Terms(
         values={
             "degrees": plan.degrees,
@@ -66,8 +67,8 @@ def _kind(plan: Plan) -> str:
     return "FSDP" if plan.degrees.dp_shard > 1 else "MULTI_GPU"
 
 
-def _check(plan: Plan) -> None:
-    """Refuse degrees for which there is no file at all.
+def _check(plan: Plan, cluster: ClusterSpec) -> None:
+    """Refuse degrees and nodes for which there is no file at all.
 
     Raises:
         CodegenError: With what would work.
@@ -77,6 +78,13 @@ def _check(plan: Plan) -> None:
         raise CodegenError(
             f"the plan has {degrees.pp} pipeline ranks, and {VERSION} has no pipeline axis",
             hint="plan with --fix pp=1, or export --to torchtitan or megatron",
+        )
+    if cluster.last_node_gpus < cluster.gpus_per_node:
+        raise CodegenError(
+            f"the plan has {cluster.nodes_words} devices, and {VERSION} starts as many processes "
+            "on all nodes",
+            hint="plan with --gpus-per-node N, N a divisor of "
+            f"{cluster.num_gpus}, or export --to torchtitan, megatron or deepspeed",
         )
     refuse_other_axes(plan, VERSION)
     if degrees.tp > 1 and degrees.dp_shard == 1:

@@ -45,6 +45,9 @@ def launch_files(cluster: ClusterSpec) -> dict[str, str]:
         "planner_version": VERSION,
         "nodes": cluster.num_nodes,
         "gpus_per_node": cluster.gpus_per_node,
+        "last_node_gpus": cluster.last_node_gpus,
+        "nodes_words": cluster.nodes_words,
+        "is_flat": cluster.is_flat,
         "accelerator": _SKYPILOT_NAMES.get(cluster.device.name, "NAME_OF_THE_GPU"),
         "resource": "amd.com/gpu" if cluster.device.name.startswith("mi") else "nvidia.com/gpu",
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.hardware.spec import ClusterSpec
 from planner.plan.serialize import SavedPlan
 from planner.version import VERSION
 from planner.vocabulary import PLANNED_AXES
@@ -61,9 +62,10 @@ def header_lines(
     if terms.losses:
         lines += ["", "Not expressed, so that time and memory differ from the plan's:"]
         lines += [f"  - {loss.words}" for loss in terms.losses]
-    if terms.notes:
+    notes = [*terms.notes, *node_notes(saved.cluster)]
+    if notes:
         lines += ["", "Mind:"]
-        lines += [f"  - {note}" for note in terms.notes]
+        lines += [f"  - {note}" for note in notes]
     return lines
 
 
@@ -85,7 +87,23 @@ def torchrun(saved: SavedPlan) -> str:
     cluster = saved.cluster
     if cluster.num_nodes == 1:
         return f"torchrun --standalone --nproc-per-node {cluster.num_gpus}"
-    return (
-        f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.gpus_per_node} "
-        "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
-    )
+    start = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {_processes(cluster)}"
+    if cluster.is_flat:
+        return f"{start} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    return f"{start} --node-rank RANK --master-addr HOST --master-port 29500"
+
+
+def _processes(cluster: ClusterSpec) -> str:
+    """Processes of a node, which the last one sets to fewer."""
+    each = str(cluster.gpus_per_node)
+    return each if cluster.last_node_gpus == cluster.gpus_per_node else f"${{PROCESSES:-{each}}}"
+
+
+def node_notes(cluster: ClusterSpec) -> list[str]:
+    """What to mind where it matters which node has which number."""
+    notes = []
+    if not cluster.is_flat:
+        notes.append("nodes are numbered (RANK, from 0 on) along the network, neighbours in a row")
+    if cluster.last_node_gpus < cluster.gpus_per_node:
+        notes.append(f"the last node has {cluster.last_node_gpus} processes: PROCESSES there")
+    return notes

@@ -36,7 +36,7 @@ def framework_on_cluster(
 
     Raises:
         ProfileError: There is no such profile, or a field of it is wrong.
-        RequestError: The ranks do not fill whole nodes.
+        RequestError: Nothing joins the ranks, or a link joins parts of nodes.
     """
     cluster = load_cluster(name_or_path, gpus=gpus, gpus_per_node=gpus_per_node)
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)

@@ -144,7 +144,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
 
     Raises:
         ProfileError: There is no such profile, or a field of it is wrong.
-        RequestError: The ranks do not fill whole nodes, or nothing joins them.
+        RequestError: Nothing joins the ranks, or a link joins parts of nodes.
     """
     path = _find("clusters", name_or_path, base=None)
     reader = FieldReader(path=path, table=read_toml(path))
@@ -159,17 +159,14 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     host_time_factor = reader.number(host) if reader.has(host) else 1.0
     in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
     numbers = reader.finish()
-    wished = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
-    per_node = _resolve_node(gpus, wished, name)
-    if gpus_per_node is not None:
-        links = tuple(
-            replace(link, ranks=gpus_per_node) if link.ranks == profile_gpus_per_node else link
-            for link in links
-        )
+    per_node = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
+    if gpus < 1 or per_node < 1:
+        raise RequestError(f"{gpus} GPUs with {per_node} per node: both must be at least 1")
+    links = tuple(_on_nodes(link, profile_gpus_per_node, per_node, name) for link in links)
     cluster = ClusterSpec(
         name=name,
         device=device,
-        gpus_per_node=per_node,
+        gpus_per_node=min(gpus, per_node),
         links=links,
         num_gpus=gpus,
         host_time_factor=host_time_factor,
@@ -300,18 +297,20 @@ def _check_links(path: Path, links: tuple[LinkSpec, ...]) -> None:
             )
 
 
-def _resolve_node(gpus: int, gpus_per_node: int, name: str) -> int:
-    """Ranks per node in use."""
-    if gpus < 1 or gpus_per_node < 1:
+def _on_nodes(link: LinkSpec, profile_per_node: int, per_node: int, name: str) -> LinkSpec:
+    """A link where nodes have another number of GPUs than in the profile.
+
+    What joins whole nodes joins as many of them as before.
+
+    Raises:
+        RequestError: A unit of the link would begin inside a node and end in another.
+    """
+    if link.ranks is not None and link.ranks % profile_per_node == 0:
+        link = replace(link, ranks=link.ranks // profile_per_node * per_node)
+    if link.ranks is not None and link.ranks % per_node and per_node % link.ranks:
         raise RequestError(
-            f"{gpus} GPUs with {gpus_per_node} per node: both must be at least 1",
+            f"{per_node} GPUs per node on cluster {name!r}, whose {link.name} joins {link.ranks} "
+            "neighbours: some of them would be on two nodes",
+            hint=f"--gpus-per-node with a multiple or a divisor of {link.ranks}",
         )
-    if gpus <= gpus_per_node:
-        return gpus
-    if gpus % gpus_per_node:
-        below = gpus - gpus % gpus_per_node
-        raise RequestError(
-            f"{gpus} GPUs do not fill nodes of {gpus_per_node} (cluster {name!r})",
-            hint=f"ask for {below} or {below + gpus_per_node} GPUs, or set --gpus-per-node",
-        )
-    return gpus_per_node
+    return link

@@ -240,8 +240,29 @@ class ClusterSpec:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes in all."""
-        return self.num_gpus // self.gpus_per_node
+        """Nodes in all; the last may not be full."""
+        return -(-self.num_gpus // self.gpus_per_node)
+
+    @property
+    def last_node_gpus(self) -> int:
+        """Ranks of the last node."""
+        return self.num_gpus - (self.num_nodes - 1) * self.gpus_per_node
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether any node can take any number: all are full, and one link joins them."""
+        above = [link for link in self.links[:-1] if (link.ranks or 0) > self.gpus_per_node]
+        is_joined = all((link.ranks or 0) >= self.num_gpus for link in above)
+        return is_joined and self.last_node_gpus == self.gpus_per_node
+
+    @property
+    def nodes_words(self) -> str:
+        """How ranks lie on nodes: "2 nodes of 8", "2 nodes of 8 and one of 4"."""
+        full = self.num_gpus // self.gpus_per_node
+        words = f"{full} node{'s' if full > 1 else ''} of {self.gpus_per_node}"
+        if self.last_node_gpus < self.gpus_per_node:
+            words += f" and one of {self.last_node_gpus}"
+        return words
 
     @property
     def profile_hash(self) -> str:

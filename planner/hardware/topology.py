@@ -1,101 +1,182 @@
-"""Which links a mesh axis crosses."""
+"""Which links the ranks of mesh axes cross.
 
-import math
+Ranks are numbered along the nodes, and a link joins units of as many neighbouring ranks as it says
+(8 in a node, 72 in a rack); the last unit of a kind may have fewer. An axis has ``size`` ranks that
+lie ``stride`` apart. All groups of an axis work at once, so that an axis is as fast as the worst of
+them: where units hold different numbers of its ranks, that which holds fewest counts.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
 
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec, LinkSpec
 
+Ranks = np.ndarray[tuple[int], np.dtype[np.int_]]
+"""Numbers of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """Where the ranks of a mesh axis lie."""
+
+    size: int
+    """Ranks on it."""
+    stride: int
+    """Distance of neighbours in rank order: the ranks of all axes inside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A link that a group's traffic crosses, and the parts of the group that it joins."""
+
+    link: LinkSpec
+    """Its bandwidth is per rank: all groups of an axis use it at once."""
+    num_parts: int
+    """Parts of the group that lie in units below the link, at the most."""
+    ranks_per_part: int = 1
+    """Ranks in the smallest of them."""
+    in_node: bool = False
+    """The link joins the ranks of a node, or it is the innermost of the cluster."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommGroup:
-    """The ranks of one mesh axis that communicate, and the links between them.
-
-    All groups of the axis run at once, so a link's bandwidth is per rank throughout.
-    """
+    """The ranks of one or several mesh axes that communicate, and the links between them."""
 
     num_ranks: int
     """Ranks in the group."""
-    ranks_per_node: int
-    """Ranks of the group that share the inner link; divides ``num_ranks``."""
-    inner: LinkSpec
-    """Link between ranks of one node (or of the larger unit below ``outer``)."""
-    outer: LinkSpec | None
-    """Link between nodes, None where the group stays inside one."""
+    crossings: tuple[Crossing, ...]
+    """Links between them, the innermost first; that of the cluster for one rank alone."""
     reduces_whole: bool = False
     """A reduce-scatter is an all-reduce of which each rank takes its part, as gloo does it."""
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes (units joined by ``outer``) that the group spans."""
-        return self.num_ranks // self.ranks_per_node
-
-    @property
     def slowest(self) -> LinkSpec:
         """The link that a transfer between neighbours must expect."""
-        return self.inner if self.outer is None else self.outer
+        return self.crossings[-1].link
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its traffic leaves a node."""
+        return self.num_ranks > 1 and not self.crossings[-1].in_node
 
 
-def comm_group(cluster: ClusterSpec, *, degree: int, stride: int) -> CommGroup:
-    """Find the links that a mesh axis crosses.
-
-    The axis has ``degree`` ranks that lie ``stride`` apart in rank order, as in a mesh whose
-    inner axes hold ``stride`` ranks in all. Groups that straddle units unevenly (3 ranks on
-    nodes of 8) are priced by the worst of them: as if each node held only as many ranks as
-    every node can hold alike.
+def comm_group(cluster: ClusterSpec, *axes: MeshAxis) -> CommGroup:
+    """Find the links between ranks that differ in their places on some axes alone.
 
     Args:
         cluster: Links and nodes.
-        degree: Ranks of the axis.
-        stride: Product of the degrees of all axes inside it.
+        axes: The axes.
 
     Raises:
-        RequestError: The axis does not fit into the cluster.
+        RequestError: The axes do not fit into the cluster.
     """
-    if degree < 1 or stride < 1 or degree * stride > cluster.num_gpus:
-        raise RequestError(
-            f"a mesh axis of {degree} ranks, {stride} apart, does not fit into "
-            f"{cluster.num_gpus} ranks",
-            hint="the product of all degrees must equal the number of GPUs",
-        )
-    inner = cluster.links[0]
-    ranks_inside = 1
-    for link in cluster.links:
-        joined = _ranks_joined(link, cluster, degree=degree, stride=stride)
-        if joined == degree:
-            inside = link is cluster.links[0]
-            return CommGroup(
-                num_ranks=degree,
-                ranks_per_node=degree if inside else ranks_inside,
-                inner=inner,
-                outer=None if inside else link,
-                reduces_whole=not cluster.hides_traffic,
+    axes = _joined(axes)
+    num_ranks = 1
+    for axis in axes:
+        num_ranks *= axis.size
+        if axis.size < 1 or axis.stride < 1 or axis.size * axis.stride > cluster.num_gpus:
+            raise RequestError(
+                f"a mesh axis of {axis.size} ranks, {axis.stride} apart, does not fit into "
+                f"{cluster.num_gpus} ranks",
+                hint="the product of all degrees must equal the number of GPUs",
             )
-        if joined > 1:
-            inner, ranks_inside = link, joined
-    raise RequestError(f"no link of cluster {cluster.name!r} joins {degree} ranks")
-
-
-def _ranks_joined(link: LinkSpec, cluster: ClusterSpec, *, degree: int, stride: int) -> int:
-    """Count the ranks of each group that one unit of the link holds, alike in all units."""
-    if link.ranks is None or link.ranks >= cluster.num_gpus:
-        return degree
-    if link.ranks % stride:
-        return 1
-    return math.gcd(degree, link.ranks // stride)
-
-
-def link_between(cluster: ClusterSpec, first: int, second: int) -> LinkSpec:
-    """The innermost link that joins two ranks."""
+    crossings = []
+    num_parts, ranks_per_part = num_ranks, 1
     for link in cluster.links:
-        if link.ranks is None or first // link.ranks == second // link.ranks:
+        parts = _parts(_unit(link, cluster), cluster.num_gpus, axes)
+        if parts[0] < num_parts:
+            crossings.append(_crossing(cluster, link, num_parts, ranks_per_part))
+        num_parts, ranks_per_part = parts
+    return CommGroup(
+        num_ranks=num_ranks,
+        crossings=tuple(crossings) or (_crossing(cluster, cluster.links[0], 1, 1),),
+        reduces_whole=not cluster.hides_traffic,
+    )
+
+
+def link_between(cluster: ClusterSpec, axis: MeshAxis, first: int, second: int) -> LinkSpec:
+    """The innermost link that joins two places of an axis, whatever the places on other axes."""
+    for link in cluster.links:
+        if _joins(_unit(link, cluster), cluster.num_gpus, axis, first, second):
             return link
     return cluster.links[-1]
 
 
 def shares_link(one: CommGroup, other: CommGroup) -> bool:
     """Whether the slowest link of one group is among those that another's traffic crosses."""
-    crossed = [other.slowest]
-    if other.ranks_per_node > 1:
-        crossed.append(other.inner)
-    return other.num_ranks > 1 and one.slowest in crossed
+    return other.num_ranks > 1 and any(each.link == one.slowest for each in other.crossings)
+
+
+def _crossing(
+    cluster: ClusterSpec, link: LinkSpec, num_parts: int, ranks_per_part: int
+) -> Crossing:
+    inside = link is cluster.links[0] or _unit(link, cluster) <= cluster.gpus_per_node
+    return Crossing(link=link, num_parts=num_parts, ranks_per_part=ranks_per_part, in_node=inside)
+
+
+def _unit(link: LinkSpec, cluster: ClusterSpec) -> int:
+    """Neighbouring ranks that a link joins."""
+    return cluster.num_gpus if link.ranks is None else min(link.ranks, cluster.num_gpus)
+
+
+def _joined(axes: Sequence[MeshAxis]) -> tuple[MeshAxis, ...]:
+    """The same ranks by as few axes as possible, the innermost first."""
+    found: list[MeshAxis] = []
+    for axis in sorted(axes, key=lambda axis: axis.stride):
+        if found and axis.stride == found[-1].size * found[-1].stride:
+            last = found.pop()
+            axis = MeshAxis(size=last.size * axis.size, stride=last.stride)
+        if axis.size != 1:
+            found.append(axis)
+    return tuple(found)
+
+
+def _is_even(unit: int, axis: MeshAxis) -> bool:
+    """Whether all units that hold ranks of a group hold as many, and at the same places."""
+    end = axis.size * axis.stride
+    return (
+        unit % end == 0 or axis.stride % unit == 0 or (unit % axis.stride == 0 and end % unit == 0)
+    )
+
+
+@lru_cache(maxsize=2**16)
+def _parts(unit: int, num_gpus: int, axes: tuple[MeshAxis, ...]) -> tuple[int, int]:
+    """Units that a group lies in, at the most, and its ranks in the one that holds fewest."""
+    if unit >= num_gpus or all(_is_even(unit, axis) for axis in axes):
+        num_ranks = inside = 1
+        for axis in axes:
+            num_ranks *= axis.size
+            inside *= min(axis.size, max(1, unit // axis.stride))
+        return num_ranks // inside, inside
+    places = [range(0, axis.size * axis.stride, axis.stride) for axis in axes]
+    steps = np.array(sorted(map(sum, product(*places))))
+    units = (_origins(num_gpus, axes)[:, None] + steps) // unit
+    # Groups that begin at another place of a unit are divided in another way.
+    distinct = np.unique(units - units[:, :1], axis=0)
+    found = [np.unique(group, return_counts=True)[1] for group in distinct]
+    return max(map(len, found)), min(int(counts.min()) for counts in found)
+
+
+@lru_cache(maxsize=2**16)
+def _joins(unit: int, num_gpus: int, axis: MeshAxis, first: int, second: int) -> bool:
+    """Whether two places of an axis lie in one unit, for all groups of the axis."""
+    if unit >= num_gpus:
+        return True
+    origins = np.zeros(1, dtype=int) if _is_even(unit, axis) else _origins(num_gpus, (axis,))
+    units = (origins[:, None] + np.array([first, second]) * axis.stride) // unit
+    return bool((units[:, 0] == units[:, 1]).all())
+
+
+def _origins(num_gpus: int, axes: Sequence[MeshAxis]) -> Ranks:
+    """The first rank of each group of some axes."""
+    ranks = np.arange(num_gpus)
+    for axis in axes:
+        ranks = ranks[ranks // axis.stride % axis.size == 0]
+    last = sum((axis.size - 1) * axis.stride for axis in axes)
+    return ranks[ranks + last < num_gpus]

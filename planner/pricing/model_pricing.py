@@ -17,7 +17,7 @@ from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.sharding_ilp import ShardingSolution
@@ -85,7 +85,7 @@ class ModelPricer:
         return RankSpec(
             device=self._cluster.device,
             dtype=self._dtype,
-            tp_group=comm_group(self._cluster, degree=choice.ranks, stride=1),
+            tp_group=comm_group(self._cluster, MeshAxis(size=choice.ranks, stride=1)),
             collective_host_s=self._collective_host_s,
         )
 
@@ -158,7 +158,7 @@ class ModelPricer:
         links = [
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
-        group = comm_group(replace(node, links=tuple(links)), degree=choice.tp, stride=1)
+        group = comm_group(replace(node, links=tuple(links)), MeshAxis(size=choice.tp, stride=1))
         return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
 
 

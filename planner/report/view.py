@@ -112,11 +112,10 @@ def header_facts(record: PlanRecord) -> tuple[str, ...]:
 def cluster_words(cluster: ClusterSpec) -> str:
     """Describe the machine: "16 x h100-sxm of 80.0 GiB, 2 nodes of 8"."""
     device = cluster.device
-    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
     measured = f"; measured on {cluster.measured_on}" if cluster.measured_on else ""
     return (
         f"{cluster.num_gpus} x {device.name} of {format_bytes(device.memory_bytes)}, "
-        f"{nodes} of {cluster.gpus_per_node} (cluster {cluster.name}{measured})"
+        f"{cluster.nodes_words} (cluster {cluster.name}{measured})"
     )
 
 

@@ -5,6 +5,7 @@ with FSDP2 as it comes (parameters resharded after forward, except under a pipel
 microbatch that fits, and full recomputation only where nothing fits without it.
 """
 
+import math
 from collections.abc import Iterator
 
 from planner.plan.types import Plan
@@ -31,7 +32,7 @@ def rule_of_thumb(space: LayoutSpace) -> Plan | None:
 
 def _in_order(gpus: int, gpus_per_node: int) -> Iterator[ParallelDegrees]:
     """Smallest tp first, inside a node; then more and more pipeline stages."""
-    inside = [tp for tp in divisors(gpus) if tp <= gpus_per_node]
+    inside = divisors(math.gcd(gpus, gpus_per_node))
     for tp in inside:
         yield ParallelDegrees(tp=tp, dp_shard=gpus // tp)
     widest = inside[-1]

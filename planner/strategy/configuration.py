@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from planner.framework.spec import StateForm
 from planner.hardware.spec import ClusterSpec
-from planner.hardware.topology import CommGroup, comm_group
+from planner.hardware.topology import CommGroup, MeshAxis, comm_group
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import (
     MeanStarts,
@@ -75,29 +75,28 @@ class Configuration:
         return StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp)
 
 
-def axis_stride(degrees: ParallelDegrees, axis: str) -> int:
-    """Distance in ranks between neighbours of a mesh axis; ep is the innermost part of dp_shard."""
-    if axis == Axis.EP:
-        axis = Axis.DP_SHARD
+def mesh_axis(degrees: ParallelDegrees, axis: str) -> MeshAxis:
+    """Where the ranks of an axis lie; ep is the innermost part of dp_shard."""
     stride = 1
     for inner in reversed(MESH_ORDER):
-        if inner == axis:
-            return stride
+        if inner == (Axis.DP_SHARD if axis == Axis.EP else axis):
+            return MeshAxis(size=getattr(degrees, axis), stride=stride)
         stride *= getattr(degrees, inner)
     raise AssertionError(f"no mesh axis {axis}")
 
 
+def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, *axes: str) -> CommGroup:
+    """The ranks of one or several mesh axes and the links between them."""
+    return comm_group(cluster, *(mesh_axis(degrees, axis) for axis in axes))
+
+
 def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
     """The ranks that share the state of FSDP2: those of dp_shard and cp."""
-    return comm_group(cluster, degree=degrees.shards, stride=axis_stride(degrees, Axis.CP))
+    return axis_group(cluster, degrees, Axis.DP_SHARD, Axis.CP)
 
 
 def expert_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
     """The ranks that share the state of the same experts."""
-    stride = degrees.ep * axis_stride(degrees, Axis.CP)
-    return comm_group(cluster, degree=degrees.expert_shards, stride=stride)
-
-
-def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, axis: str) -> CommGroup:
-    """The ranks of a mesh axis and the links between them."""
-    return comm_group(cluster, degree=getattr(degrees, axis), stride=axis_stride(degrees, axis))
+    shard = mesh_axis(degrees, Axis.DP_SHARD)
+    apart = MeshAxis(size=shard.size // degrees.ep, stride=shard.stride * degrees.ep)
+    return comm_group(cluster, apart, mesh_axis(degrees, Axis.CP))

@@ -59,6 +59,17 @@ def test_the_header_marks_what_was_defaulted():
     assert "8 x h100-sxm of 79.1 GiB, 1 node of 8 (cluster h100-sxm)" in text
 
 
+def test_a_last_node_that_is_not_full_is_said_and_started():
+    record = replace(make_record(), cluster=make_cluster(20, gpus_per_node=8))
+    text = screen(record, files=[Path("run/train.py")])
+    assert "2 nodes of 8 and one of 4" in text
+    assert (
+        "torchrun --nnodes 3 --nproc-per-node 8 --node-rank RANK --master-addr HOST "
+        "--master-port 29500 run/train.py" in text
+    )
+    assert "the last one takes --nproc-per-node 4" in text
+
+
 def test_verbose_shows_the_pattern_of_blocks():
     record = make_record()
     record = replace(record, model=replace(record.model, block_pattern="3 A + 58 B"))

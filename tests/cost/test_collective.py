@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from planner.cost.collective import (
 )
 from planner.hardware.profiles import list_clusters, load_cluster
 from planner.hardware.spec import LinkSpec
-from planner.hardware.topology import CommGroup, comm_group
+from planner.hardware.topology import CommGroup, Crossing, MeshAxis, comm_group
 
 GB = 10**9
 COLLECTIVES = (all_gather_s, reduce_scatter_s, all_reduce_s, all_to_all_s, broadcast_s)
@@ -42,23 +43,25 @@ LINKS = st.builds(
     ramp=st.floats(0, 1e9),
     switch=SHARES,
 )
-GROUPS = st.one_of(
-    st.builds(
-        lambda ranks, inner: CommGroup(
-            num_ranks=ranks, ranks_per_node=ranks, inner=inner, outer=None
+
+
+def nested(fans: list[int], links: list[LinkSpec]) -> CommGroup:
+    """Units of units of ranks, a link around each kind."""
+    num_ranks = prod(fans)
+    below = [prod(fans[:level]) for level in range(len(fans))]
+    return CommGroup(
+        num_ranks=num_ranks,
+        crossings=tuple(
+            Crossing(link=one, num_parts=num_ranks // each, ranks_per_part=each, in_node=not level)
+            for level, (one, each) in enumerate(zip(links, below, strict=False))
         ),
-        st.integers(1, 64),
-        LINKS,
-    ),
-    st.builds(
-        lambda nodes, per_node, inner, outer: CommGroup(
-            num_ranks=nodes * per_node, ranks_per_node=per_node, inner=inner, outer=outer
-        ),
-        st.integers(2, 64),
-        st.integers(1, 8),
-        LINKS,
-        LINKS,
-    ),
+    )
+
+
+GROUPS = st.builds(
+    nested,
+    st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    st.lists(LINKS, min_size=4, max_size=4),
 )
 PAYLOADS = st.floats(0, 1e12)
 
@@ -72,11 +75,9 @@ def faster(group: CommGroup, factor: float) -> CommGroup:
             one.switch_all_reduce_fraction,
         )
 
-    return CommGroup(
-        num_ranks=group.num_ranks,
-        ranks_per_node=group.ranks_per_node,
-        inner=scaled(group.inner),
-        outer=None if group.outer is None else scaled(group.outer),
+    return replace(
+        group,
+        crossings=tuple(replace(each, link=scaled(each.link)) for each in group.crossings),
     )
 
 
@@ -106,38 +107,38 @@ def test_transfers_are_sound(one, payload, more, factor) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", list_clusters())
 def test_one_rank_costs_nothing(collective, name: str) -> None:
-    group = comm_group(load_cluster(name, gpus=8), degree=1, stride=1)
+    group = comm_group(load_cluster(name, gpus=8), MeshAxis(size=1, stride=1))
     assert collective(GB, group) == 0.0
 
 
 def test_a_ring_of_large_payload_runs_at_the_link_bandwidth() -> None:
-    group = comm_group(H100, degree=8, stride=1)
+    group = comm_group(H100, MeshAxis(size=8, stride=1))
     bus_bytes_per_s = 16 * GB * 7 / 8 / all_gather_s(16 * GB, group)
-    assert bus_bytes_per_s == pytest.approx(group.inner.bandwidth_bytes_per_s, rel=0.02)
+    assert bus_bytes_per_s == pytest.approx(group.slowest.bandwidth_bytes_per_s, rel=0.02)
 
 
 def test_nvlink_sharp_beats_the_ring() -> None:
-    group = comm_group(H100, degree=8, stride=1)
+    group = comm_group(H100, MeshAxis(size=8, stride=1))
     assert all_reduce_s(16 * GB, group) < 1.6 * all_gather_s(16 * GB, group)
 
 
 def test_nodes_send_through_the_ports_of_all_their_ranks() -> None:
-    eight_ports = comm_group(H100, degree=64, stride=1)
-    one_port = comm_group(H100, degree=8, stride=8)
+    eight_ports = comm_group(H100, MeshAxis(size=64, stride=1))
+    one_port = comm_group(H100, MeshAxis(size=8, stride=8))
     assert all_gather_s(16 * GB, one_port) > 5 * all_gather_s(16 * GB, eight_ports)
 
 
 def test_crossing_nodes_costs_more_than_staying_inside() -> None:
-    inside = comm_group(H100, degree=8, stride=1)
-    across = comm_group(H100, degree=8, stride=8)
+    inside = comm_group(H100, MeshAxis(size=8, stride=1))
+    across = comm_group(H100, MeshAxis(size=8, stride=8))
     for payload in (1024, 10**6, GB):
         assert all_reduce_s(payload, across) > all_reduce_s(payload, inside)
 
 
 def test_a_small_all_reduce_across_many_nodes_takes_the_tree() -> None:
-    group = comm_group(load_cluster("h100-sxm", gpus=512), degree=64, stride=8)
-    assert group.outer is not None
-    ring_s = 2 * 63 * group.outer.latency_s
+    group = comm_group(load_cluster("h100-sxm", gpus=512), MeshAxis(size=64, stride=8))
+    assert group.spans_nodes
+    ring_s = 2 * 63 * group.slowest.latency_s
     assert all_reduce_s(1024, group) < ring_s
 
 
@@ -147,7 +148,7 @@ def test_a_transfer_costs_its_latency_and_its_bytes() -> None:
 
 
 def test_gloo_reduces_whole_tensors_for_a_scatter() -> None:
-    group = comm_group(replace(H100, hides_traffic=False), degree=8, stride=1)
+    group = comm_group(replace(H100, hides_traffic=False), MeshAxis(size=8, stride=1))
     assert group.reduces_whole
     assert reduce_scatter_s(GB, group) == all_reduce_s(GB, group) > all_gather_s(GB, group)
-    assert not comm_group(H100, degree=8, stride=1).reduces_whole
+    assert not comm_group(H100, MeshAxis(size=8, stride=1)).reduces_whole

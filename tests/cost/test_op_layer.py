@@ -6,7 +6,7 @@ from planner.cost.collective import all_reduce_s
 from planner.cost.op import OpKind, OpWork, op_s
 from planner.cost.tables import half_matmul
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 
 CLUSTER = load_cluster("a100-80gb-sxm", gpus=8)
 TP, TOKENS, SEQ, HIDDEN, HEADS, MICROBATCH = 8, 4 * 2048, 2048, 6144, 64, 4
@@ -56,7 +56,7 @@ def test_forward_of_a_layer() -> None:
         *2 * [moved(STREAM_BYTES, STREAM_BYTES, "reduction")],
         *2 * [moved(2 * STREAM_BYTES, 1.5 * STREAM_BYTES)],
     ]
-    group = comm_group(CLUSTER, degree=TP, stride=1)
+    group = comm_group(CLUSTER, MeshAxis(size=TP, stride=1))
     total_s = sum(map(seconds, works)) + 2 * all_reduce_s(STREAM_BYTES, group)
     assert total_s == pytest.approx(7.7e-3, rel=0.12)
 

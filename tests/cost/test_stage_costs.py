@@ -17,7 +17,7 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
-from planner.strategy.configuration import Configuration, axis_stride
+from planner.strategy.configuration import Configuration, mesh_axis
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import StageMoment
 
@@ -152,9 +152,7 @@ def test_receive_buffers_are_kept_for_every_microbatch(model, cluster):
 def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster):
     priced = table(model, cluster, pp=2, dp_shard=4)
     seconds = priced.seconds(6, 14)
-    group = comm_group(
-        cluster, degree=4, stride=axis_stride(priced.configuration.degrees, "dp_shard")
-    )
+    group = comm_group(cluster, mesh_axis(priced.configuration.degrees, "dp_shard"))
     reduced = sum(reduce_scatter_s(u.trained_bytes, group) for u in model.units[6:14])
     assert seconds.step_comm_s >= reduced
 
@@ -274,8 +272,7 @@ def test_replicas_share_the_link_time_with_gathers_and_scatters(model, cluster):
     priced = table(model, slow, reshard=True, microbatches=1, dp_shard=4, dp_replicate=2)
     unit, degrees = model.units[5], priced.configuration.degrees
     shard, replicas = (
-        comm_group(slow, degree=degree, stride=axis_stride(degrees, axis))
-        for degree, axis in ((4, "dp_shard"), (2, "dp_replicate"))
+        comm_group(slow, mesh_axis(degrees, axis)) for axis in ("dp_shard", "dp_replicate")
     )
     gather_s = all_gather_s(unit.gathered_bytes, shard)
     back_s = reduce_scatter_s(unit.trained_bytes, shard) + gather_s

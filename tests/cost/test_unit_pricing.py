@@ -8,7 +8,7 @@ from planner.cost.collective import all_reduce_s
 from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
 from planner.vocabulary import RECOMPUTATIONS
@@ -81,7 +81,7 @@ def test_sequence_parallelism_splits_the_norms_and_keeps_gathered_inputs(pricer)
 
 def test_an_all_reduce_forward_and_one_backward_for_attention_and_mlp(pricer):
     cluster = load_cluster("h100-sxm", gpus=8)
-    group = comm_group(cluster, degree=4, stride=1)
+    group = comm_group(cluster, MeshAxis(size=4, stride=1))
     one = all_reduce_s(2 * SEQ * HIDDEN, group)
     unit = block(pricer, tp=4)
     assert unit.forward_comm_s == pytest.approx(2 * one)

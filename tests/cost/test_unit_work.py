@@ -11,7 +11,7 @@ from planner.cost.unit_pricing import price_unit
 from planner.cost.unit_work import NO_WORK
 from planner.framework.spec import KernelForms
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.validation.pricing.models import ModelShape
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
@@ -63,7 +63,7 @@ def rank_of(*, tp=1, host_s=0.0, collective_host_s=0.0):
     return RankSpec(
         device=replace(cluster.device, host_dispatch_s=host_s),
         dtype="bfloat16",
-        tp_group=comm_group(cluster, degree=tp, stride=1),
+        tp_group=comm_group(cluster, MeshAxis(size=tp, stride=1)),
         collective_host_s=collective_host_s,
     )
 

@@ -14,7 +14,7 @@ from planner.cost.unit_pricing import PricedUnit, Recompute
 from planner.framework.profiles import load_framework
 from planner.framework.spec import StateBytes
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import StageMoment
@@ -161,19 +161,19 @@ class TestReduction:
         return buckets * collective(num_bytes / buckets, group)
 
     def test_ddp_reduces_its_gradients_in_buckets(self):
-        group = comm_group(CLUSTER, degree=8, stride=1)
+        group = comm_group(CLUSTER, MeshAxis(size=8, stride=1))
         expected_s = self.buckets_s(all_reduce_s, 4 * PARAMETERS, group)
         assert self.reduction_s() == pytest.approx(expected_s)
 
     @pytest.mark.parametrize("dp", [8, 64])
     def test_zero_1_gathers_the_parameters_besides(self, dp):
-        group = comm_group(CLUSTER, degree=8, stride=1)
+        group = comm_group(CLUSTER, MeshAxis(size=8, stride=1))
         added_s = self.reduction_s(dp=dp, shards=8) - self.reduction_s(dp=dp)
         expected_s = self.buckets_s(all_gather_s, 2 * PARAMETERS, group)
         assert added_s == pytest.approx(expected_s)
 
     def test_shards_may_be_broadcast_one_after_the_other(self):
-        group = comm_group(CLUSTER, degree=8, stride=1)
+        group = comm_group(CLUSTER, MeshAxis(size=8, stride=1))
         added_s = self.reduction_s(shards=8, broadcasts_shards=True) - self.reduction_s()
         assert added_s == pytest.approx(8 * broadcast_s(2 * PARAMETERS / 8, group))
 

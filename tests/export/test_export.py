@@ -263,6 +263,16 @@ def test_what_is_lost_is_listed_and_refused(plan, name, words):
     assert "Not expressed" in exported.text
 
 
+def test_a_last_node_that_is_not_full_is_named_or_refused():
+    plan = make_plan(ParallelDegrees(dp_shard=12), global_batch_size=12, microbatch_size=1)
+    for target in ("torchtitan", "megatron", "deepspeed"):
+        text = export_plan(saved(plan), target, allow_lossy=True).text
+        assert "--nnodes 2 --nproc-per-node ${PROCESSES:-8} " in text
+        assert "the last node has 4 processes: PROCESSES there" in text
+    with pytest.raises(CodegenError, match="starts as many processes on all nodes"):
+        export_plan(saved(plan), "accelerate", allow_lossy=True)
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [

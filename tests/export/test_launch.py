@@ -12,6 +12,7 @@ from planner.hardware.profiles import load_cluster
 
 FOUR_NODES = make_cluster(num_gpus=32, gpus_per_node=8)
 ONE_NODE = make_cluster(num_gpus=8, gpus_per_node=8)
+UNEVEN = make_cluster(num_gpus=20, gpus_per_node=8)
 NAMES = ["launch/torchrun.sh", "launch/slurm.sh", "launch/trainjob.yaml", "launch/skypilot.yaml"]
 
 
@@ -20,7 +21,7 @@ def test_there_are_four_and_none_where_the_host_is_the_device():
     assert launch_files(load_cluster("cpu", gpus=8)) == {}
 
 
-@pytest.mark.parametrize("cluster", [ONE_NODE, FOUR_NODES])
+@pytest.mark.parametrize("cluster", [ONE_NODE, FOUR_NODES, UNEVEN])
 def test_shell_files_are_sound(cluster, tmp_path):
     checker = shutil.which("shellcheck")
     for name, text in launch_files(cluster).items():
@@ -44,6 +45,17 @@ def test_nodes_and_devices_are_those_of_the_cluster():
     assert task["num_nodes"] == 4
     assert task["resources"]["accelerators"] == "H100:8"
     assert "--standalone" in launch_files(ONE_NODE)["launch/torchrun.sh"]
+
+
+def test_the_last_node_has_as_many_processes_as_it_has_devices():
+    torchrun, slurm, job, sky = launch_files(UNEVEN).values()
+    assert 'if [ "${NODE_RANK:?number of this node, from 0 on}" -eq 2 ]; then' in torchrun
+    assert "    processes=4\n" in torchrun
+    assert 'torchrun --nnodes 3 --nproc-per-node "$processes" ' in torchrun
+    assert "2 nodes of 8 and one of 4 devices" in slurm
+    assert "#SBATCH --nodes=3\n" in slurm
+    assert yaml.safe_load(job)["spec"]["trainer"]["numNodes"] == 3
+    assert yaml.safe_load(sky)["num_nodes"] == 3
 
 
 def test_a_device_without_a_name_in_the_catalog_is_left_to_the_user():

@@ -78,10 +78,46 @@ def test_gpus_per_node_overrides_the_profile() -> None:
     assert cluster.links[0].ranks == 4
 
 
-def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
-    with pytest.raises(RequestError, match="12 GPUs do not fill nodes of 8") as caught:
-        load_cluster("h100-sxm", gpus=12)
-    assert "8 or 16" in caught.value.hint
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "nodes", "last", "words"),
+    [
+        (12, None, 2, 4, "1 node of 8 and one of 4"),
+        (20, None, 3, 4, "2 nodes of 8 and one of 4"),
+        (7, 3, 3, 1, "2 nodes of 3 and one of 1"),
+        (18, 6, 3, 6, "3 nodes of 6"),
+    ],
+)
+def test_the_last_node_may_not_be_full(gpus, per_node, nodes, last, words) -> None:
+    cluster = load_cluster("h100-sxm", gpus=gpus, gpus_per_node=per_node)
+    assert (cluster.num_nodes, cluster.last_node_gpus) == (nodes, last)
+    assert cluster.nodes_words == words
+    assert cluster.is_flat == (gpus % (per_node or 8) == 0)
+
+
+def _with_links(tmp_path, per_node, ranks):
+    """A cluster of one's own with a link for each number of ranks, and one around them."""
+    for name, text in template_files("own", like="h100-sxm").items():
+        (tmp_path / name).write_text(text)
+    path = tmp_path / "own.toml"
+    head, inner, outer = path.read_text().split("[[links]]")
+    head = head.replace("gpus_per_node = 8", f"gpus_per_node = {per_node}")
+    links = [inner.replace("ranks = 8", f"ranks = {each}") for each in ranks]
+    path.write_text("[[links]]".join([head, *links, outer]))
+    return str(path)
+
+
+def test_links_around_nodes_join_as_many_nodes_of_another_size(tmp_path) -> None:
+    name = _with_links(tmp_path, 8, (2, 8, 32))
+    cluster = load_cluster(name, gpus=64, gpus_per_node=4)
+    assert [link.ranks for link in cluster.links] == [2, 4, 16, None]
+    with pytest.raises(RequestError, match=r"3 GPUs per node .* joins 2 neighbours"):
+        load_cluster(name, gpus=6, gpus_per_node=3)
+
+
+def test_numbers_of_nodes_count_where_a_link_joins_some_of_them(tmp_path) -> None:
+    name = _with_links(tmp_path, 4, (72,))
+    assert load_cluster(name, gpus=72).is_flat
+    assert not load_cluster(name, gpus=144).is_flat
 
 
 @pytest.mark.parametrize("gpus", [0, -8])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.cost.node_pricing import RankSpec, conversion_s
 from planner.graph.operator_graph import UnitKind
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.pricing.sharding_ilp import (
     conversions_of,
     is_solvable,
@@ -35,7 +35,9 @@ def rank_of(*, tp, bandwidth=1.0, latency=1.0, compute=1.0):
         host_dispatch_s=0.0,
         peak_flop_per_s={k: v * compute for k, v in cluster.device.peak_flop_per_s.items()},
     )
-    group = comm_group(replace(cluster, links=(link, *cluster.links[1:])), degree=tp, stride=1)
+    group = comm_group(
+        replace(cluster, links=(link, *cluster.links[1:])), MeshAxis(size=tp, stride=1)
+    )
     return RankSpec(device=device, dtype="bfloat16", tp_group=group)
 
 

@@ -64,9 +64,13 @@ def children(process):
     return [each for child in found for each in (int(child), *children(int(child)))]
 
 
-def test_two_nodes_stop_go_on_and_end_together(tmp_path):
-    folder = write_script(tmp_path / "plan", make_plan(SHALLOW_GPT, dp_shard=2, dtype="float32"))
-    for name, text in launch_files(make_cluster(num_gpus=2, gpus_per_node=1)).items():
+@pytest.mark.parametrize("processes", [2, 3])
+def test_two_nodes_stop_go_on_and_end_together(processes, tmp_path):
+    """Three processes are two on the first node and one on the last."""
+    plan = make_plan(SHALLOW_GPT, dp_shard=processes, global_batch_size=12, dtype="float32")
+    folder = write_script(tmp_path / "plan", plan)
+    cluster = make_cluster(num_gpus=processes, gpus_per_node=processes - 1)
+    for name, text in launch_files(cluster).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     checkpoints = tmp_path / "shared"

@@ -10,7 +10,7 @@ from planner.framework.spec import KernelForms
 from planner.graph.operator_graph import Phase
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import comm_group
+from planner.hardware.topology import MeshAxis, comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
 from planner.validation.pricing.models import ModelShape, build, loaded
@@ -142,7 +142,7 @@ def test_more_blocks_are_those_of_a_deeper_trace(shape):
     rank = RankSpec(
         device=CLUSTER.device,
         dtype="bfloat16",
-        tp_group=comm_group(CLUSTER, degree=1, stride=1),
+        tp_group=comm_group(CLUSTER, MeshAxis(size=1, stride=1)),
     )
     deep = trace_family(loaded(shape), dtype="bfloat16")
     pricer = ModelPricer(deep, CLUSTER, "bfloat16", kernels=KernelForms())
