@@ -6,6 +6,7 @@ lie ``stride`` apart. All groups of an axis work at once, so that an axis is as 
 them: where units hold different numbers of its ranks, that which holds fewest counts.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,53 +77,68 @@ def comm_group(cluster: ClusterSpec, *axes: MeshAxis) -> CommGroup:
     Raises:
         RequestError: The axes do not fit into the cluster.
     """
-    axes = _joined(axes)
-    num_ranks = 1
     for axis in axes:
-        num_ranks *= axis.size
         if axis.size < 1 or axis.stride < 1 or axis.size * axis.stride > cluster.num_gpus:
             raise RequestError(
                 f"a mesh axis of {axis.size} ranks, {axis.stride} apart, does not fit into "
                 f"{cluster.num_gpus} ranks",
                 hint="the product of all degrees must equal the number of GPUs",
             )
-    crossings = []
-    num_parts, ranks_per_part = num_ranks, 1
-    for link in cluster.links:
-        parts = _parts(_unit(link, cluster), cluster.num_gpus, axes)
-        if parts[0] < num_parts:
-            crossings.append(_crossing(cluster, link, num_parts, ranks_per_part))
-        num_parts, ranks_per_part = parts
+    units = units_of(cluster)
     return CommGroup(
-        num_ranks=num_ranks,
-        crossings=tuple(crossings) or (_crossing(cluster, cluster.links[0], 1, 1),),
+        num_ranks=math.prod(axis.size for axis in axes),
+        crossings=tuple(
+            Crossing(
+                link=cluster.links[at],
+                num_parts=num_parts,
+                ranks_per_part=ranks_per_part,
+                in_node=at == 0 or units[at] <= cluster.gpus_per_node,
+            )
+            for at, num_parts, ranks_per_part in crossed_links(units, axes)
+        ),
         reduces_whole=not cluster.hides_traffic,
     )
 
 
+def units_of(cluster: ClusterSpec) -> tuple[int, ...]:
+    """Neighbouring ranks that each link joins, the innermost first; the last joins all."""
+    return tuple(
+        cluster.num_gpus if link.ranks is None else min(link.ranks, cluster.num_gpus)
+        for link in cluster.links
+    )
+
+
+@lru_cache(maxsize=2**18)
+def crossed_links(
+    units: tuple[int, ...], axes: tuple[MeshAxis, ...]
+) -> tuple[tuple[int, int, int], ...]:
+    """Links that ranks on some axes cross: its place, parts of the group, ranks in the smallest.
+
+    The innermost link stands for none: for one rank alone.
+    """
+    joined = _joined(axes)
+    found = []
+    num_parts, ranks_per_part = math.prod(axis.size for axis in joined), 1
+    for at, unit in enumerate(units):
+        parts = _parts(unit, units[-1], joined)
+        if parts[0] < num_parts:
+            found.append((at, num_parts, ranks_per_part))
+        num_parts, ranks_per_part = parts
+    return tuple(found) or ((0, 1, 1),)
+
+
 def link_between(cluster: ClusterSpec, axis: MeshAxis, first: int, second: int) -> LinkSpec:
     """The innermost link that joins two places of an axis, whatever the places on other axes."""
-    for link in cluster.links:
-        if _joins(_unit(link, cluster), cluster.num_gpus, axis, first, second):
-            return link
-    return cluster.links[-1]
+    return next(
+        link
+        for link, unit in zip(cluster.links, units_of(cluster), strict=True)
+        if _joins(unit, cluster.num_gpus, axis, first, second)
+    )
 
 
 def shares_link(one: CommGroup, other: CommGroup) -> bool:
     """Whether the slowest link of one group is among those that another's traffic crosses."""
     return other.num_ranks > 1 and any(each.link == one.slowest for each in other.crossings)
-
-
-def _crossing(
-    cluster: ClusterSpec, link: LinkSpec, num_parts: int, ranks_per_part: int
-) -> Crossing:
-    inside = link is cluster.links[0] or _unit(link, cluster) <= cluster.gpus_per_node
-    return Crossing(link=link, num_parts=num_parts, ranks_per_part=ranks_per_part, in_node=inside)
-
-
-def _unit(link: LinkSpec, cluster: ClusterSpec) -> int:
-    """Neighbouring ranks that a link joins."""
-    return cluster.num_gpus if link.ranks is None else min(link.ranks, cluster.num_gpus)
 
 
 def _joined(axes: Sequence[MeshAxis]) -> tuple[MeshAxis, ...]:
