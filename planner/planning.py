@@ -121,6 +121,7 @@ class TracedModel:
                 factory=loaded.factory,
                 seq_len=loaded.seq_len,
                 num_parameters=graph.num_parameters,
+                has_scalars=not all(each.shape for each in graph.parameters),
             ),
             graphs=graphs,
             dtype=dtype,

@@ -26,6 +26,7 @@ from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
 from planner.checking.known_reads import NotedReads
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
 from planner.runtime.anatomy import meta_twin
+from planner.runtime.data import Data
 from planner.runtime.first_weights import DeferredInit, build_deferred
 from planner.runtime.known_data import DataRead, PlannedReads
 from planner.runtime.model import run_model
@@ -143,7 +144,7 @@ def _undrawn(script: Theirs) -> nn.Module:
 
 def _batch(script: Theirs, data_parallel_rank: int) -> Theirs:
     """Return microbatches of the model file's ``example_batch``."""
-    data = script.Data(
+    data = Data(
         user=script.MODEL,
         seed=script.SEED,
         ranks=[data_parallel_rank],

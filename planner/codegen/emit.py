@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.codegen.expected import expected_source
-from planner.codegen.imports import runtime_imports, sums_gradients
+from planner.codegen.imports import Needs, runtime_imports, sums_gradients
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import read_sources
 from planner.codegen.source import (
@@ -51,7 +51,8 @@ def emit_script(
 
     Args:
         plan: What to run.
-        cluster: What it was planned for; without it the log states no MFU.
+        cluster: What it was planned for; without it the log states no MFU, and ranks may lie on
+            several nodes.
         folder: Where the script will lie: files outside of it are then named relative to it.
 
     Returns:
@@ -63,15 +64,20 @@ def emit_script(
     _check(plan)
     user = model_files(plan.model, folder)
     blocks = block_names(plan)
-    is_large = plan.model.num_parameters > MOST_BUILT_PARAMETERS
     recompute = _whole_recompute(plan) if plan.degrees.pp == 1 else ""
+    needs = Needs(
+        recomputes=bool(recompute),
+        is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
+        loads_data=user.loads_data,
+        spans_nodes=cluster is None or cluster.num_nodes > 1,
+    )
     return render(
         "codegen/train.py.j2",
         plan=plan,
         world_size=plan.degrees.world_size,
         model_words=_model_words(plan.model),
         summary=_summary(plan),
-        imports=runtime_imports(plan, recomputes=bool(recompute), is_large=is_large),
+        imports=runtime_imports(plan, needs),
         model_arguments=_model_arguments(plan.model, user),
         copies=user.provenance,
         mesh=_mesh(plan),
@@ -84,7 +90,7 @@ def emit_script(
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         state_mesh=_state_mesh(plan),
         gradient_sums=_gradient_sums(plan),
-        is_large=is_large,
+        needs=needs,
         **_split(plan),
     )
 

@@ -1,13 +1,13 @@
 """What the script of a plan imports of the runtime."""
 
+from dataclasses import dataclass
+
 from planner.codegen.reads import read_sources
 from planner.plan.types import Plan
 from planner.vocabulary import Style
 
 _ALWAYS = {
-    "checkpoint": {"write_init"},
     "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
-    "data": {"Data"},
     "log": {"Expected", "Log"},
     "model": {"UserModel", "build_model", "cast_parameters"},
     "options": {"DTYPES", "Options", "parse_options"},
@@ -15,21 +15,38 @@ _ALWAYS = {
     "processes": {"agreed", "process_group", "run_and_leave"},
     "reference": {"reference_model"},
     "sharding": {"shard_parameters"},
-    "stopping": {"StopRequest"},
-    "weights": {"ModelNames"},
+    "stopping": {"StopRequest", "exit_code"},
 }
 """What every script imports."""
 
 
-def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tuple[str, str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a script needs beside its layout."""
+
+    recomputes: bool
+    """Blocks of a plan without pipeline are recomputed."""
+    is_large: bool
+    """The model is drawn shard by shard."""
+    loads_data: bool
+    """The model file may have a ``data_loader``."""
+    spans_nodes: bool
+    """Ranks lie on several nodes: where one is gone, torchrun ends those of its own node alone."""
+
+
+def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
     """Modules of the runtime, each with the names that the script uses of it.
 
     Args:
         plan: What the script runs.
-        recomputes: Whether blocks of a plan without pipeline are recomputed.
-        is_large: Whether the model is drawn shard by shard.
+        needs: What it needs beside its layout.
     """
     names = dict(_ALWAYS)
+    names |= {"loaders": {"LoadedData"}} if needs.loads_data else {"data": {"Data"}}
+    if needs.spans_nodes:
+        names["lost_ranks"] = {"lost_ranks_end_all"}
+    if plan.model.has_scalars:
+        names["scalars"] = {"hold_scalars_as_vectors"}
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.splits_modules else {"examine"},
@@ -39,10 +56,10 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names["step"] = {"Runner"}
-        kind = ("split_part", "SplitPart") if plan.degrees.splits_modules else ("part", "Part")
-        names[kind[0]] = {kind[1]}
-        if recomputes:
+        names["part"] = {"Runner"} if plan.degrees.splits_modules else {"Part", "Runner"}
+        if plan.degrees.splits_modules:
+            names["split_part"] = {"SplitPart"}
+        if needs.recomputes:
             names["recompute"] = {"recompute_activations"}
     if plan.degrees.splits_modules:
         names |= _split_imports(plan)
@@ -54,7 +71,7 @@ def runtime_imports(plan: Plan, *, recomputes: bool, is_large: bool) -> list[tup
         names["gradients"] = {"clip_gradients"}
     if read_sources(plan):
         names["known_data"] = {"DataRead"}
-    if is_large:
+    if needs.is_large:
         names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
 

@@ -42,6 +42,8 @@ class ModelFiles:
     """Text of each copied file, by its path beside the script."""
     packages: frozenset[str]
     """Packages that it imports from elsewhere, torch always."""
+    loads_data: bool = True
+    """Whether it may have a ``data_loader``: True where its source is not known, or is to get one."""
 
     @property
     def provenance(self) -> list[str]:
@@ -83,7 +85,8 @@ def model_files(model: ModelRef, folder: Path | None) -> ModelFiles:
         path = Path(model.file).resolve()
         sources = _Sources(path.parent)
         sources.add(path)
-        return sources.found((f"file={_copy_of(path.name)}",), _original(sources, path, folder))
+        original = _original(sources, path, folder)
+        return sources.found((f"file={_copy_of(path.name)}",), original=original)
     module = str(model.module)
     top = module.partition(".")[0]
     argument = f"module={quote(module)}"
@@ -91,7 +94,7 @@ def model_files(model: ModelRef, folder: Path | None) -> ModelFiles:
         return ModelFiles(arguments=(argument,), copies={}, packages=frozenset({"torch", top}))
     sources = _Sources(_root_of(module))
     sources.add_module(module)
-    return sources.found((argument, f"folder={_HERE} / {quote(COPIES_FOLDER)}"), None)
+    return sources.found((argument, f"folder={_HERE} / {quote(COPIES_FOLDER)}"))
 
 
 def _copy_of(name: str) -> str:
@@ -134,8 +137,9 @@ class _Sources:
         self._packages: set[str] = {"torch"}
         self.looks_around = False
         """Whether some code asks for its own place."""
+        self._names_data_loader = False
 
-    def found(self, arguments: tuple[str, ...], original: str | None) -> ModelFiles:
+    def found(self, arguments: tuple[str, ...], *, original: str | None = None) -> ModelFiles:
         """Return what was found."""
         copies = {
             f"{COPIES_FOLDER}/{path.relative_to(self._root).as_posix()}": text
@@ -145,6 +149,7 @@ class _Sources:
             arguments=arguments if original is None else (*arguments, original),
             copies=copies,
             packages=frozenset(self._packages),
+            loads_data=self._names_data_loader,
         )
 
     def add(self, path: Path) -> None:
@@ -154,6 +159,7 @@ class _Sources:
         self._texts[path] = _text(path)
         tree = ast.parse(self._texts[path])
         self.looks_around |= asks_for_its_place(tree)
+        self._names_data_loader |= "data_loader" in self._texts[path]
         package = path.relative_to(self._root).parent.parts
         for name in _imported(tree, package):
             self.add_module(name)

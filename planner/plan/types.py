@@ -23,6 +23,8 @@ class ModelRef:
     """``seq_len`` passed to ``example_batch``, None where the user gave none."""
     num_parameters: int
     """Elements of its parameters, tied ones counted once."""
+    has_scalars: bool = True
+    """Whether some of its parameters are scalars; True where that was not noted."""
 
     @property
     def is_config(self) -> bool:

@@ -15,9 +15,8 @@ from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transfor
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part
+from planner.runtime.part import Part, Runner
 from planner.runtime.sharding import shard_parameters
-from planner.runtime.step import Runner
 from planner.vocabulary import Axis
 
 TOKENS = 8
@@ -66,7 +65,6 @@ def script_step(
     part.materialise()
     model = ParallelModel(
         user=user,
-        names=None,  # type: ignore[arg-type]  # for checkpoints alone
         runner=Runner(parts=[part], num_microbatches=microbatches),
         recipe=Recipe(
             microbatch_size=1, seed=0, max_grad_norm=1.0, configure_optimizer=_fused_adamw
@@ -74,8 +72,8 @@ def script_step(
         dtype=torch.float32,
         mesh=mesh,
     )
-    x = _batch()
-    return lambda: model.step_over([(x, x)] * microbatches)
+    x = _batch().repeat(microbatches, 1, 1)
+    return lambda: model.step((x, x))
 
 
 def _fused_adamw(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

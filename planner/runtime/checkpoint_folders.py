@@ -1,14 +1,95 @@
 """Folders of checkpoints: written whole or not at all, and the newest that is whole."""
 
-import contextlib
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata, SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
 
 from .processes import agreed, is_first_rank, print_once
+
+
+class _WholeFolder(FileSystemWriter):
+    """Writes into a draft, which gets the folder's name once all ranks have written their part.
+
+    A run that is killed meanwhile leaves the draft, whose name no reader takes; the next one
+    removes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._draft = folder.with_name(f".{folder.name}.draft")
+        super().__init__(self._draft)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin, on rank 0 alone, before any rank writes."""
+        shutil.rmtree(self._draft, ignore_errors=True)
+        self._draft.mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """End, on rank 0 alone, after all have written."""
+        super().finish(metadata, results)
+        old = self._folder.with_name(f".{self._folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self._folder.exists():
+            self._folder.rename(old)
+        self._draft.rename(self._folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class CheckpointWriter:
+    """Writes one checkpoint at a time, while training goes on where it is not waited for.
+
+    All ranks call each method together.
+    """
+
+    _group: dist.ProcessGroup | None = None
+    """Of its own, since the writers of all ranks talk while training does."""
+    _writing: Future[Any] | None = None
+
+    def write(self, state: Mapping[str, Any], folder: Path, *, wait: bool) -> None:
+        """Write a checkpoint; what ranks share is written once.
+
+        Args:
+            state: What this rank holds, by name.
+            folder: Gets its name when all of it is written.
+            wait: Return then, as a single process always does; else when the state is copied to
+                the host's memory.
+
+        Raises:
+            RunError: It, or the one before, cannot be written: the disk is full, say.
+        """
+        self.finish()
+        if wait or not dist.is_initialized():
+            with agreed(f"{folder} cannot be written"), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                dcp.save(dict(state), storage_writer=_WholeFolder(folder))
+        else:
+            self._group = self._group or dist.new_group(backend="gloo")
+            writer = _WholeFolder(folder)
+            begun = dcp.async_save(dict(state), storage_writer=writer, process_group=self._group)
+            assert isinstance(begun, Future)
+            self._writing = begun
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            RunError: It cannot be written; earlier checkpoints stay as they are.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            with agreed("the last checkpoint cannot be written"):
+                writing.result()
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
@@ -21,32 +102,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-@contextlib.contextmanager
-def published(target: Path) -> Iterator[Path]:
-    """Yield a draft of a folder for all ranks to write into; it gets its name once it is whole.
-
-    A run that is killed meanwhile leaves the draft, whose name no reader takes; the next one
-    removes it.
-
-    Raises:
-        RunError: The folder cannot be written, the disk is full, say.
-    """
-    draft, old = target.with_name(f".{target.name}.draft"), target.with_name(f".{target.name}.old")
-    with agreed(f"{target} cannot be written"):
-        if is_first_rank():
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-    with agreed(f"{target} cannot be written"):
-        yield draft
-    with agreed(f"{target} cannot be written"):
-        if is_first_rank():
-            shutil.rmtree(old, ignore_errors=True)
-            if target.exists():
-                target.rename(old)
-            draft.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-
-
 def keep_newest(folder: Path, count: int) -> None:
     """Remove all checkpoints but the newest ``count``; 0 keeps all."""
     if is_first_rank() and count:
@@ -54,19 +109,18 @@ def keep_newest(folder: Path, count: int) -> None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def newest_checkpoint(folder: Path | None) -> Path | None:
+def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest whole checkpoint, the same on all ranks; None where there is none.
 
     Rank 0 says on the screen what was passed over, and that training starts fresh.
     """
     found: list[Path | None] = [None]
-    if is_first_rank() and folder is not None:
+    if is_first_rank():
         for checkpoint in reversed(_checkpoints(folder)):
-            if missing := missing_in(checkpoint):
-                print_once(f"{checkpoint} is not whole ({missing}): passed over")
-            else:
+            if not (missing := missing_in(checkpoint)):
                 found = [checkpoint]
                 break
+            print_once(f"{checkpoint} is not whole ({missing}): passed over")
         else:
             print_once(f"{folder} holds no whole checkpoint: training starts at step 0")
     if dist.is_initialized():
@@ -80,8 +134,6 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def missing_in(checkpoint: Path) -> str:
     """Say what a checkpoint lacks; nothing where it is whole."""
-    if not (checkpoint / ".metadata").is_file():
-        return "no .metadata"
     try:
         stored = FileSystemReader(checkpoint).read_metadata().storage_data
     except Exception as error:  # whatever unpickling half a file may raise

@@ -2,7 +2,7 @@
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .processes import axis_names
+from .meshes import axis_names
 
 
 def state_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from .processes import axis_names, local_tensor
+from .meshes import axis_names, local_tensor
 from .sharding import mixed_precision
 from .split_part import SplitPart
 

@@ -6,10 +6,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from .layout import Layout
+from .stored_order import StoredOrder
 
 
 @dataclass(frozen=True, slots=True)
-class RankOrder:
+class RankOrder(StoredOrder):
     """The order by rank of what a fused parameter holds: equal parts of it are those of ranks.
 
     Checkpoints have the user's order, and do not depend on the layout.

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .part import Part
-from .processes import axis_names, local_tensor
+from .meshes import axis_names, local_tensor
 
 
 def clip_gradients(

@@ -46,23 +46,24 @@ class Expected:
     """Peak of all devices in the compute dtype, None where it is not known."""
 
 
-@dataclass(slots=True)
 class Log:
     """Reports steps on the screen and as JSON lines, from rank 0."""
 
-    options: Options
-    """Names the file that gets one JSON object per step."""
-    expected: Expected
-    """What the plan says; runs on one process and in another dtype are not held to it."""
-    device: torch.device
-    """Whose memory is reported."""
-    _started_s: float = 0.0
-    _trace: StepTrace | None = None
+    def __init__(self, options: Options, expected: Expected, device: torch.device) -> None:
+        """Begin; steps are traced where that is asked for.
 
-    def __post_init__(self) -> None:
-        """Trace steps where that is asked for."""
-        if self.options.torch_trace is not None:
-            self._trace = StepTrace(self.options.torch_trace, self.expected.plan)
+        Args:
+            options: Names the file that gets one JSON object per step.
+            expected: What the plan says; runs on one process and in another dtype are not held to
+                it.
+            device: Whose memory is reported.
+        """
+        self._file = options.log
+        self._expected = expected
+        self._device = device
+        self._is_planned = options.dtype == DTYPES[expected.dtype] and not options.reference
+        self._trace = StepTrace(options.torch_trace, expected.plan) if options.torch_trace else None
+        self._started_s = 0.0
 
     def start_step(self) -> None:
         """Take the time at which a step begins."""
@@ -82,49 +83,20 @@ class Log:
         Returns:
             Whether any rank was asked to stop, the same on all.
         """
-        loss_value, norm_value = loss.item(), grad_norm.item()  # waits for the device
-        seen = [
-            time.perf_counter() - self._started_s,
-            float(peak_memory_bytes(self.device)),
-            float(stops),
-        ]
-        worst = torch.tensor(seen, dtype=torch.float64, device=self.device)
+        row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item()}  # waits for both
+        step_time_s = time.perf_counter() - self._started_s
+        seen = [step_time_s, float(peak_memory_bytes(self._device)), float(stops)]
+        worst = torch.tensor(seen, dtype=torch.float64, device=self._device)
         if dist.is_initialized():
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         step_time_s, memory_bytes, any_stops = worst.tolist()
         if self._trace is not None:
             self._trace.end_step()
         if is_first_rank():
-            seen_values = {"step": step, "loss": loss_value, "grad_norm": norm_value}
-            self._report({**seen_values, **self._measured(step_time_s, int(memory_bytes))})
+            row |= self._measured(step_time_s, int(memory_bytes))
+            print_once(_words(row, self._expected.item))
+            self._write(row, afresh=step == 1)
         return bool(any_stops)
-
-    def _measured(self, step_time_s: float, memory_bytes: int) -> Row:
-        expected = self.expected
-        measured: Row = {
-            "step_time_s": step_time_s,
-            f"{expected.item}_per_s": expected.items_per_step / step_time_s,
-            "peak_memory_bytes": memory_bytes,
-        }
-        is_planned = self.options.dtype == DTYPES[expected.dtype] and not self.options.reference
-        if not is_planned:
-            return measured
-        if expected.peak_flop_per_s is not None:
-            measured["mfu"] = expected.flop_per_step / step_time_s / expected.peak_flop_per_s
-        is_gpu = self.device.type == "cuda"
-        return {
-            **measured,
-            "predicted_step_time_s": expected.step_time_s,
-            "predicted_peak_memory_bytes": expected.peak_memory_bytes
-            - (expected.reserve_bytes if is_gpu else 0),
-            "peak_memory_of": "allocated" if is_gpu else "resident",
-            "plan": expected.plan,
-        }
-
-    def _report(self, row: Row) -> None:
-        sys.stdout.write(f"{_words(row, self.expected.item)}\n")
-        sys.stdout.flush()
-        self._write(row, afresh=row["step"] == 1)
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Report what was evaluated after a step, in a row of its own."""
@@ -133,11 +105,29 @@ class Log:
         if is_first_rank():
             self._write({"step": step, **values}, afresh=False)
 
+    def _measured(self, step_time_s: float, memory_bytes: int) -> Row:
+        expected = self._expected
+        row: Row = {
+            "step_time_s": step_time_s,
+            f"{expected.item}_per_s": expected.items_per_step / step_time_s,
+            "peak_memory_bytes": memory_bytes,
+        }
+        if not self._is_planned:
+            return row
+        if expected.peak_flop_per_s is not None:
+            row["mfu"] = expected.flop_per_step / step_time_s / expected.peak_flop_per_s
+        is_gpu = self._device.type == "cuda"
+        reserve_bytes = expected.reserve_bytes if is_gpu else 0
+        row["predicted_step_time_s"] = expected.step_time_s
+        row["predicted_peak_memory_bytes"] = expected.peak_memory_bytes - reserve_bytes
+        row["peak_memory_of"] = "allocated" if is_gpu else "resident"
+        row["plan"] = expected.plan
+        return row
+
     def _write(self, row: Row, *, afresh: bool) -> None:
-        file = self.options.log
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("w" if afresh else "a", encoding="utf-8") as stream:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("w" if afresh else "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(row) + "\n")
 
 
@@ -156,9 +146,10 @@ def _words(row: Row, item: str) -> str:
 
 def _beside(row: Row, name: str, unit: float, form: str) -> str:
     """Write a number, and the predicted one beside it: "350 (predicted 199)"."""
-    found = [row[each] for each in (name, f"predicted_{name}") if each in row]
-    shown = [f"{float(value) / unit:{form}}" for value in found]
-    return shown[0] if len(shown) == 1 else f"{shown[0]} (predicted {shown[1]})"
+    predicted = row.get(f"predicted_{name}")
+    return f"{row[name] / unit:{form}}" + (
+        f" (predicted {predicted / unit:{form}})" if predicted is not None else ""
+    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

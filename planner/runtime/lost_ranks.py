@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from .processes import RankError, RunError
+
 CONNECT_LIMIT_S = 20.0
 """For each connection; without one a lost rank is seen by the limit of collectives alone."""
 
@@ -101,7 +103,7 @@ def lost_ranks_end_all() -> Iterator[Watch]:
     """Keep the connections of a process group while it lasts.
 
     A block that ends by an exception leaves them to the end of the process, which all then see,
-    unless it says goodbye by ``leave``. One that is still open where the process ends without an
+    unless all ranks have it. One that is still open where the process ends without an
     exception has ended in good order.
     """
     watch = Watch()
@@ -116,7 +118,12 @@ def lost_ranks_end_all() -> Iterator[Watch]:
             arguments = (server, place[0][-1])
             threading.Thread(target=watch.serve, args=arguments, daemon=True).start()
     atexit.register(watch.leave_at_exit, os.getpid())
-    yield watch
+    try:
+        yield watch
+    except RunError as error:
+        if not isinstance(error, RankError):  # all ranks have it
+            watch.leave()
+        raise
     watch.leave()
     atexit.unregister(watch.leave_at_exit)
 

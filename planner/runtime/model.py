@@ -34,8 +34,7 @@ class UserModel:
     module: str | None = None
     """Importable module, None where a file is named."""
     original: Path | None = None
-    """What the file was copied from. It is taken where it is still there: its code looks for what
-    lies beside it."""
+    """What the file was copied from, taken where it still is: code may look for what lies there."""
     folder: Path | None = None
     """Folder that the module lies in, None for an installed one."""
     factory: str
@@ -123,10 +122,8 @@ def user_module(model: UserModel) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"user_model_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise RunError(f"the model file {file} is not there: set MODEL in the script")
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))  # files that the model file imports
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.parent))  # files that the model file imports
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

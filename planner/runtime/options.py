@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,42 +11,23 @@ from .processes import RunError
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Command line of a training script, as its help describes it."""
-
-    steps: int
-    log: Path | None
-    checkpoint: Path | None
-    checkpoint_every: int
-    evaluate_every: int
-    keep_checkpoints: int
-    async_checkpoint: bool
-    resume: bool
-    init: Path | None
-    write_init: Path | None
-    reference: bool
-    dtype: torch.dtype
-    timeout_s: float
-    torch_trace: Path | None
-
-    def is_due(self, every: int, step: int) -> bool:
-        """Say whether what is done every so many steps, and at the end, is due after a step."""
-        return step == self.steps or bool(every and step % every == 0)
-
-
 _LOG_HELP = """write one JSON object per step to this file; under torchrun write --log-file,
 since torchrun of Python before 3.12 takes --log for an option of its own"""
-
 _TRACE_HELP = """write what torch's profiler sees of steps 4 to 6 of this run to this folder, a file
 for each rank, for `plan compare --measured`"""
-
 _EVALUATE_HELP = "call evaluate of the model file every N steps and at the end (default: never)"
 _ASYNC_HELP = "write checkpoints from a copy in the host's memory while training goes on"
 _RESUME_HELP = "go on from the newest checkpoint; where there is none, start at step 0"
 _INIT_HELP = """read the first weights from safetensors (a file, an index, their folder) or from a
 checkpoint"""
+
+
+class Options(argparse.Namespace):
+    """Command line of a training script, as its help describes it."""
+
+    def is_due(self, every: int, step: int) -> bool:
+        """Say whether what is done every so many steps, and at the end, is due after a step."""
+        return step == self.steps or bool(every and step % every == 0)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,12 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_options(
     description: str | None, dtype: str, arguments: Sequence[str] | None = None
 ) -> Options:
-    """Read the command line.
-
-    Args:
-        description: Shown by ``--help``.
-        dtype: Compute dtype where the command line names none.
-        arguments: Command line, None for the process's own.
+    """Read the command line, the process's own where ``arguments`` is None.
 
     Raises:
         RunError: It is wrong.
@@ -82,11 +57,11 @@ def parse_options(
     add("--async-checkpoint", action="store_true", help=_ASYNC_HELP)
     add("--resume", action="store_true", help=_RESUME_HELP)
     add("--init", type=Path, metavar="PATH", help=_INIT_HELP)
-    add("--write-init", type=Path, metavar="DIR", help="write the first weights, then stop")
     add("--reference", action="store_true", help="train the plain model on one process")
     add("--dtype", choices=tuple(DTYPES), default=dtype, help=f"default: {dtype}")
     add("--timeout-s", type=float, default=600.0, help="limit for a collective (default: 600)")
-    options = vars(parser.parse_args(arguments))
-    if options["resume"] and options["checkpoint"] is None:
+    options = parser.parse_args(arguments, Options())
+    if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint DIR, the folder that holds the checkpoints")
-    return Options(**{**options, "dtype": DTYPES[options["dtype"]]})
+    options.dtype = DTYPES[options.dtype]
+    return options

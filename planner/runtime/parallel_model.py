@@ -1,6 +1,7 @@
 """A model that is trained as a plan says, for any training loop."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,17 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from .background_save import BackgroundSave
-from .checkpoint import Checkpointer, read_extra, save_tensors
-from .checkpoint_folders import checkpoint_folder, newest_checkpoint, published
-from .data import checked, mixed_seed, split_batch
+from .checkpoint import load_state, load_weights, state_of
+from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
+from .data import mixed_seed, split_batch
 from .model import UserModel
-from .part import Part, named_parameters
-from .processes import RankError, RunError, position
-from .step import Runner
+from .part import Part, Runner, named_parameters
+from .processes import RankError, RunError
 from .torch_trace import UPDATE
 from .trees import Function, Microbatch, Tree, cast_floats
-from .weights import ModelNames
 
 
 def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
@@ -62,8 +60,6 @@ class ParallelModel:
 
     user: UserModel
     """Offers ``loss_fn``, ``configure_optimizer`` and ``lr_schedule``."""
-    names: ModelNames
-    """Of the whole model."""
     runner: Runner
     """Runs the microbatches of what this rank trains."""
     recipe: Recipe
@@ -76,13 +72,13 @@ class ParallelModel:
     """What completes gradients."""
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
     """Clips gradients and returns their norm."""
-    background: BackgroundSave = field(default_factory=BackgroundSave)
-    """Writes checkpoints that ``save`` does not wait for."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Leaves the process group, where ``parallelize`` joined it."""
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    """Writes checkpoints."""
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     """One for each part with trained parameters."""
-    grad_norm: Tensor = field(init=False)
+    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Of the last step, before clipping."""
     data_parallel_rank: int = field(init=False)
     """Position among the ranks that read different samples."""
@@ -103,10 +99,9 @@ class ParallelModel:
             for part in self.parts
         ]
         self.optimizers = [configure(named) for named in trained if named]
-        self.grad_norm = torch.zeros(())
-        data_parallel = position(self.mesh, "dp_replicate", "dp_shard")
+        data_parallel = _position(self.mesh, "dp_replicate", "dp_shard")
         self.data_parallel_rank, self.data_parallel_size = data_parallel
-        self.pp_rank, _ = position(self.mesh, "pp")
+        self.pp_rank, _ = _position(self.mesh, "pp")
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -141,7 +136,7 @@ class ParallelModel:
         Raises:
             RunError: The batch has another size.
         """
-        return self.step_over(self._split(batch))
+        return self.step_over(split_batch(batch, self.microbatch_size))
 
     def step_over(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Take a step as ``step`` does, over a batch that comes in microbatches."""
@@ -150,16 +145,14 @@ class ParallelModel:
         if len(microbatches) != self.runner.num_microbatches:
             raise RunError(
                 f"a step takes {self.runner.num_microbatches} microbatches of "
-                f"{self.recipe.microbatch_size} samples on each data-parallel rank, not "
-                f"{len(microbatches)}"
+                f"{self.microbatch_size} samples on each data-parallel rank, not {len(microbatches)}"
             )
-        self.background.publish_if_written(self.device)
         with self._step_seed():
             losses = self.runner.train(map(self._on_device, microbatches))
         with record_function(UPDATE):
             self._update()
         self.steps += 1
-        total = self._sum(losses)
+        total = self._summed(losses)
         return total[0] / total[1]
 
     def _update(self) -> None:
@@ -187,7 +180,7 @@ class ParallelModel:
         Raises:
             RankError: A rank has none, or one that does not divide into microbatches.
         """
-        rest = (microbatch for batch in batches for microbatch in self._split(batch))
+        rest = (piece for batch in batches for piece in split_batch(batch, self.microbatch_size))
         size = self.runner.evaluated_together
         modules = [module for part in self.parts for module in part.modules()]
         modes = [module.training for module in modules]
@@ -200,7 +193,7 @@ class ParallelModel:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
             losses = self.runner.evaluate(map(self._on_device, taken))
-            total += self._sum(losses[: len(new)])
+            total += self._summed(losses[: len(new)])
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
             if isinstance(module, FSDPModule):
@@ -215,21 +208,15 @@ class ParallelModel:
         Args:
             folder: Gets it, and may hold others; shared by all machines.
             extra: What else this rank keeps, by a name that ranks that keep the same give it.
-            wait: Return when it is written, as a single process always does. Else it is copied to
-                the host's memory and written while training goes on; a later ``step``, ``save`` or
-                ``close`` gives it its name.
+            wait: Return when it is written; else it is copied to the host's memory and written
+                while training goes on, and ``close`` and the next ``save`` wait for it.
 
         Raises:
             RunError: It, or the one before, cannot be written; earlier ones stay as they are.
         """
-        tensors = Checkpointer(self.parts, self.optimizers).state(extra or {})
-        target = checkpoint_folder(Path(folder), self.steps)
-        self.background.finish()
-        if wait or not dist.is_initialized():
-            with published(target) as draft:
-                save_tensors(tensors, draft)
-        else:
-            self.background.start(tensors, target)
+        kept = {f"extra.{name}": content for name, content in (extra or {}).items()}
+        state = state_of(self.parts, self.optimizers) | kept
+        self.writer.write(state, checkpoint_folder(Path(folder), self.steps), wait=wait)
 
     def load(self, checkpoint: Path | str) -> int:
         """Go on from a checkpoint, saved under any layout.
@@ -243,18 +230,14 @@ class ParallelModel:
         Raises:
             RunError: It is of another model or optimiser.
         """
-        self.background.finish()
+        self.writer.finish()
         path: Path | None = Path(checkpoint)
         if not Path(checkpoint, ".metadata").is_file():
             path = newest_checkpoint(Path(checkpoint))
         if path is not None:
-            self.steps = Checkpointer(self.parts, self.optimizers).load(path)
-            self.loaded = path
+            load_state(self.parts, self.optimizers, path)
+            self.steps, self.loaded = step_of(path), path
         return self.steps
-
-    def extra(self, name: str) -> bytes | None:
-        """Return what ``save`` got under a name, of the checkpoint that was loaded."""
-        return None if self.loaded is None else read_extra(self.loaded, name)
 
     def load_weights(self, path: Path | str) -> None:
         """Read weights alone, from safetensors or a folder of torch.distributed.checkpoint.
@@ -262,36 +245,32 @@ class ParallelModel:
         Raises:
             RunError: They do not fit the model.
         """
-        Checkpointer(self.parts, self.optimizers).load_weights(Path(path), self.names)
+        load_weights(self.parts, Path(path))
 
     def close(self) -> None:
         """Complete what is saved and leave the process group, where ``parallelize`` joined it."""
-        self.background.finish()
+        self.writer.finish()
         self.group.close()
 
-    def _split(self, batch: Tree) -> list[Microbatch]:
-        return split_batch(batch, self.recipe.microbatch_size)
-
-    def _on_device(self, batch: Tree) -> Microbatch:
-        batch = checked(batch, self.recipe.microbatch_size, "a data loader")
-        inputs, targets = tree_map_only(
-            Tensor, lambda t: t.to(self.device, non_blocking=True), batch
-        )
+    def _on_device(self, batch: Microbatch) -> Microbatch:
+        there = functools.partial(Tensor.to, device=self.device, non_blocking=True)
+        inputs, targets = tree_map_only(Tensor, there, batch)
         return cast_floats(inputs, self.dtype), targets
 
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
         """Seed dropout for a step: alike on the tp ranks of one stage, different elsewhere."""
-        ranks = (self.data_parallel_rank, self.pp_rank)
+        seed = mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, self.pp_rank)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(mixed_seed(self.recipe.seed, self.steps, *ranks))
+            torch.manual_seed(seed)
             yield
 
-    def _sum(self, losses: Sequence[Tensor]) -> Tensor:
+    def _summed(self, losses: Sequence[Tensor]) -> Tensor:
         """Return sum and number of losses on all ranks."""
-        none = torch.zeros((), dtype=torch.float64, device=self.device)
-        total = torch.stack([none, *(loss.detach().double() for loss in losses)]).sum()
-        return _total(torch.stack([total, none + len(losses)]))
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for loss in losses:
+            total += torch.stack([loss.detach().double(), torch.ones_like(total[0])])
+        return _total(total)
 
 
 def _total(tensor: Tensor) -> Tensor:
@@ -299,3 +278,16 @@ def _total(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
+
+
+def _position(mesh: DeviceMesh | None, *axes: str) -> tuple[int, int]:
+    """Return this rank's place in the product of some axes, and how many places there are.
+
+    Axes that a mesh lacks, or a single process, have one place.
+    """
+    rank, size = 0, 1
+    for axis in axes:
+        if mesh is not None and axis in (mesh.mesh_dim_names or ()):
+            rank = rank * mesh[axis].size() + mesh[axis].get_local_rank()
+            size *= mesh[axis].size()
+    return rank, size

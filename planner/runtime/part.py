@@ -1,8 +1,8 @@
 """What a rank trains: the user's model, or one pipeline stage of it."""
 
-import functools
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from .model import first_names, run_model
 from .processes import RunError
-from .trees import Tree
+from .trees import Microbatch, Tree
 
 
 class OffersLoss(Protocol):
@@ -18,19 +18,6 @@ class OffersLoss(Protocol):
 
     def loss(self, output: Tree, targets: Tree) -> Tensor:
         """Return the scalar loss."""
-
-
-class StoredOrder(Protocol):
-    """How a parameter is held that checkpoints have in another order."""
-
-    def by_rank(self, tensor: Tensor) -> Tensor:
-        """Return a whole tensor of the user's order in the one that it is held in."""
-
-    def in_user_order(self, value: Tensor) -> Tensor:
-        """Return what a checkpoint has of it."""
-
-    def restore(self, saved: Tensor, value: Tensor) -> None:
-        """Copy what ``in_user_order`` returned back."""
 
 
 class Part(nn.Module):
@@ -59,7 +46,9 @@ class Part(nn.Module):
         self.recompute = tuple(recompute)
         self.device = torch.device("cpu")
         self.first_names = first_names(model)
-        self.orders: dict[str, StoredOrder] = {}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in named}
+        self.orders: dict[str, Any] = {}  # a StoredOrder, where checkpoints have another than ranks
         self.stays_sharded = False
         self.has_weights = True
         for parameter in model.parameters():
@@ -88,7 +77,10 @@ class Part(nn.Module):
             if buffer.is_meta:
                 raise RunError(f"buffer {name} lies on the meta device: build it with its values")
         self.device = device
-        self._apply(functools.partial(_moved, device=device))  # type: ignore[no-untyped-call]
+        self._apply(self._moved)  # type: ignore[no-untyped-call]
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.is_meta else tensor.to(self.device)
 
     def materialise(self) -> None:
         """Allocate parameters that are still on the meta device; they get their values later."""
@@ -99,38 +91,56 @@ class Part(nn.Module):
 
     def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers of the modules that run here, by the user's names."""
-        modules = list(self.model.named_modules())
-        elsewhere = tuple(f"{path}." for path, module in modules if not self.holds(module))
-        for path, module in modules:
-            for name, buffer in module._buffers.items():
-                saved = buffer is not None and name not in module._non_persistent_buffers_set
-                if saved and not f"{path}.".startswith(elsewhere):
-                    yield f"{path}.{name}" if path else name, buffer
+        saved = self.model.state_dict(keep_vars=True)
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if name in saved:
+                yield name, buffer
 
     def register_late_hooks(self) -> None:
         """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
 
-    def prepare_backward(self, *, is_last: bool) -> None:
-        """Tell FSDP2 what a microbatch does with gradients and parameters; no pipeline.
 
-        Under ZeRO-3 both lie sharded between microbatches: gradients are reduce-scattered and
-        parameters gathered again in each. Else both stay whole until the last microbatch.
-        Replicas add up their gradients in the last in any case.
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Runs the microbatches of a step on what this rank trains."""
+
+    parts: Sequence[Part]
+    """The model, or this rank's stages in model order."""
+    num_microbatches: int
+    """Microbatches per step."""
+
+    @property
+    def evaluated_together(self) -> int:
+        """How many microbatches ``evaluate`` takes."""
+        return 1
+
+    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of their mean loss.
+
+        Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
+        reduce-scattered and the others gathered again in each. Else both stay whole until the last
+        microbatch. Replicas add up their gradients in the last in any case.
+
+        Returns:
+            The loss of each, nothing on ranks without the last stage.
         """
-        if isinstance(self, FSDPModule):  # which fully_shard makes of it
-            sharded = is_last or self.stays_sharded
-            self.set_requires_gradient_sync(sharded)
-            self.set_reshard_after_backward(sharded)
-            self.set_requires_all_reduce(is_last)
+        losses: list[Tensor] = []
+        (part,) = self.parts
+        for inputs, targets in microbatches:
+            is_last = len(losses) == self.num_microbatches - 1
+            if isinstance(part, FSDPModule):  # which fully_shard makes of it
+                part.set_requires_gradient_sync(is_last or part.stays_sharded)
+                part.set_reshard_after_backward(is_last or part.stays_sharded)
+                part.set_requires_all_reduce(is_last)
+            loss = part(inputs=inputs, targets=targets)
+            torch.autograd.backward(loss / self.num_microbatches)
+            losses.append(loss.detach())
+        return losses
 
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor; one element that is expanded to many stays one."""
-    if tensor.is_meta:
-        return tensor
-    if any(tensor.stride()) or tensor.numel() <= 1:
-        return tensor.to(device)
-    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
+        (part,) = self.parts
+        return [part(inputs=inputs, targets=targets) for inputs, targets in microbatches]
 
 
 def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:

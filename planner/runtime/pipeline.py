@@ -17,9 +17,9 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from .data import joined_batch
-from .processes import axis_names
+from .meshes import axis_names
+from .part import Runner
 from .stages import Stage
-from .step import Runner
 from .trees import Function, Microbatch, tensors_of
 
 

@@ -1,4 +1,4 @@
-"""The process group, and where a rank stands in the mesh."""
+"""The process group, and errors that all ranks share."""
 
 import contextlib
 import os
@@ -6,25 +6,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from .lost_ranks import lost_ranks_end_all
-
-BAD_INPUT_CODE = 2
-"""Exit code where the command line, the plan, the model or a file is at fault."""
+BAD_INPUT_CODE, FAILED_CODE = 2, 1
+"""Exit codes where the command line, the plan, the model or a file is at fault, and otherwise."""
 
 SILENT_RANKS_WAIT_S = 10.0
 """Ranks that show no message stay so long: torchrun ends all others as soon as one has left."""
-
-FAILED_CODE = 1
-"""Exit code of any other failure."""
 
 
 class RunError(Exception):
@@ -42,7 +35,7 @@ def agreed(what: str = "") -> Iterator[None]:
     All ranks enter and leave it together.
 
     Args:
-        what: Begins the message of an error of the file system.
+        what: Begins the message of an error that is no RunError.
 
     Raises:
         RunError: On all ranks. For errors of the model file it holds their traceback.
@@ -53,17 +46,16 @@ def agreed(what: str = "") -> Iterator[None]:
     except RunError as error:
         problem = str(error)
     except OSError as error:
-        problem = f"{what}: {error}" if what else str(error)
-    except BaseException as error:  # DCP's is no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-            raise
-        problem = f"{what}\n{traceback.format_exc()}" if what else traceback.format_exc()
+        problem = f"{what}: {error}"
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # DCP's is no Exception
+        problem = f"{what}\n{traceback.format_exc()}"
     problems = [problem]
     if dist.is_initialized():
         problems = [None] * dist.get_world_size()
         dist.all_gather_object(problems, problem)
-    first = next((each for each in problems if each is not None), None)
-    if first is not None:
+    if first := next(filter(None, problems), None):
         raise RunError(first)
 
 
@@ -80,8 +72,17 @@ def print_once(text: str) -> None:
 
 
 @contextlib.contextmanager
-def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
+def process_group(
+    world_size: int,
+    timeout_s: float,
+    watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Iterator[torch.device]:
     """Join the process group that torchrun started, and leave it in good order.
+
+    Args:
+        world_size: Processes that the plan is for.
+        timeout_s: Seconds after which a collective that waits for another rank gives up.
+        watched: Ends this rank where another one is gone, which torchrun does on one node.
 
     Yields:
         The device of this rank: its GPU with NCCL, or the CPU with gloo.
@@ -89,8 +90,9 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
     Raises:
         RunError: torchrun started another number of processes than the plan has devices.
     """
+    device = local_device()
     if dist.is_initialized():
-        yield local_device()
+        yield device
         return
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != world_size:
@@ -99,23 +101,16 @@ def process_group(world_size: int, timeout_s: float) -> Iterator[torch.device]:
             f"torchrun --standalone --nproc-per-node {world_size} {sys.argv[0]}, "
             "or python with --reference for one process"
         )
-    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_ADDR", "localhost")):
-        os.environ.setdefault(name, str(value))
-    os.environ.setdefault("MASTER_PORT", "0")
-    device = local_device()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
+    on_gpu = device.type == "cuda"
     dist.init_process_group(
-        backend,
+        "nccl" if on_gpu else "gloo",
         timeout=timedelta(seconds=timeout_s),
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if on_gpu else None,
     )
-    with lost_ranks_end_all() as watch:
-        try:
-            yield device
-        except RunError as error:
-            if not isinstance(error, RankError):  # all ranks have it
-                watch.leave()
-            raise
+    with watched():
+        yield device
         dist.barrier()  # without it, ranks that leave early abort the others
     dist.destroy_process_group()
 
@@ -154,26 +149,3 @@ def local_device() -> torch.device:
     if dist.is_initialized() or "WORLD_SIZE" in os.environ:
         torch.set_num_threads(1)  # the ranks share the cores of this machine
     return torch.device("cpu")
-
-
-def position(mesh: DeviceMesh | None, *axes: str) -> tuple[int, int]:
-    """Return this rank's place in the product of some axes, and how many places there are.
-
-    Axes that a mesh lacks, or a single process, have one place.
-    """
-    rank, size = 0, 1
-    for axis in axes:
-        if mesh is not None and axis in axis_names(mesh):
-            rank = rank * mesh[axis].size() + mesh[axis].get_local_rank()
-            size *= mesh[axis].size()
-    return rank, size
-
-
-def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Return the names of a mesh's axes."""
-    return mesh.mesh_dim_names or ()
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

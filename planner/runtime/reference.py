@@ -7,10 +7,8 @@ from torch import Tensor, nn
 
 from .model import UserModel, cast_parameters
 from .parallel_model import ParallelModel, Recipe
-from .part import Part
-from .step import Runner
+from .part import Part, Runner
 from .trees import Tree
-from .weights import ModelNames
 
 
 class _Whole(Part):
@@ -36,7 +34,6 @@ def reference_model(
     part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return ParallelModel(
         user=user,
-        names=ModelNames.of(model),
         runner=Runner(parts=[part], num_microbatches=num_microbatches),
         recipe=recipe,
         dtype=dtype,

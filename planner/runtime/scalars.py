@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .part import Part
+from .stored_order import StoredOrder
 
 
-class ScalarOrder:
+class ScalarOrder(StoredOrder):
     """A checkpoint has a scalar."""
 
     def by_rank(self, tensor: Tensor) -> Tensor:

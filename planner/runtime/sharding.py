@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_map_only
 
 from .model import master_dtype
 from .part import Part
-from .scalars import hold_scalars_as_vectors
 from .trees import Args, Tree, tensors_of, without_view
 
 
@@ -21,7 +20,6 @@ def shard_parameters(
     between forward and backward: it would be gathered again at once. The mesh is that of the ranks
     that share the state, with those that replicate it before them.
     """
-    hold_scalars_as_vectors(part)
     policy = mixed_precision(dtype)
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .part import named_parameters
-from .processes import axis_names, local_tensor
+from .meshes import axis_names, local_tensor
 from .stages import Stage, StageSpec, stage_units
 
 

@@ -1,7 +1,8 @@
 """What a rank trains where it holds a part of the model's blocks or of their tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .part import OffersLoss, Part
@@ -49,6 +50,21 @@ class SplitPart(Part):
     def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
         """Run one microbatch and return its scalar loss, whole on each rank."""
         return self.make_whole(super().forward(inputs=inputs, targets=targets))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Move a tensor; one element that is expanded to many stays one."""
+        if tensor.is_meta or any(tensor.stride()) or tensor.numel() <= 1:
+            return super()._moved(tensor)
+        zero = torch.zeros((), dtype=tensor.dtype, device=self.device)
+        return zero.expand(tensor.shape)
+
+    def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the persistent buffers of the modules that run here, by the user's names."""
+        modules = self.model.named_modules()
+        elsewhere = tuple(f"{path}." for path, module in modules if not self.holds(module))
+        for name, buffer in super().saved_buffers():
+            if not name.startswith(elsewhere):
+                yield name, buffer
 
     def register_late_hooks(self) -> None:
         """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .anatomy import Anatomy, Output, Sketch, lies_in_any, outer_modules, sketches_of
 from .model import UserModel, run_model
-from .processes import axis_names
+from .meshes import axis_names
 from .split_part import SplitPart
 from .stand_ins import (
     AbsentModule,

@@ -1,10 +1,14 @@
-"""A scheduler's request to stop."""
+"""Requests to stop: of a scheduler, or of torchrun where a rank of this node is gone."""
 
+import os
 import signal
-from types import FrameType
+import socket
+import threading
+from pathlib import Path
 
-from .options import Options
-from .processes import is_first_rank, print_once
+import torch.distributed as dist
+
+from .processes import FAILED_CODE, is_first_rank, print_once
 
 REQUEUE_CODE = 75
 """Exit code where a request to stop was met and a checkpoint saved: start again with --resume."""
@@ -18,24 +22,49 @@ STOPPED_CODE = 128 + signal.SIGTERM
 
 
 class StopRequest:
-    """Notes SIGTERM, so that training ends with the step instead of in the middle of it."""
+    """Notes SIGTERM, so that training ends with the step instead of in the middle of it.
+
+    torchrun sends it as well where a process of this node has ended: a step that waits for that one
+    would not end, so this process ends at once.
+    """
 
     def __init__(self) -> None:
-        """Take the signal from now on."""
+        """Take the signal from now on, also while the main thread waits for a device."""
         self.asked = False
-        signal.signal(signal.SIGTERM, self._note)
+        self._processes = [(socket.gethostname(), os.getpid())]
+        if dist.is_initialized():
+            self._processes *= dist.get_world_size()
+            dist.all_gather_object(self._processes, self._processes[0])
+        heard, told = socket.socketpair()
+        told.setblocking(False)  # noqa: FBT003
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(told.fileno())
+        threading.Thread(target=self._wait, args=(heard, told), daemon=True).start()
 
-    def _note(self, _: int, __: FrameType | None) -> None:
-        self.asked = True
+    def _wait(self, heard: socket.socket, _: socket.socket) -> None:
+        while True:
+            if heard.recv(1)[0] == signal.SIGTERM:
+                self.asked = True
+                if not all(map(_is_running, self._processes)):
+                    os._exit(FAILED_CODE)
 
-    @staticmethod
-    def exit_code(options: Options, step: int) -> int:
-        """Say on the screen and to the launcher how training ended; return the exit code."""
-        saved = options.checkpoint is not None
-        if options.checkpoint is not None and is_first_rank():
-            (options.checkpoint / STOPPED_NAME).touch()
-        print_once(
-            f"asked to stop: ended after step {step}, "
-            + ("saved; go on with --resume" if saved else "nothing saved without --checkpoint DIR")
-        )
-        return REQUEUE_CODE if saved else STOPPED_CODE
+
+def _is_running(process: tuple[str, int]) -> bool:
+    host, number = process
+    try:
+        os.kill(number if host == socket.gethostname() else os.getpid(), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def exit_code(checkpoints: Path | None, step: int) -> int:
+    """Say on the screen and to the launcher how training was stopped; return the exit code."""
+    if checkpoints is None:
+        how = "nothing saved without --checkpoint DIR"
+    else:
+        how = "saved; go on with --resume"
+        if is_first_rank():
+            (checkpoints / STOPPED_NAME).touch()
+    print_once(f"asked to stop: ended after step {step}, {how}")
+    return STOPPED_CODE if checkpoints is None else REQUEUE_CODE

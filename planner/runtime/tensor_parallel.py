@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from .experts import Experts
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, SplitAxis, shard
-from .processes import local_tensor
+from .meshes import local_tensor
 from .split_attention import allow_split_tokens
 from .split_loss import allow_split_vocabulary
 from .split_part import SplitPart

@@ -5,52 +5,38 @@ One file for each rank, as chrome://tracing and Perfetto read it.
 
 import json
 import os
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch.profiler import profile, record_function
-
-STEPS_BEFORE = 3
-"""Steps that warm up, and are not in the trace."""
-
-TRACED_STEPS = 3
+from torch.profiler import ProfilerAction, profile, record_function, schedule
 
 STEP = "plan: step"
 UPDATE = "plan: update"
 """Names of the spans of a step, and of all that follows its backward passes."""
 
 
-@dataclass(slots=True)
 class StepTrace:
     """Traces steps 4 to 6 of a run."""
 
-    folder: Path
-    """Gets a file of each rank."""
-    plan: str
-    """Names the plan, in the file."""
-    _steps: int = 0
-    _profiler: profile | None = None
-    _span: ExitStack = field(default_factory=ExitStack)
+    def __init__(self, folder: Path, plan: str) -> None:
+        """Begin before the first step; the folder gets a file of each rank, which names the plan."""
+        self._folder = folder
+        self._plan = plan
+        steps = schedule(wait=2, warmup=1, active=3, repeat=1)
+        self._profiler = profile(schedule=steps, on_trace_ready=self._write)
+        self._profiler.start()
 
     def start_step(self) -> None:
         """Begin a step."""
-        if self._steps == STEPS_BEFORE:
-            self._profiler = profile()
-            self._profiler.start()
-            self._profiler.add_metadata_json("plan", json.dumps(self.plan))
-        if self._profiler is not None:
-            self._span.enter_context(record_function(STEP))
+        if self._profiler.current_action is not ProfilerAction.NONE:
+            self._profiler.add_metadata_json("plan", json.dumps(self._plan))
+        self._span = record_function(STEP)
+        self._span.__enter__()
 
     def end_step(self) -> None:
         """End a step; the last one writes the file."""
-        self._steps += 1
-        if self._profiler is None:
-            return
-        self._span.close()
-        if self._steps == STEPS_BEFORE + TRACED_STEPS:
-            self._profiler.stop()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            name = f"rank-{os.environ.get('RANK', '0')}.json"
-            self._profiler.export_chrome_trace(str(self.folder / name))
-            self._profiler = None
+        self._span.__exit__(None, None, None)
+        self._profiler.step()
+
+    def _write(self, traced: profile) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        traced.export_chrome_trace(str(self._folder / f"rank-{os.environ.get('RANK', '0')}.json"))

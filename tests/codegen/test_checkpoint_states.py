@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from planner.runtime.checkpoint import Checkpointer, read_extra, save_tensors
+from planner.runtime.checkpoint import load_state, state_of
+from planner.runtime.checkpoint_folders import CheckpointWriter
 from planner.runtime.first_weights import parameters_on_meta
+from planner.runtime.loaders import read_extra
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part
+from planner.runtime.part import Part, Runner
 from planner.runtime.processes import RunError
-from planner.runtime.step import Runner
-from planner.runtime.weights import ModelNames
 
 
 def trained(make_optimizer, seed, *, steps=2):
@@ -46,24 +46,23 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("steps", [0, 2])
 def test_training_goes_on_as_if_unbroken(tmp_path, name, steps):
     part, optimizer = trained(OPTIMIZERS[name], 0, steps=steps)
-    state = Checkpointer([part], [optimizer]).state({"loader": b"at 3"})
-    save_tensors(state, tmp_path / f"step-{steps:08d}")
+    state = state_of([part], [optimizer]) | {"extra.loader": b"at 3"}
+    saved = tmp_path / "saved"
+    CheckpointWriter().write(state, saved, wait=True)
     other, its_optimizer = trained(OPTIMIZERS[name], 1, steps=1 if steps else 0)
-    loaded = Checkpointer([other], [its_optimizer]).load(tmp_path / f"step-{steps:08d}")
-    assert loaded == steps
-    assert read_extra(tmp_path / f"step-{steps:08d}", "loader") == b"at 3"
-    assert read_extra(tmp_path / f"step-{steps:08d}", "other") is None
+    load_state([other], [its_optimizer], saved)
+    assert read_extra(saved, "loader") == b"at 3"
+    assert read_extra(saved, "other") is None
     for model, its in ((part.model, optimizer), (other.model, its_optimizer)):
         take_steps(model, its, range(5, 8))
     for key, value in part.model.state_dict().items():
         assert torch.equal(other.model.state_dict()[key], value), key
 
 
-def test_states_of_another_shape_are_refused_by_name(tmp_path):
+def test_states_of_another_shape_are_refused_by_name():
     part, optimizer = trained(lambda parameters: torch.optim.Adafactor(parameters, lr=0.1), 0)
     with pytest.raises(RunError, match=r"keeps row_var of 0\.weight, of shape \(4, 1\)"):
-        Checkpointer([part], [optimizer]).state({})
-    assert not list(tmp_path.iterdir())
+        state_of([part], [optimizer])
 
 
 def test_what_was_built_without_values_is_told():
@@ -73,7 +72,6 @@ def test_what_was_built_without_values_is_told():
     empty.materialise()
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
-        names=ModelNames.of(empty.model),
         runner=Runner(parts=[empty], num_microbatches=1),
         recipe=Recipe(
             microbatch_size=1,

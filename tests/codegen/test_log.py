@@ -30,7 +30,7 @@ def report(tmp_path, capsys, monkeypatch):
     def run(*arguments):
         file = tmp_path / "logs" / "log.jsonl"
         options = parse_options("", "bfloat16", ["--log", str(file), *arguments])
-        log = Log(options=options, expected=EXPECTED, device=torch.device("cpu"))
+        log = Log(options, EXPECTED, torch.device("cpu"))
         log.start_step()
         assert not log.end_step(1, torch.tensor(2.5), torch.tensor(1.0))
         return json.loads(file.read_text()), capsys.readouterr().out

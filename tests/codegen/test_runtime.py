@@ -12,10 +12,12 @@ from torch.distributed.run import get_args_parser
 from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
+from planner.runtime.checkpoint_folders import CheckpointWriter
 from planner.runtime.data import Data, joined_batch, split_batch
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
 from planner.runtime.layout import REPLICATE, shard
+from planner.runtime.loaders import LoadedData
 from planner.runtime.model import (
     UserModel,
     build_model,
@@ -469,10 +471,11 @@ class CountedNumbers(Numbers):
         return self.count
 
 
-def loaded(loader, step=0, saved=None):
+def loaded(loader, step=0, checkpoint=None):
     user = UserModel(module="types", factory="x", functions={"data_loader": lambda *_: loader})
-    data = Data(user=user, seed=0, ranks=(1,), world_size=2, microbatch_size=2, num_microbatches=2)
-    data.start(step, (saved or {}).get)
+    sizes = {"world_size": 2, "microbatch_size": 2, "num_microbatches": 2}
+    data = LoadedData(user=user, seed=0, ranks=(1,), **sizes)
+    data.start(step, checkpoint)
     return data
 
 
@@ -480,14 +483,15 @@ def numbers(data, *steps):
     return [int(inputs[0]) for step in steps for inputs, _ in data.microbatches(step)]
 
 
-def test_a_loader_is_read_pass_after_pass_and_resumed():
+def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
     loader = StatefulNumbers(3)
     data = loaded(loader)
     assert numbers(data, 0, 1) == [0, 1, 2, 0]
     assert loader.epochs == [0, 1]
-    saved = data.state()
+    state = {f"extra.{name}": content for name, content in data.state().items()}
+    CheckpointWriter().write(state, tmp_path / "saved", wait=True)
     again = StatefulNumbers(3)
-    assert numbers(loaded(again, 2, saved), 2) == [1, 2] == numbers(data, 2)
+    assert numbers(loaded(again, 2, tmp_path / "saved"), 2) == [1, 2] == numbers(data, 2)
     assert again.epochs == [1]
     plain = CountedNumbers(3)
     assert numbers(loaded(plain, 2), 2) == [1, 2]

@@ -5,8 +5,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
 from example_plans import SHALLOW_GPT, make_plan
 from launch import (
     arguments_of,
@@ -19,6 +22,8 @@ from launch import (
     torchrun,
     write_script,
 )
+
+from planner.runtime.model import UserModel, build_model
 
 pytestmark = pytest.mark.run
 
@@ -45,6 +50,7 @@ def scripts(tmp_path_factory):
         name: write_script(root / name, make_plan(SHALLOW_GPT, **layout))
         for name, layout in LAYOUTS.items()
     }
+    write_first_weights(made["first"] / "weights")
     run_jobs(jobs_of(made["first"], alone_from_the_start))
     run_jobs(jobs_of(made["first"], first_steps), num_processes=4)
     for name, folder in made.items():
@@ -56,6 +62,16 @@ def scripts(tmp_path_factory):
     return made
 
 
+def write_first_weights(folder):
+    """Write what the scripts draw, as others write checkpoints."""
+    plan = make_plan(SHALLOW_GPT)
+    user = UserModel(file=Path(plan.model.file), factory=plan.model.factory)
+    weights = {name: p.detach() for name, p in build_model(user, 0).named_parameters()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(weights, checkpoint_id=folder)
+
+
 def jobs_of(folder, arguments):
     return [(folder, each) for each in arguments(folder)]
 
@@ -65,7 +81,6 @@ def alone_from_the_start(folder):
     return [
         arguments_of(folder, name="reference", steps=4, extra=every),
         arguments_of(folder, name="init_reference", extra=["--reference"]),
-        ["--write-init", str(folder / "weights")],
     ]
 
 

@@ -86,7 +86,7 @@ class LiveBytes(TorchDispatchMode):
 def track_peak(folder, arguments=()):
     """Leave ``peak-RANK`` in the folder of the script, from each rank that runs this."""
     sys.path.insert(0, folder)
-    from runtime.step import Runner
+    from runtime.part import Runner
 
     tracker = LiveBytes()
     starts, peaks = [], []

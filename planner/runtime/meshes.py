@@ -1,0 +1,15 @@
+"""Axes of a mesh, and what a rank holds of tensors on it."""
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Return the names of a mesh's axes."""
+    return mesh.mesh_dim_names or ()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
