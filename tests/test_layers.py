@@ -36,29 +36,27 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "lost_ranks", "torch_trace", "trees"),
-        ("processes", "unread"),
+        ("layout", "meshes", "processes", "stored_order", "torch_trace", "trees"),
+        ("unread",),
         (
-            *("checkpoint_folders", "context_mesh", "model", "op_rules", "options"),
-            *("own_experts", "split_tensor", "streams"),
+            *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_rules", "options"),
+            *("own_experts", "split_tensor", "stopping", "streams", "weights"),
         ),
-        ("experts", "fused", "known_data", "log", "part", "product_rules", "stopping", "weights"),
+        ("data", "experts", "fused", "known_data", "log", "part", "product_rules"),
         (
             "anatomy",
             "checkpoint",
             "chunked_loss",
             "compiled",
             "first_weights",
+            "loaders",
             "recompute",
             "scalars",
         ),
-        ("gradients", "step"),
-        (
-            *("background_save", "data", "sharding", "split_attention", "split_ops", "split_part"),
-            "stand_ins",
-        ),
+        ("gradients", "reference"),
+        ("sharding", "split_attention", "split_ops", "split_part", "stand_ins"),
         ("expert_mesh", "parallel_model", "split_loss", "stages"),
-        ("pipeline", "plan_folder", "reference", "shared_parameters", "tensor_parallel"),
+        ("pipeline", "plan_folder", "shared_parameters", "tensor_parallel"),
         ("dry_run",),
     ),
     "hardware": (

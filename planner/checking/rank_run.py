@@ -26,7 +26,7 @@ from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
 from planner.checking.known_reads import NotedReads
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
 from planner.runtime.anatomy import meta_twin
-from planner.runtime.data import Data
+from planner.runtime.data import drawn_microbatches
 from planner.runtime.first_weights import DeferredInit, build_deferred
 from planner.runtime.known_data import DataRead, PlannedReads
 from planner.runtime.model import run_model
@@ -144,15 +144,9 @@ def _undrawn(script: Theirs) -> nn.Module:
 
 def _batch(script: Theirs, data_parallel_rank: int) -> Theirs:
     """Return microbatches of the model file's ``example_batch``."""
-    data = Data(
-        user=script.MODEL,
-        seed=script.SEED,
-        ranks=[data_parallel_rank],
-        world_size=script.DATA_PARALLEL_SIZE,
-        microbatch_size=script.MICROBATCH_SIZE,
-        num_microbatches=script.NUM_MICROBATCHES,
-    )
-    return data.microbatches(0)
+    size = script.MICROBATCH_SIZE * script.NUM_MICROBATCHES
+    samples = range(data_parallel_rank * size, (data_parallel_rank + 1) * size)
+    return drawn_microbatches(script.MODEL, script.SEED, 0, samples, script.MICROBATCH_SIZE)
 
 
 def _held(trained: Theirs) -> Held:

@@ -13,7 +13,7 @@ _ALWAYS = {
     "options": {"DTYPES", "Options", "parse_options"},
     "parallel_model": {"ParallelModel", "Recipe"},
     "processes": {"agreed", "process_group", "run_and_leave"},
-    "reference": {"reference_model"},
+    "reference": {"reference_runner"},
     "sharding": {"shard_parameters"},
     "stopping": {"StopRequest", "exit_code"},
 }
@@ -41,12 +41,8 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
         plan: What the script runs.
         needs: What it needs beside its layout.
     """
-    names = dict(_ALWAYS)
-    names |= {"loaders": {"LoadedData"}} if needs.loads_data else {"data": {"Data"}}
-    if needs.spans_nodes:
-        names["lost_ranks"] = {"lost_ranks_end_all"}
-    if plan.model.has_scalars:
-        names["scalars"] = {"hold_scalars_as_vectors"}
+    names = dict(_ALWAYS) | _needed_imports(plan, needs)
+    names["processes"] = {*_ALWAYS["processes"], *(() if needs.loads_data else ("RunError",))}
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.splits_modules else {"examine"},
@@ -59,21 +55,27 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
         names["part"] = {"Runner"} if plan.degrees.splits_modules else {"Part", "Runner"}
         if plan.degrees.splits_modules:
             names["split_part"] = {"SplitPart"}
-        if needs.recomputes:
-            names["recompute"] = {"recompute_activations"}
     if plan.degrees.splits_modules:
         names |= _split_imports(plan)
-    if plan.loss_chunks > 1:
-        names["chunked_loss"] = {"take_loss_in_chunks"}
-    if plan.compile:
-        names["compiled"] = {"compile_blocks"}
     if plan.degrees.splits_modules or plan.degrees.pp > 1:
         names["gradients"] = {"clip_gradients"}
-    if read_sources(plan):
-        names["known_data"] = {"DataRead"}
-    if needs.is_large:
-        names["first_weights"] = {"build_deferred", "parameters_on_meta"}
     return [(module, ", ".join(sorted(found))) for module, found in sorted(names.items()) if found]
+
+
+def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
+    """What the model and the devices add to them, whatever the layout."""
+    data = ("loaders", "Loaders") if needs.loads_data else ("data", "drawn_microbatches")
+    wanted = (
+        (True, data),
+        (needs.recomputes, ("recompute", "recompute_activations")),
+        (needs.spans_nodes, ("lost_ranks", "lost_ranks_end_all")),
+        (needs.is_large, ("first_weights", "build_deferred", "parameters_on_meta")),
+        (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
+        (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
+        (plan.compile, ("compiled", "compile_blocks")),
+        (bool(read_sources(plan)), ("known_data", "DataRead")),
+    )
+    return {module: set(names) for is_wanted, (module, *names) in wanted if is_wanted}
 
 
 def _split_imports(plan: Plan) -> dict[str, set[str]]:

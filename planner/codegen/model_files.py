@@ -43,7 +43,7 @@ class ModelFiles:
     packages: frozenset[str]
     """Packages that it imports from elsewhere, torch always."""
     loads_data: bool = True
-    """Whether it may have a ``data_loader``: True where its source is not known, or is to get one."""
+    """Whether it may have a ``data_loader``: so where its source is not known, or may get one."""
 
     @property
     def provenance(self) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -114,7 +114,7 @@ def _read(
     state = _in_user_order(part, values)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load({stored[key]: value for key, value in state.items()}, storage_reader=reader)
+        load({stored[key]: value for key, value in state.items()}, storage_reader=reader)
     for key, value in values.items():
         if state[key] is not value:
             part.orders[key[1]].restore(state[key], value)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata, SavePlan
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .processes import agreed, is_first_rank, print_once
@@ -72,11 +74,11 @@ class CheckpointWriter:
         if wait or not dist.is_initialized():
             with agreed(f"{folder} cannot be written"), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.save(dict(state), storage_writer=_WholeFolder(folder))
+                save(dict(state), storage_writer=_WholeFolder(folder))
         else:
             self._group = self._group or dist.new_group(backend="gloo")
             writer = _WholeFolder(folder)
-            begun = dcp.async_save(dict(state), storage_writer=writer, process_group=self._group)
+            begun = async_save(dict(state), storage_writer=writer, process_group=self._group)
             assert isinstance(begun, Future)
             self._writing = begun
 

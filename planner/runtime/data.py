@@ -1,8 +1,6 @@
 """The microbatches of a step."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,67 +11,37 @@ from .processes import RankError, RunError
 from .trees import Microbatch, Tree, tensors_of
 
 
-@dataclass(slots=True, kw_only=True)
-class Data:
-    """What data-parallel ranks read, the same for every layout of one global batch size.
+def drawn_microbatches(
+    user: UserModel, seed: int, step: int, samples: Iterable[int], microbatch_size: int
+) -> list[Microbatch]:
+    """Draw microbatches, the same in every layout of one global batch size.
 
     Each sample is a pure function of seed, step and position: one of ``example_batch(1)`` under a
     seed of its own, so that a rank draws no others.
+
+    Args:
+        user: Offers ``example_batch``.
+        seed: Seed of the whole training run.
+        step: Steps before this one.
+        samples: Positions in the global batch that this process reads.
+        microbatch_size: Samples per microbatch.
     """
-
-    user: UserModel
-    """Offers ``example_batch``."""
-    seed: int
-    """Seed of the whole training run."""
-    ranks: Sequence[int]
-    """The data-parallel ranks whose samples this process reads: one, or all (the reference)."""
-    world_size: int
-    """All data-parallel ranks."""
-    microbatch_size: int
-    """Samples per microbatch."""
-    num_microbatches: int
-    """Batches per step and rank."""
-
-    def start(self, step: int, checkpoint: Path | None) -> None:
-        """Begin where training goes on, after ``step`` steps.
-
-        Raises:
-            RunError: The model file has data that the script has no code for.
-        """
-        if self.user.function("data_loader") is not None:
-            raise RunError(
-                "the model file had no data_loader when this script was written: run plan again"
-            )
-
-    def state(self) -> dict[str, bytes]:
-        """Return what a checkpoint keeps of the data: nothing of what is drawn."""
-        return {}
-
-    def microbatches(self, step: int) -> list[Microbatch]:
-        """Return this process's microbatches of a step, on the CPU."""
-        size = self.microbatch_size * self.num_microbatches
-        samples = [self._sample(step, rank * size + i) for rank in self.ranks for i in range(size)]
-        shapes = {tuple(tensor.shape for tensor in tensors_of(sample)) for sample in samples}
-        if len(shapes) > 1:
-            raise RunError(f"example_batch(1) returns tensors of changing shapes: {shapes}")
-        return split_batch(joined_batch(samples), self.microbatch_size)
-
-    def _sample(self, step: int, position: int) -> Microbatch:
+    drawn = []
+    for position in samples:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mixed_seed(self.seed, step, position))
-            return checked(self.user.example_batch(1), 1, "example_batch(1)")
+            torch.manual_seed(mixed_seed(seed, step, position))
+            drawn.append(checked(user.example_batch(1), 1, "example_batch(1)"))
+    shapes = {tuple(tensor.shape for tensor in tensors_of(sample)) for sample in drawn}
+    if len(shapes) > 1:
+        raise RunError(f"example_batch(1) returns tensors of changing shapes: {shapes}")
+    return split_batch(joined_batch(drawn), microbatch_size)
 
 
 def checked(batch: Tree, size: int | None, source: str) -> Microbatch:
     """Return inputs and targets of a batch; a dict is the arguments of a model with its own loss.
 
-    Args:
-        batch: As a loader or ``example_batch`` gives it.
-        size: Samples that it must have, None for those of its first tensor.
-        source: Where it is from, for the message.
-
     Raises:
-        RankError: Its tensors are not of so many samples.
+        RankError: Its tensors have not ``size`` samples, or where that is None, not equally many.
     """
     inputs, targets = (batch, None) if isinstance(batch, Mapping) else batch
     inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs  # of collators, too
@@ -97,8 +65,12 @@ def split_batch(batch: Tree, size: int) -> list[Microbatch]:
     count, rest = divmod(len(tensors_of(batch)[0]), size)
     if rest:
         raise RankError(f"{count * size + rest} samples are no whole microbatches of {size}")
-    firsts = [size * i for i in range(count)]
-    return [tree_map_only(Tensor, lambda t, i=i: t[i : i + size], batch) for i in firsts]
+
+    def piece(index: int) -> Microbatch:
+        cut: Microbatch = tree_map_only(Tensor, lambda t: t[index * size :][:size], batch)
+        return cut
+
+    return [piece(index) for index in range(count)]
 
 
 def joined_batch(microbatches: Iterable[Microbatch]) -> Microbatch:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .part import Part
 from .meshes import axis_names, local_tensor
+from .part import Part
 
 
 def clip_gradients(

@@ -2,55 +2,65 @@
 
 import pickle
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
-from .data import Data, checked, mixed_seed
+from .data import checked, mixed_seed
+from .model import UserModel
 from .processes import RankError
 from .trees import Function, Microbatch, Tree
 
 
-@dataclass(slots=True, kw_only=True)
-class LoadedData(Data):
-    """What loaders give, made by ``data_loader(rank, world_size, microbatch_size, seed)``."""
+class Loaders:
+    """What this process reads, step after step."""
 
-    loaders: "list[_Loader]" = field(default_factory=list)
-
-    def start(self, step: int, checkpoint: Path | None) -> None:
-        """Open the loaders where training goes on.
+    def __init__(
+        self, user: UserModel, seed: int, ranks: Sequence[int], world_size: int, size: int
+    ) -> None:
+        """Open the loaders.
 
         Args:
-            step: Steps taken so far: what was read in them is passed over.
+            user: Offers ``data_loader(rank, world_size, microbatch_size, seed)``.
+            seed: Seed of the whole training run.
+            ranks: The data-parallel ranks whose samples this process reads: one, or all (the
+                reference).
+            world_size: All data-parallel ranks.
+            size: Samples per microbatch.
+        """
+        data_loader = user.function("data_loader", needed_by="this script")
+        self._loaders = {
+            f"loader-{rank}-of-{world_size}-by-{size}": _Loader(
+                data_loader(rank, world_size, size, seed), mixed_seed(seed, rank), size
+            )
+            for rank in ranks
+        }
+
+    def start(self, count: int, checkpoint: Path | None) -> None:
+        """Go on where training does.
+
+        Args:
+            count: Microbatches of each loader that were read so far, and are passed over.
             checkpoint: May have states of loaders, which say the same.
         """
-        data_loader = self.user.function("data_loader", needed_by="this script")
-        for rank in self.ranks:
-            made = data_loader(rank, self.world_size, self.microbatch_size, self.seed)
-            loader = _Loader(made, mixed_seed(self.seed, rank), self.microbatch_size)
-            state = read_extra(checkpoint, self._name(rank)) if checkpoint is not None else None
+        for name, loader in self._loaders.items():
+            state = read_extra(checkpoint, name) if checkpoint is not None else None
             if state is None:
-                loader.skip(step * self.num_microbatches)
+                loader.skip(count)
             else:
                 loader.restore(pickle.loads(state))
-            self.loaders.append(loader)
 
     def state(self) -> dict[str, bytes]:
         """Return where loaders are that have a state, by a name that differs between ranks."""
-        ranked = zip(self.ranks, self.loaders, strict=False)
-        states = {self._name(rank): loader.state() for rank, loader in ranked}
+        states = {name: loader.state() for name, loader in self._loaders.items()}
         return {name: pickle.dumps(state) for name, state in states.items() if state is not None}
 
-    def _name(self, rank: int) -> str:
-        return f"loader-{rank}-of-{self.world_size}-by-{self.microbatch_size}"
-
-    def microbatches(self, step: int) -> list[Microbatch]:
-        """Return this process's microbatches of a step, on the CPU; steps come in order."""
-        return [loader.take() for loader in self.loaders for _ in range(self.num_microbatches)]
+    def take(self, count: int) -> list[Microbatch]:
+        """Return the next microbatches of each loader, on the CPU."""
+        return [loader.take() for loader in self._loaders.values() for _ in range(count)]
 
 
 class _Loader:
@@ -108,5 +118,5 @@ def read_extra(checkpoint: Path, name: str) -> bytes | None:
     found = {f"extra.{name}": b""}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(found, storage_reader=reader, no_dist=True)
+        load(found, storage_reader=reader, no_dist=True)
     return found[f"extra.{name}"]

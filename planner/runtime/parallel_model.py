@@ -145,7 +145,7 @@ class ParallelModel:
         if len(microbatches) != self.runner.num_microbatches:
             raise RunError(
                 f"a step takes {self.runner.num_microbatches} microbatches of "
-                f"{self.microbatch_size} samples on each data-parallel rank, not {len(microbatches)}"
+                f"{self.microbatch_size} samples on each rank, not {len(microbatches)}"
             )
         with self._step_seed():
             losses = self.runner.train(map(self._on_device, microbatches))

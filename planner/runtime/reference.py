@@ -1,4 +1,4 @@
-"""The same training on one process."""
+"""The same training on one process: the plain model, with the same weights and batches."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from .model import UserModel, cast_parameters
-from .parallel_model import ParallelModel, Recipe
 from .part import Part, Runner
 from .trees import Tree
 
@@ -25,16 +24,11 @@ class _Whole(Part):
         return self.user.loss(output, targets)
 
 
-def reference_model(
-    model: nn.Module, user: UserModel, recipe: Recipe, dtype: torch.dtype, num_microbatches: int
-) -> ParallelModel:
-    """Train the plain model on one process: same weights, same global batches, same optimiser."""
+def reference_runner(
+    model: nn.Module, user: UserModel, dtype: torch.dtype, num_microbatches: int
+) -> Runner:
+    """Run all microbatches of a step on the plain model."""
     part = _Whole(cast_parameters(model, dtype), user, blocks=())
     part.dtype = dtype
     part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return ParallelModel(
-        user=user,
-        runner=Runner(parts=[part], num_microbatches=num_microbatches),
-        recipe=recipe,
-        dtype=dtype,
-    )
+    return Runner(parts=[part], num_microbatches=num_microbatches)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .part import named_parameters
 from .meshes import axis_names, local_tensor
+from .part import named_parameters
 from .stages import Stage, StageSpec, stage_units
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .anatomy import Anatomy, Output, Sketch, lies_in_any, outer_modules, sketches_of
-from .model import UserModel, run_model
 from .meshes import axis_names
+from .model import UserModel, run_model
 from .split_part import SplitPart
 from .stand_ins import (
     AbsentModule,

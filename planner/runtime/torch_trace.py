@@ -5,6 +5,7 @@ One file for each rank, as chrome://tracing and Perfetto read it.
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch.profiler import ProfilerAction, profile, record_function, schedule
@@ -18,23 +19,23 @@ class StepTrace:
     """Traces steps 4 to 6 of a run."""
 
     def __init__(self, folder: Path, plan: str) -> None:
-        """Begin before the first step; the folder gets a file of each rank, which names the plan."""
+        """Begin; the folder gets a file of each rank, which names the plan."""
         self._folder = folder
         self._plan = plan
         steps = schedule(wait=2, warmup=1, active=3, repeat=1)
         self._profiler = profile(schedule=steps, on_trace_ready=self._write)
         self._profiler.start()
+        self._span = ExitStack()
 
     def start_step(self) -> None:
         """Begin a step."""
         if self._profiler.current_action is not ProfilerAction.NONE:
             self._profiler.add_metadata_json("plan", json.dumps(self._plan))
-        self._span = record_function(STEP)
-        self._span.__enter__()
+        self._span.enter_context(record_function(STEP))
 
     def end_step(self) -> None:
         """End a step; the last one writes the file."""
-        self._span.__exit__(None, None, None)
+        self._span.close()
         self._profiler.step()
 
     def _write(self, traced: profile) -> None:

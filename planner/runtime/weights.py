@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .processes import RunError

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy, linear
 
 from planner.runtime.anatomy import examine
 from planner.runtime.checkpoint_folders import CheckpointWriter
-from planner.runtime.data import Data, joined_batch, split_batch
+from planner.runtime.data import drawn_microbatches, joined_batch, split_batch
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
 from planner.runtime.layout import REPLICATE, shard
-from planner.runtime.loaders import LoadedData
+from planner.runtime.loaders import Loaders
 from planner.runtime.model import (
     UserModel,
     build_model,
@@ -268,11 +268,12 @@ class SumOfOutput:
 
 
 def test_global_batches_depend_on_seed_and_step_alone():
-    whole = {"ranks": (0,), "world_size": 1, "microbatch_size": 4, "num_microbatches": 1}
-    second = {"ranks": (1,), "world_size": 2, "microbatch_size": 1, "num_microbatches": 2}
-    first, again, later = (synthetic(5, **each) for each in (whole, whole, second))
+    first, again = (joined_batch(drawn_microbatches(GPT, 1, 5, range(4), 4)) for _ in range(2))
+    second = drawn_microbatches(GPT, 1, 5, range(2, 4), 1)
+    assert [inputs.shape[0] for inputs, _ in second] == [1, 1]
+    later, other = joined_batch(second), joined_batch(drawn_microbatches(GPT, 1, 6, range(4), 4))
     assert torch.equal(first[0], again[0])
-    assert not torch.equal(first[0], synthetic(6, **whole)[0])
+    assert not torch.equal(first[0], other[0])
     assert torch.equal(later[0], first[0][2:])
     assert torch.equal(later[1], first[1][2:])
 
@@ -284,10 +285,6 @@ def test_a_collators_dict_is_the_arguments_of_a_model_with_its_own_loss():
     assert second[0]["labels"].tolist() == [2, 3]
     whole, _ = joined_batch([first, second])
     assert torch.equal(whole["input_ids"], batch["input_ids"])
-
-
-def synthetic(step, **who):
-    return joined_batch(Data(user=GPT, seed=1, **who).microbatches(step))
 
 
 def test_same_weights_whatever_was_drawn_before():
@@ -473,28 +470,27 @@ class CountedNumbers(Numbers):
 
 def loaded(loader, step=0, checkpoint=None):
     user = UserModel(module="types", factory="x", functions={"data_loader": lambda *_: loader})
-    sizes = {"world_size": 2, "microbatch_size": 2, "num_microbatches": 2}
-    data = LoadedData(user=user, seed=0, ranks=(1,), **sizes)
-    data.start(step, checkpoint)
+    data = Loaders(user, 0, (1,), 2, 2)
+    data.start(2 * step, checkpoint)
     return data
 
 
-def numbers(data, *steps):
-    return [int(inputs[0]) for step in steps for inputs, _ in data.microbatches(step)]
+def numbers(data, steps):
+    return [int(inputs[0]) for _ in range(steps) for inputs, _ in data.take(2)]
 
 
 def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
     loader = StatefulNumbers(3)
     data = loaded(loader)
-    assert numbers(data, 0, 1) == [0, 1, 2, 0]
+    assert numbers(data, 2) == [0, 1, 2, 0]
     assert loader.epochs == [0, 1]
     state = {f"extra.{name}": content for name, content in data.state().items()}
     CheckpointWriter().write(state, tmp_path / "saved", wait=True)
     again = StatefulNumbers(3)
-    assert numbers(loaded(again, 2, tmp_path / "saved"), 2) == [1, 2] == numbers(data, 2)
+    assert numbers(loaded(again, 2, tmp_path / "saved"), 1) == [1, 2] == numbers(data, 1)
     assert again.epochs == [1]
     plain = CountedNumbers(3)
-    assert numbers(loaded(plain, 2), 2) == [1, 2]
+    assert numbers(loaded(plain, 2), 1) == [1, 2]
     assert plain.epochs == [1]
 
 
@@ -508,4 +504,4 @@ def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
 def test_loaders_that_do_not_do_say_why(loader, message):
     data = loaded(loader)
     with pytest.raises(RunError, match=message):
-        numbers(data, 0, 1)
+        numbers(data, 2)
