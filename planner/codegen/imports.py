@@ -64,7 +64,7 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
 
 def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
     """What the model and the devices add to them, whatever the layout."""
-    data = ("loaders", "Loaders") if needs.loads_data else ("data", "drawn_microbatches")
+    data = ("loaders", "Data") if needs.loads_data else ("data", "drawn_microbatches")
     wanted = (
         (True, data),
         (needs.recomputes, ("recompute", "recompute_activations")),

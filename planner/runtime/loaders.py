@@ -3,64 +3,68 @@
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from .data import checked, mixed_seed
+from .data import checked, drawn_microbatches, mixed_seed
 from .model import UserModel
 from .processes import RankError
 from .trees import Function, Microbatch, Tree
 
 
-class Loaders:
-    """What this process reads, step after step."""
+@dataclass(slots=True, kw_only=True)
+class Data:
+    """What this process reads: of a ``data_loader``, or drawn where the model file has none."""
 
-    def __init__(
-        self, user: UserModel, seed: int, ranks: Sequence[int], world_size: int, size: int
-    ) -> None:
-        """Open the loaders.
+    user: UserModel
+    """Offers ``data_loader(rank, world_size, microbatch_size, seed)`` or ``example_batch``."""
+    seed: int
+    """Seed of the whole training run."""
+    ranks: Sequence[int]
+    """The data-parallel ranks whose samples this process reads: one, or all (the reference)."""
+    world_size: int
+    """All data-parallel ranks."""
+    microbatch_size: int
+    """Samples per microbatch."""
+    num_microbatches: int
+    """Microbatches per step and rank."""
+    loaders: "dict[str, _Loader]" = field(default_factory=dict)
 
-        Args:
-            user: Offers ``data_loader(rank, world_size, microbatch_size, seed)``.
-            seed: Seed of the whole training run.
-            ranks: The data-parallel ranks whose samples this process reads: one, or all (the
-                reference).
-            world_size: All data-parallel ranks.
-            size: Samples per microbatch.
-        """
-        data_loader = user.function("data_loader", needed_by="this script")
-        self._loaders = {
-            f"loader-{rank}-of-{world_size}-by-{size}": _Loader(
-                data_loader(rank, world_size, size, seed), mixed_seed(seed, rank), size
-            )
-            for rank in ranks
-        }
-
-    def start(self, count: int, checkpoint: Path | None) -> None:
-        """Go on where training does.
+    def start(self, step: int, checkpoint: Path | None) -> None:
+        """Open the loaders where training goes on.
 
         Args:
-            count: Microbatches of each loader that were read so far, and are passed over.
+            step: Steps taken so far: what was read in them is passed over.
             checkpoint: May have states of loaders, which say the same.
         """
-        for name, loader in self._loaders.items():
+        data_loader, size = self.user.function("data_loader"), self.microbatch_size
+        for rank in self.ranks if data_loader is not None else ():
+            made = data_loader(rank, self.world_size, size, self.seed)
+            loader = _Loader(made, mixed_seed(self.seed, rank), size)
+            name = f"loader-{rank}-of-{self.world_size}-by-{size}"
             state = read_extra(checkpoint, name) if checkpoint is not None else None
             if state is None:
-                loader.skip(count)
+                loader.skip(step * self.num_microbatches)
             else:
                 loader.restore(pickle.loads(state))
+            self.loaders[name] = loader
 
     def state(self) -> dict[str, bytes]:
         """Return where loaders are that have a state, by a name that differs between ranks."""
-        states = {name: loader.state() for name, loader in self._loaders.items()}
+        states = {name: loader.state() for name, loader in self.loaders.items()}
         return {name: pickle.dumps(state) for name, state in states.items() if state is not None}
 
-    def take(self, count: int) -> list[Microbatch]:
-        """Return the next microbatches of each loader, on the CPU."""
-        return [loader.take() for loader in self._loaders.values() for _ in range(count)]
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Return this process's microbatches of a step, on the CPU; steps come in order."""
+        count, size = self.num_microbatches, self.microbatch_size
+        if self.loaders:
+            return [loader.take() for loader in self.loaders.values() for _ in range(count)]
+        samples = [rank * count * size + i for rank in self.ranks for i in range(count * size)]
+        return drawn_microbatches(self.user, self.seed, step, samples, size)
 
 
 class _Loader:

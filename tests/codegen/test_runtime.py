@@ -17,7 +17,7 @@ from planner.runtime.data import drawn_microbatches, joined_batch, split_batch
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.fused import RankOrder
 from planner.runtime.layout import REPLICATE, shard
-from planner.runtime.loaders import Loaders
+from planner.runtime.loaders import Data
 from planner.runtime.model import (
     UserModel,
     build_model,
@@ -470,13 +470,14 @@ class CountedNumbers(Numbers):
 
 def loaded(loader, step=0, checkpoint=None):
     user = UserModel(module="types", factory="x", functions={"data_loader": lambda *_: loader})
-    data = Loaders(user, 0, (1,), 2, 2)
-    data.start(2 * step, checkpoint)
+    sizes = {"world_size": 2, "microbatch_size": 2, "num_microbatches": 2}
+    data = Data(user=user, seed=0, ranks=(1,), **sizes)
+    data.start(step, checkpoint)
     return data
 
 
 def numbers(data, steps):
-    return [int(inputs[0]) for _ in range(steps) for inputs, _ in data.take(2)]
+    return [int(inputs[0]) for step in range(steps) for inputs, _ in data.microbatches(step)]
 
 
 def test_a_loader_is_read_pass_after_pass_and_resumed(tmp_path):
