@@ -3,17 +3,19 @@
 A script gets those of them that its plan needs, as a folder beside it. In the order of use:
 
 ``options``, ``processes``   command line, process group, mesh
-``model``, ``data``          the user's model, its functions, and the microbatches of a step
+``model``, ``data``          the user's model, its functions, and the microbatches of a step;
+                             ``loaders`` where it has a ``data_loader``
 ``first_weights``            of models too large to be built whole; ``weights`` in files of others
-``part``                     what a rank trains; ``split_part`` where that is not all of each tensor
+``part``                     what a rank trains, and its microbatches; ``split_part`` where it does
+                             not have all of each tensor
 ``anatomy``, ``stages``      pipeline stages: what a model consists of, and how it is cut
 ``tensor_parallel``          modules that are split over ranks
 ``recompute``, ``sharding``  recomputation in backward, FSDP2
-``step``, ``pipeline``       the microbatches of a step, and torch's schedules for them
+``pipeline``                 torch's schedules for microbatches
 ``gradients``                sums over ranks, the global norm
 ``parallel_model``           all of these as one object, for the script's loop or any other
 ``checkpoint``, ``log``      what a run leaves behind; ``checkpoint_folders`` are whole or absent
-``stopping``                 a scheduler's request to stop
+``stopping``, ``lost_ranks`` requests to stop, and ranks of other nodes that are gone
 ``reference``                the same training on one process
 ``plan_folder``              ``parallelize``: a plan's script, for a loop of the user's
 

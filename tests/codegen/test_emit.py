@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from crossing_models import T5, UNET
-from example_plans import GPT, LLAMA, MLP, Crossing, make_plan, module_sharding
+from example_plans import EXAMPLES, GPT, LLAMA, MLP, Crossing, make_plan, module_sharding
 
 from planner.codegen.emit import emit_script
 from planner.codegen.files import RUNTIME_FOLDER, script_files
@@ -20,6 +20,7 @@ from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import UnitSharding
 
 FOLDER = Path("/plans/run1")
+HOOKED = dataclasses.replace(GPT, file=EXAMPLES.parent / "tests" / "run" / "hooked_gpt.py")
 NOT_COPIED = ("__init__.py", "plan_folder.py")
 
 
@@ -126,13 +127,34 @@ def test_plain_layout_has_no_word_of_tensor_parallelism():
     assert "TensorParallel" not in script
 
 
-def test_a_plain_layout_gets_few_modules_of_the_runtime():
-    files = script_files(make_plan(MLP, dp_shard=2), folder=FOLDER)
-    absent = {"anatomy", "pipeline", "shared_parameters", "stages", "stand_ins", "tensor_parallel"}
-    assert not absent & {Path(name).stem for name in files}
-    assert (
-        sum(text.count("\n") for name, text in files.items() if name.startswith("runtime/")) < 2210
-    )
+ONE_NODE, TWO_NODES = (load_cluster("h100-sxm", gpus=gpus) for gpus in (2, 16))
+
+
+def plain(case=GPT, *, has_scalars=False, cluster=ONE_NODE):
+    """Names of the runtime's modules beside a data-parallel script, and lines of it and them."""
+    plan = make_plan(case, dp_shard=cluster.num_gpus)
+    plan = changed(plan, model=changed(plan.model, has_scalars=has_scalars))
+    files = script_files(plan, cluster=cluster, folder=FOLDER)
+    own = {n: text for n, text in files.items() if n.startswith("runtime/") or n == "train.py"}
+    names = {Path(name).stem for name in own}
+    return names - {"train", "__init__"}, sum(text.count("\n") for text in own.values())
+
+
+def test_a_plain_layout_gets_what_it_runs_and_not_more():
+    names, num_lines = plain()
+    assert names == {
+        *("checkpoint", "checkpoint_folders", "data", "log", "model", "options"),
+        *("parallel_model", "part", "processes", "reference", "sharding", "stopping"),
+        *("torch_trace", "trees", "weights"),
+    }
+    assert num_lines <= 1905
+
+
+def test_modules_go_along_where_the_model_or_the_devices_need_them():
+    least, _ = plain()
+    assert plain(HOOKED)[0] - least == {"loaders"}
+    assert plain(has_scalars=True)[0] - least == {"scalars", "stored_order"}
+    assert plain(cluster=TWO_NODES)[0] - least == {"lost_ranks"}
 
 
 def test_equal_plans_give_equal_bytes():
@@ -241,7 +263,7 @@ EXPERTS_APART = UnitSharding(
 
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
     plans = (
-        make_plan(GPT, dp_shard=2),
+        make_plan(HOOKED, dp_shard=2),
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True),
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),

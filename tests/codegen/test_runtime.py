@@ -267,6 +267,14 @@ class SumOfOutput:
         return output.sum()
 
 
+def test_a_batch_that_does_not_divide_is_refused():
+    tokens = torch.zeros(5, 3)
+    with pytest.raises(RunError, match="5 samples are no whole microbatches of 2"):
+        split_batch((tokens, tokens), 2)
+    with pytest.raises(RunError, match=r"gave a tensor of shape \(4, 3\)"):
+        split_batch((tokens, tokens[:4]), 5)
+
+
 def test_global_batches_depend_on_seed_and_step_alone():
     first, again = (joined_batch(drawn_microbatches(GPT, 1, 5, range(4), 4)) for _ in range(2))
     second = drawn_microbatches(GPT, 1, 5, range(2, 4), 1)

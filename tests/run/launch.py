@@ -13,9 +13,9 @@ from torch.distributed.checkpoint import FileSystemReader
 from planner.codegen.files import script_files
 
 
-def write_script(folder, plan):
+def write_script(folder, plan, *, cluster=None):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in script_files(plan, folder=folder).items():
+    for name, text in script_files(plan, cluster=cluster, folder=folder).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return folder
