@@ -132,7 +132,7 @@ ONE_NODE, TWO_NODES = (load_cluster("h100-sxm", gpus=gpus) for gpus in (2, 16))
 
 def plain(case=GPT, *, has_scalars=False, cluster=ONE_NODE):
     """Names of the runtime's modules beside a data-parallel script, and lines of it and them."""
-    plan = make_plan(case, dp_shard=cluster.num_gpus)
+    plan = make_plan(case, dp_shard=2)
     plan = changed(plan, model=changed(plan.model, has_scalars=has_scalars))
     files = script_files(plan, cluster=cluster, folder=FOLDER)
     own = {n: text for n, text in files.items() if n.startswith("runtime/") or n == "train.py"}
