@@ -286,14 +286,17 @@ def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
 
 
 def _check_experts(request: PlanRequest, fixed: Mapping[str, str]) -> None:
-    """The ranks of ep are some of those of dp_shard."""
-    ep, shards = int(fixed.get(Axis.EP, "1")), int(fixed.get(Axis.DP_SHARD, request.gpus))
-    if shards % ep:
-        of_whom = f"--fix dp_shard={shards}" if Axis.DP_SHARD in fixed else f"{shards} GPUs"
+    """The ranks of ep are those of tp, and some of dp_shard."""
+    ep, lenders = int(fixed.get(Axis.EP, "1")), (Axis.DP_SHARD, Axis.TP)
+    named = {axis: int(fixed[axis]) for axis in lenders if axis in fixed}
+    ranks = math.prod(named.values()) if len(named) == len(lenders) else request.gpus
+    if ranks % ep:
+        settings = " ".join(f"--fix {axis}={degree}" for axis, degree in named.items())
+        of_whom = settings if len(named) == len(lenders) else f"{request.gpus} GPUs"
         raise RequestError(
-            f"--fix ep={ep} with {of_whom}: ep borrows its ranks from dp_shard, and "
-            f"{shards} % {ep} = {shards % ep}",
-            hint=f"Use an ep that divides {shards}.",
+            f"--fix ep={ep} with {of_whom}: ep borrows its ranks from dp_shard and tp, and "
+            f"{ranks} % {ep} = {ranks % ep}",
+            hint=f"Use an ep that divides {ranks}.",
         )
 
 

@@ -84,7 +84,8 @@ class Style(_Word):
     heads), so that their gradients are sums over the ranks: over tp after backward, over cp with
     the reduction of data parallelism."""
     EXPERTS = "experts"
-    """Each rank of ep has some of its experts, and runs them on the tokens that all ranks send."""
+    """Each rank of ep has some of its experts, and runs them on the tokens that all ranks send: of
+    those that ranks of tp have in common, each sends its part."""
 
 
 SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING, Style.INNER)
@@ -92,7 +93,7 @@ SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING,
 
 
 _STYLES_OF: dict[Axis, tuple[str, ...]] = {
-    Axis.TP: SPLIT_STYLES,
+    Axis.TP: (*SPLIT_STYLES, Style.EXPERTS),
     Axis.CP: (Style.ON_PART,),
     Axis.EP: (Style.EXPERTS,),
 }
@@ -101,7 +102,7 @@ _STYLES_OF: dict[Axis, tuple[str, ...]] = {
 def split_styles(axis: Axis) -> tuple[str, ...]:
     """Styles that split a module over an axis.
 
-    Its parameters over tp, what it reads over cp, its experts over ep.
+    Its parameters over tp, what it reads over cp, its experts over ep (with or without tp).
     """
     return _STYLES_OF[axis]
 

@@ -39,10 +39,10 @@ ORDERS = {
         ("layout", "meshes", "processes", "stored_order", "torch_trace", "trees"),
         ("unread",),
         (
-            *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_rules", "options"),
+            *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "stopping", "streams", "weights"),
         ),
-        ("data", "experts", "fused", "known_data", "log", "part", "product_rules"),
+        ("data", "experts", "fused", "known_data", "log", "op_rules", "part"),
         (
             "anatomy",
             "checkpoint",
@@ -50,6 +50,8 @@ ORDERS = {
             "compiled",
             "first_weights",
             "loaders",
+            "module_edge",
+            "product_rules",
             "recompute",
             "scalars",
         ),

@@ -74,7 +74,7 @@ def test_impossible_values_are_refused(fields, words):
         (["tp=4", "pp=4"], "their product 16 does not divide 8"),
         (["tp=2", "pp=2", "cp=1", "dp_shard=1", "dp_replicate=1"], "4 GPUs would idle"),
         (["ep=3"], "8 % 3 = 2"),
-        (["ep=4", "dp_shard=2"], "ep borrows its ranks from dp_shard"),
+        (["ep=4", "dp_shard=2", "tp=1"], "ep borrows its ranks from dp_shard and tp, and 2 % 4"),
         (["schedule=1f1b"], "Did you mean 1F1B?"),
         (["schedule=DualPipeV"], "Choices: GPipe, 1F1B, Interleaved1F1B"),
         (["activation_checkpointing=all"], "Choices: none, selective, full"),

@@ -102,7 +102,7 @@ def _split(plan: Plan) -> dict[str, object]:
         "is_split": is_split,
         "split_axis": str(plan.degrees.split_axis),
         "split_mesh": _split_mesh(plan),
-        "sequence": "SEQUENCE_DIM" if plan.degrees.ep == 1 else "None",
+        "sequence": "None" if plan.degrees.split_axis is Axis.EP else "SEQUENCE_DIM",
         "ep": plan.degrees.ep,
         "block_groups": _block_groups(plan) if is_split else [],
         "outer_modules": _outer_modules(plan) if is_split else [],
@@ -116,7 +116,9 @@ def _gradient_sums(plan: Plan) -> list[str]:
     if sums_gradients(plan):
         sums.append("partial(sum_sequence_gradients, parts, mesh)")
     if plan.degrees.ep > 1:
-        sums.append("partial(average_experts, parts, EXPERT_RANKS)")
+        tp = plan.degrees.tp
+        batches = f"EXPERT_RANKS // {tp}" if tp > 1 else "EXPERT_RANKS"
+        sums.append(f"partial(average_experts, parts, {batches})")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
     return sums
@@ -355,5 +357,6 @@ def _counted(count: int, one: str, ending: str) -> str:
 def _layout_words(degrees: ParallelDegrees) -> str:
     used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     if degrees.ep > 1:
-        used.append(f"ep {degrees.ep} (of dp_shard)")
+        lenders = "dp_shard" if degrees.tp == 1 else "dp_shard and tp"
+        used.append(f"ep {degrees.ep} (of {lenders})")
     return " x ".join(used) or "one device"

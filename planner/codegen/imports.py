@@ -81,11 +81,11 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
 def _split_imports(plan: Plan) -> dict[str, set[str]]:
     """What tensor, context and expert parallelism add to them."""
     used = {"TensorParallel"}
-    if any(group.modules for group in plan.shardings):
-        used.add("ModuleSharding")
     if sums_gradients(plan):
         used.add("sum_sequence_gradients")
     names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
+    if any(group.modules for group in plan.shardings):
+        names["module_edge"] = {"ModuleSharding"}
     if plan.splits_stream:
         names["anatomy"] = {"check_sequence"}
     if plan.degrees.cp > 1:

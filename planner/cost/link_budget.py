@@ -30,13 +30,19 @@ class UnitPasses:
     """The passes of a unit: what they wait for, and what hides behind them."""
 
     def __init__(
-        self, framework: FrameworkSpec, *, tp_shares_link: bool, hides: bool = True
+        self,
+        framework: FrameworkSpec,
+        *,
+        tp_shares_link: bool,
+        experts_share_link: bool = False,
+        hides: bool = True,
     ) -> None:
         """Keep the framework's overlap.
 
         Args:
             framework: How much of its collectives and reductions it hides.
             tp_shares_link: Data-parallel traffic crosses a link of the tensor-parallel group.
+            experts_share_link: It crosses one of the ranks that share experts.
             hides: Whether traffic runs beside compute at all.
         """
         self._hides = hides
@@ -44,6 +50,27 @@ class UnitPasses:
         self._beside_weights = framework.hides_backward_collectives
         self._reducing = framework.gradient_overlap
         self._shares = tp_shares_link
+        self._experts_share = experts_share_link
+
+    def busy_s(self, comm_s: float, experts_s: float) -> float:
+        """Collectives of a pass that cross a link of data-parallel traffic.
+
+        Args:
+            comm_s: All of them.
+            experts_s: Those of them over the ranks that share experts.
+        """
+        others_s = comm_s - experts_s if self._shares else 0.0
+        return others_s + (experts_s if self._experts_share else 0.0)
+
+    def experts_comm_s(self, unit: PricedUnit) -> float:
+        """What of the exposed collectives is over the ranks that share experts."""
+        exposed = 0.0
+        for comm_s, experts_s, exposed_comm_s in (
+            (unit.forward_comm_s, unit.forward_experts_comm_s, self.forward_comm_s(unit)),
+            (unit.backward_comm_s, unit.backward_experts_comm_s, self.backward_comm_s(unit)),
+        ):
+            exposed += exposed_comm_s * experts_s / comm_s if experts_s else 0.0
+        return exposed
 
     def forward_comm_s(self, unit: PricedUnit) -> float:
         """Exposed tensor-parallel collectives of the forward pass."""
@@ -67,7 +94,7 @@ class UnitPasses:
             return gathers_s
         return exposed_s(
             gathers_s,
-            busy_s=unit.forward_comm_s if self._shares else 0.0,
+            busy_s=self.busy_s(unit.forward_comm_s, unit.forward_experts_comm_s),
             window_s=unit.forward_s + self.forward_comm_s(unit),
         )
 
@@ -84,7 +111,11 @@ class UnitPasses:
         """
         if not self._hides:
             return gathers_s + reductions_s
-        busy_s = unit.backward_comm_s + unit.recompute[kind].comm_s if self._shares else 0.0
+        again = unit.recompute[kind]
+        busy_s = self.busy_s(
+            unit.backward_comm_s + again.comm_s,
+            unit.backward_experts_comm_s + again.experts_comm_s,
+        )
         window_s = unit.backward_s + self.backward_comm_s(unit) + self.recompute_s(unit, kind)
         return max(
             exposed_s(gathers_s + reductions_s, busy_s=busy_s, window_s=window_s),

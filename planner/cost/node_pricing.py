@@ -34,6 +34,8 @@ class RankSpec:
     """Compute dtype."""
     tp_group: CommGroup
     """Ranks and links of the axis over which modules are split: tp, cp or ep."""
+    expert_group: CommGroup | None = None
+    """The same of the ranks that share experts, None where each has all."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -129,5 +131,7 @@ def conversion_s(
 
 
 def comm_s(work: CommWork, rank: RankSpec) -> float:
-    """Seconds of one collective over the split axis."""
-    return _COLLECTIVE_S[work.kind](work.num_bytes, rank.tp_group)
+    """Seconds of one collective over the split axis, or over the ranks that share experts."""
+    group = rank.expert_group if work.over_experts else rank.tp_group
+    assert group is not None
+    return _COLLECTIVE_S[work.kind](work.num_bytes, group)

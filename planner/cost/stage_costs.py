@@ -23,7 +23,7 @@ from planner.cost.model_units import ModelUnits, UnitSums
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import link_between, shares_link
+from planner.hardware.topology import CommGroup, link_between, shares_link
 from planner.strategy.configuration import Configuration, axis_group, mesh_axis
 from planner.vocabulary import Axis, Recomputation
 
@@ -41,7 +41,9 @@ class StageSeconds:
     """What recomputation adds: its kernels and collectives, less the data-parallel traffic that
     hides behind them."""
     tp_comm_s: float
-    """Exposed tensor-parallel collectives."""
+    """Exposed collectives over the split axis and the ranks that share experts."""
+    experts_comm_s: float
+    """Those of them over the latter."""
     dp_comm_s: float
     """Exposed parameter gathers (and gradient reductions) of every microbatch."""
     pp_comm_s: float
@@ -108,9 +110,7 @@ class StageCosts:
         self._message_s = framework.congested_message_s if stalled else framework.message_s
         ranks = axis_group(cluster, degrees, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP)
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
-        self._passes = passes = UnitPasses(
-            framework, tp_shares_link=self._tp_shares_link, hides=cluster.hides_traffic
-        )
+        self._passes = passes = self._unit_passes(ranks)
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
         self._shards = degrees.shards if configuration.state_form == "fsdp" else 1
@@ -124,6 +124,16 @@ class StageCosts:
         self._sums: dict[str, list[float]] = {}
         self._recomputes: dict[tuple[int, str, bool], float] = {}
         self._build()
+
+    def _unit_passes(self, ranks: CommGroup) -> UnitPasses:
+        """What traffic of units crosses links of the data-parallel ranks."""
+        experts = axis_group(self.cluster, self.configuration.degrees, Axis.EP)
+        return UnitPasses(
+            self.framework,
+            tp_shares_link=self._tp_shares_link,
+            experts_share_link=ranks.num_ranks > 1 and shares_link(ranks, experts),
+            hides=self.cluster.hides_traffic,
+        )
 
     def _build(self) -> None:
         units, passes = self.units, self._passes
@@ -139,6 +149,7 @@ class StageCosts:
         self._add(
             "tp", lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
         )
+        self._add("experts", lambda i: passes.experts_comm_s(units[i]))
         self._add("tp_busy", lambda i: units[i].backward_comm_s)
         self._add("summed", lambda i: units[i].summed_gradient_bytes)
 
@@ -238,6 +249,7 @@ class StageCosts:
             compute_s=compute_s,
             recompute_s=recompute_s,
             tp_comm_s=tp_s,
+            experts_comm_s=total("experts", first, end),
             dp_comm_s=every_s,
             pp_comm_s=transfers_s,
             forward_s=forward_s,

@@ -86,7 +86,8 @@ class StageMemory:
         self._shards = configuration.degrees.shards
         self._is_fsdp = configuration.state_form == "fsdp"
         self._pipelined = configuration.degrees.pp > 1
-        self._ep = configuration.degrees.ep
+        degrees = configuration.degrees
+        self._more_of_experts = degrees.shards // degrees.expert_shards - 1
         self._sums: dict[str, list[int]] = {
             name: list(accumulate((getattr(unit, name) for unit in self._units), initial=0))
             for name in _SUMMED
@@ -112,8 +113,8 @@ class StageMemory:
 
         Of experts, which ep divides already, fewer ranks share the state.
         """
-        experts = self._sum("experts_trained_bytes", first, end)
-        return (self.local_trained_bytes(first, end) + (self._ep - 1) * experts) / self._shards
+        more = self._more_of_experts * self._sum("experts_trained_bytes", first, end)
+        return (self.local_trained_bytes(first, end) + more) / self._shards
 
     def _local_frozen_bytes(self, first: int, end: int) -> int:
         """Frozen parameters of a stage on one tp rank in the compute dtype, tied ones once."""
@@ -124,7 +125,7 @@ class StageMemory:
     def _sharded_bytes(self, first: int, end: int) -> float:
         """A rank's share of all parameters of a stage, as they are kept between steps."""
         experts = self._sum("experts_frozen_bytes", first, end)
-        frozen_bytes = self._local_frozen_bytes(first, end) + (self._ep - 1) * experts
+        frozen_bytes = self._local_frozen_bytes(first, end) + self._more_of_experts * experts
         return self.sharded_trained_bytes(first, end) + frozen_bytes / self._shards
 
     def updated_bytes(self, first: int, end: int) -> int:

@@ -115,12 +115,13 @@ def _breakdown(
     busy_s = m * sum(time.microbatch_s for time in slowest)
     split_s = m * sum(time.tp_comm_s for time in slowest)
     axis = configuration.degrees.split_axis
+    experts_s = m * sum(time.experts_comm_s for time in slowest) if axis is Axis.TP else 0.0
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
-        tp_comm_s=split_s if axis is Axis.TP else 0.0,
+        tp_comm_s=split_s - experts_s if axis is Axis.TP else 0.0,
         cp_comm_s=split_s if axis is Axis.CP else 0.0,
-        ep_comm_s=split_s if axis is Axis.EP else 0.0,
+        ep_comm_s=split_s if axis is Axis.EP else experts_s,
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),
@@ -140,6 +141,7 @@ def rank_spec(
         device=cluster.device,
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, degrees.split_axis),
+        expert_group=axis_group(cluster, degrees, Axis.EP),
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

@@ -57,7 +57,7 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[
         exchange = _work(graph, value, "all_to_all", ranks)
         found.append(([exchange], [exchange]))
     if strategy.routed is not None:
-        rows = CommWork(kind="all_to_all", num_bytes=strategy.routed.rows_bytes)
+        rows = _exchange(strategy.routed.rows_bytes)
         found.append(([rows], [rows]))
     return found
 
@@ -67,10 +67,13 @@ def entry_comm(strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
     routed = strategy.routed
     if routed is None:
         return []
-    rows = CommWork(kind="all_to_all", num_bytes=routed.rows_bytes)
-    weights = CommWork(kind="all_to_all", num_bytes=routed.weights_bytes)
-    counts = CommWork(kind="all_to_all", num_bytes=routed.counts_bytes)
+    rows, weights = _exchange(routed.rows_bytes), _exchange(routed.weights_bytes)
+    counts = _exchange(routed.counts_bytes)
     return [([counts, rows, weights], [rows, *([weights] if routed.has_trained_weights else [])])]
+
+
+def _exchange(num_bytes: int) -> CommWork:
+    return CommWork(kind="all_to_all", num_bytes=num_bytes, over_experts=True)
 
 
 def routing_works(routed: RoutedRows) -> tuple[list[OpWork], list[OpWork]]:
@@ -98,9 +101,10 @@ def change_comm(
 ) -> tuple[Comm, Comm]:
     """Collectives of a change of layout of one value, forward and backward."""
     change = conversion(source, target)
+    has_gradient = graph.values[value].requires_grad
     forward, backward = (
         [] if kind is None else [_work(graph, value, kind, ranks)]
-        for kind in (change.forward, change.backward)
+        for kind in (change.forward, change.backward if has_gradient else None)
     )
     return forward, backward
 

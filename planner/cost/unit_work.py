@@ -13,12 +13,14 @@ from planner.strategy.conversion import Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommWork:
-    """One collective over the split axis: tp, cp or ep."""
+    """One collective over the split axis: tp, cp or ep; or over ep beside tp."""
 
     kind: Collective
     """Which."""
     num_bytes: float
     """Bytes of the whole tensor; of one that ranks exchange, what one of them hands out."""
+    over_experts: bool = False
+    """Whether it is over the ranks that share experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from planner.graph.analysis.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
 from planner.runtime.layout import Layout
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
-from planner.strategy.nodes import NodeStrategy
+from planner.strategy.nodes import NodeStrategy, RoutedRows
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
 
@@ -50,11 +50,19 @@ class Shares:
     """Ranks of the axis."""
     otherwise: float = 1.0
     """Share of values without a layout."""
-    divides_work: bool = True
-    """Whether a rank computes as much less as it holds: not where it gets the rows of others."""
+    routed: RoutedRows | None = None
+    """What goes to the ranks of experts: a rank computes as much less as it has fewer rows, not as
+    it has fewer weights."""
+
+    @property
+    def of_work(self) -> float | None:
+        """Share of an op's work, None where the shares of what it reads and makes tell it."""
+        return None if self.routed is None else 1 / self.routed.readers
 
     def __call__(self, value: int) -> float:
         """Return the share of a value."""
+        if self.routed is not None and value in self.routed.weights:
+            return 1 / self.routed.ranks
         layout = self.layouts.get(value)
         if layout is None:
             return self.otherwise
@@ -63,8 +71,7 @@ class Shares:
 
 def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
     """Shares from the layouts of a strategy; values without a layout are whole."""
-    is_divided = strategy.routed is None
-    return Shares(layouts=strategy.layouts, ranks=ranks, divides_work=is_divided)
+    return Shares(layouts=strategy.layouts, ranks=ranks, routed=strategy.routed)
 
 
 def op_kind(name: str) -> OpKind:
@@ -87,7 +94,7 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
         share: Share of each value that the rank holds.
     """
     reads, writes = [share(v) for v in op.inputs], [share(v) for v in op.outputs]
-    return _work(graph, op, reads, writes, divided=share.divides_work)
+    return _work(graph, op, reads, writes, fixed=share.of_work)
 
 
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
@@ -103,7 +110,7 @@ def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shar
         share: Share of each forward value that the rank holds.
     """
     reads, writes = backward_shares(graph, op, forward, share)
-    return _work(graph, op, reads, writes, divided=share.divides_work)
+    return _work(graph, op, reads, writes, fixed=share.of_work)
 
 
 def backward_shares(
@@ -135,14 +142,17 @@ def _work(
     input_shares: list[float],
     output_shares: list[float],
     *,
-    divided: bool,
+    fixed: float | None,
 ) -> OpWork:
-    """Scale an op's FLOPs, bytes and matmul sizes by the shares of its operands."""
+    """Scale an op's FLOPs, bytes and matmul sizes by the shares of its operands.
+
+    Its FLOPs by ``fixed`` where that is known.
+    """
     kind = op_kind(op.name)
-    part = min((*input_shares, *output_shares), default=1.0) if divided else 1.0
+    part = min((*input_shares, *output_shares), default=1.0) if fixed is None else fixed
     # What looks rows up in a table reads as many, though the rank has less of the table.
-    looks_up = kind == "embedding" and not divided
-    read = 1.0 if looks_up else _scaled(graph, op.inputs, input_shares)
+    looks_up = kind == "embedding" and fixed is not None
+    read = part if looks_up else _scaled(graph, op.inputs, input_shares)
     written = _scaled(graph, op.outputs, output_shares)
     batch, m, n, k = 1, 0, 0, 0
     alignment_share = 1.0

@@ -61,6 +61,8 @@ def express(saved: SavedPlan) -> Terms:
         options.append(f"--context-parallel-size {degrees.cp} --cp-comm-type a2a")
     if degrees.ep > 1:
         options.append(f"--expert-model-parallel-size {degrees.ep}")
+        if degrees.tp > 1:
+            options.append("--expert-tensor-parallel-size 1")
         options.append("--moe-token-dispatcher-type alltoall")
     if degrees.pp > 1:
         options.append(f"--pipeline-model-parallel-layout '{_pipeline_layout(plan)}'")

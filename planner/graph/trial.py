@@ -11,7 +11,7 @@ from planner.graph.operator_graph import DataRead, OperatorGraph, Unit, UnitKind
 from planner.runtime import known_data
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
-from planner.runtime.tensor_parallel import ModuleSharding
+from planner.runtime.module_edge import ModuleSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

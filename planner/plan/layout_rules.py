@@ -25,7 +25,7 @@ from planner.vocabulary import (
     split_styles,
 )
 
-_REPLICATE, _LAST = "Replicate", "Shard(-1)"
+_REPLICATE, _LAST, _ROWS = "Replicate", "Shard(-1)", "Shard(0)"
 _STREAM = "stream"
 """Stands in ``_STYLES`` for the layout of the stream."""
 _PART = "part"
@@ -38,7 +38,7 @@ _STYLES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     Style.VOCAB_EMBEDDING: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.REPLICATE: (frozenset({_REPLICATE}), frozenset({_REPLICATE, _STREAM})),
     Style.ON_PART: (frozenset({_PART}), frozenset({_PART, _REPLICATE})),
-    Style.EXPERTS: (frozenset({_REPLICATE}), frozenset({_REPLICATE})),
+    Style.EXPERTS: (frozenset({_REPLICATE, _ROWS}), frozenset({_REPLICATE, _ROWS})),
 }
 """Legal input and output layouts of each style."""
 
@@ -62,15 +62,21 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more; one of tp, cp and ep at most is above, and ep divides dp_shard."""
+    """Every degree is 1 or more; one of tp, cp and ep at most is above, or tp and ep.
+
+    ep divides dp_shard and tp, and holds the latter.
+    """
     degrees = plan.degrees
     for axis in (*MESH_ORDER, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
-    if degrees.ep > 1 and degrees.dp_shard % degrees.ep:
-        yield f"ep is {degrees.ep}, but does not divide dp_shard {degrees.dp_shard}"
+    if degrees.ep > 1 and degrees.dp_shard * degrees.tp % degrees.ep:
+        ranks = f"dp_shard {degrees.dp_shard} x tp {degrees.tp}"
+        yield f"ep is {degrees.ep}, but does not divide {ranks}"
+    elif degrees.ep > 1 and degrees.ep % degrees.tp:
+        yield f"ep is {degrees.ep}, but no multiple of tp {degrees.tp}"
     split = {axis: getattr(degrees, axis) for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
-    if len(split) > 1:
+    if len(split) > 1 and split.keys() != {Axis.TP, Axis.EP}:
         words = " and ".join(f"{axis} {degree}" for axis, degree in split.items())
         yield f"modules are split over one axis, not over {words}"
 
@@ -161,6 +167,8 @@ def _split_modules(plan: Plan) -> Iterator[str]:
         yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
     if degrees.splits_modules and plan.compile:
         yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
+    if degrees.ep > 1 and Style.EXPERTS not in styles:
+        yield f"ep is {degrees.ep}, but no module's experts are shared"
     if axis is not Axis.TP and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
         yield f"{axis} is above 1, but parameters or the stream are split as over tp"
     if plan.loss_chunks > 1 and (degrees.tp > 1 or degrees.cp > 1):
@@ -223,8 +231,8 @@ def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> fro
     in_blocks = set(sharding.units) <= set(blocks(plan))
     split = plan.splits_stream and (in_blocks or plan.degrees.cp > 1)
     stream = {f"Shard({plan.sequence_dim})", _LAST} if split and _STREAM in allowed else set()
-    if stream and plan.degrees.cp > 1:
-        stream.add("Shard(0)")  # of tensors whose first dim has samples and sequence
+    if stream and (plan.degrees.cp > 1 or plan.degrees.ep > 1):
+        stream.add(_ROWS)  # of tensors whose first dim has samples and sequence
     return (allowed - {_STREAM}) | stream
 
 

@@ -6,6 +6,7 @@ from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.mesh import split_axis
 from planner.strategy.nodes import FoldedUnit
 from planner.strategy.problem import ShardingProblem, sharding_problem
 from planner.vocabulary import Axis
@@ -20,7 +21,7 @@ class ShardingChoice:
     cp: int = 1
     """Context-parallel ranks; 1 where tp is more."""
     ep: int = 1
-    """Expert-parallel ranks; 1 where tp or cp is more."""
+    """Expert-parallel ranks, those of tp among them; 1 where cp is more."""
     sequence_parallel: bool
     """The stream is split over the sequence inside blocks."""
     split_tables: bool
@@ -35,13 +36,13 @@ class ShardingChoice:
     @property
     def ranks(self) -> int:
         """Ranks over which modules are split."""
-        return max(self.tp, self.cp, self.ep)
+        return int(getattr(self, split_axis(self)))
 
     @property
     def over(self) -> SplitAxis:
         """The axis over which modules are split."""
-        name = next((axis for axis in (Axis.CP, Axis.EP) if getattr(self, axis) > 1), Axis.TP)
-        return SplitAxis(name=name, size=self.ranks)
+        name = split_axis(self)
+        return SplitAxis(name, self.ranks, experts=self.ep if name is Axis.TP else 1)
 
     @property
     def splits_stream(self) -> bool:

@@ -86,6 +86,7 @@ class ModelPricer:
             device=self._cluster.device,
             dtype=self._dtype,
             tp_group=comm_group(self._cluster, MeshAxis(size=choice.ranks, stride=1)),
+            expert_group=comm_group(self._cluster, MeshAxis(size=choice.ep, stride=1)),
             collective_host_s=self._collective_host_s,
         )
 
@@ -159,7 +160,8 @@ class ModelPricer:
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
         group = comm_group(replace(node, links=tuple(links)), MeshAxis(size=choice.tp, stride=1))
-        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group)
+        experts = self.rank(choice).expert_group
+        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, expert_group=experts)
 
 
 UnitWorks = dict[tuple[int, bool, bool, int], tuple[ShardingSolution, UnitWork]]

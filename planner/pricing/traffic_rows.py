@@ -29,7 +29,7 @@ of each in their dtype, over the shards alone."""
 
 
 _EXPERT_SHARDS = "dp_shard_mod_ep"
-"""The ranks of dp_shard that share the state of the same experts, as the script names them."""
+"""The ranks that share the state of the same experts, as the script names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ class _Counted:
         for unit, kind in zip(self._units(stage), stage.activation_checkpointing, strict=True):
             passes = (unit.forward, unit.input_backward, unit.weight_backward, unit.recompute[kind])
             for comm in (comm for each in passes for comm in each.comm):
-                yield _Moved(comm.kind, axis, self._plan.num_microbatches, comm.num_bytes)
+                over = Axis.EP if comm.over_experts else axis
+                yield _Moved(comm.kind, over, self._plan.num_microbatches, comm.num_bytes)
 
     def _summed(self, stages: list[StagePlan]) -> Iterator[_Moved]:
         """Gradients of whole parameters on a split stream, all in one."""

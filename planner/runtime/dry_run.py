@@ -19,12 +19,13 @@ from .chunked_loss import take_loss_in_chunks
 from .known_data import DataRead, KnownData
 from .layout import SplitAxis
 from .model import run_model
+from .module_edge import ModuleSharding
 from .part import OffersLoss
 from .split_part import SplitPart
 from .split_tensor import Ranks
 from .stand_ins import EarlierModule
 from .streams import stream_of
-from .tensor_parallel import ModuleSharding, TensorParallel
+from .tensor_parallel import Shared, TensorParallel
 from .trees import Args, Kwargs, Tree, cast_floats, tensors_of
 
 
@@ -231,15 +232,20 @@ def _on_meta(tree: Tree) -> Tree:
 
 
 def _parallel(part: SplitPart, over: SplitAxis, sequence_dim: int | None) -> TensorParallel:
-    tp = over.size
-    ranks = Ranks(rank=0, size=tp, group=None)
+    shared = _first_of(over.size)
+    experts = shared if over.is_inside_blocks else _first_of(over.experts)
+    return TensorParallel(part, over, shared, sequence_dim, experts)
+
+
+def _first_of(size: int) -> Shared:
+    """The first of some ranks."""
 
     def distribute(whole: Tensor, dim: int) -> Tensor:
-        if whole.shape[dim] % tp:
-            raise DryRunError("", f"{whole.shape[dim]} is no multiple of {tp}")
-        return whole.narrow(dim, 0, whole.shape[dim] // tp).clone()
+        if whole.shape[dim] % size:
+            raise DryRunError("", f"{whole.shape[dim]} is no multiple of {size}")
+        return whole.narrow(dim, 0, whole.shape[dim] // size).clone()
 
-    return TensorParallel(part, over, ranks, distribute, sequence_dim)
+    return Shared(Ranks(rank=0, size=size, group=None), distribute)
 
 
 @contextmanager

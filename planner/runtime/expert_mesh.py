@@ -14,12 +14,12 @@ from .split_part import SplitPart
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
-    """Return the mesh with dp_shard in two: dp_shard_mod_ep, and ep inside it.
+    """Return the mesh with dp_shard and tp as others: dp_shard_mod_ep, and ep inside it.
 
     All ranks ask for it at the same time, since its groups are made here.
     """
     sizes = {name: mesh[name].size() for name in axis_names(mesh)}
-    sizes["dp_shard_mod_ep"] = sizes.pop("dp_shard") // ep
+    sizes["dp_shard_mod_ep"] = sizes.pop("dp_shard") * sizes.pop("tp", 1) // ep
     sizes["ep"] = ep
     return init_device_mesh(mesh.device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
@@ -53,13 +53,17 @@ def shard_experts(
         )
 
 
-def average_experts(parts: Sequence[SplitPart], ep: int) -> None:
+def average_experts(parts: Sequence[SplitPart], batches: int) -> None:
     """Make gradients of experts the means over all ranks that the others' are.
 
     FSDP2 takes the mean over ranks with the same experts, and each has added up the tokens of ep.
+
+    Args:
+        parts: What this rank trains.
+        batches: Microbatches whose tokens the ranks of ep have: one for all ranks of tp.
     """
     for part in parts:
         for module in part.expert_modules:
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    local_tensor(parameter.grad).div_(ep)
+                    local_tensor(parameter.grad).div_(batches)

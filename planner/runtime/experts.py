@@ -3,11 +3,12 @@
 Lepikhin et al. 2021 (2006.16668). Each rank has samples of its own and some of the experts. In
 front of such a module its rows are put in the order of their experts and exchanged; the module
 runs as it is written on the rows that came, each with one expert; behind it the results go back
-and those of a row are added up.
+and those of a row are added up. Ranks of tp have the same rows, of which each exchanges its part.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -101,10 +102,27 @@ class _Returned(torch.autograd.Function):
         return route.exchanged(grad[route.order // route.experts_of_row], back=False), None
 
 
+class RowsEdge(Protocol):
+    """What ranks of tp do with rows that they have in common."""
+
+    def split(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Return this rank's part of all tensors among arguments, as plain ones."""
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Return what comes of the parts of all ranks."""
+
+
 class Experts:
     """Hooks of a module of experts."""
 
-    def __init__(self, path: str, names: Sequence[str], number: int, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        path: str,
+        names: Sequence[str],
+        number: int,
+        ranks: Ranks,
+        edge: RowsEdge | None = None,
+    ) -> None:
         """Keep what to exchange.
 
         Args:
@@ -112,7 +130,10 @@ class Experts:
             names: Of its parameters, of which this rank has a part along the first dim.
             number: Experts of all ranks.
             ranks: The ranks that share them.
+            edge: Takes this rank's part of rows that ranks of tp have in common, None where they
+                are its own.
         """
+        self._edge = edge
         self._path = path
         self._names = tuple(names)
         self._number = number
@@ -130,6 +151,8 @@ class Experts:
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Give the module the rows of its experts, and show their parameters."""
         self._cover(module)
+        if self._edge is not None:
+            args, kwargs = self._edge.split(args, kwargs)
         tensors = tensors_of((args, kwargs))
         rows, chosen, weights = self._roles(tensors)
         self._route, ids = self._routed(tensors[chosen])
@@ -149,6 +172,8 @@ class Experts:
         assert route is not None
         results = first_tensor(output)[: sum(route.come)]
         whole = _Returned.apply(results, route)  # type: ignore[no-untyped-call]
+        if self._edge is not None:
+            whole = self._edge.joined(whole)
         return with_tensors(output, {0: whole})
 
     def _roles(self, tensors: Sequence[Tensor]) -> tuple[int, int, int]:

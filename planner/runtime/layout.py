@@ -13,6 +13,9 @@ class SplitAxis:
     to its loss; or "ep": there ranks have samples of their own, and share experts."""
     size: int
     """Its ranks."""
+    experts: int = 1
+    """Ranks that share experts where the axis is tp: its own, and those of neighbours on
+    dp_shard."""
 
     @property
     def is_context(self) -> bool:

@@ -12,14 +12,13 @@ The planner asks ``rule_of`` for the ops of its graph, and the training script f
 runs: what is planned by these rules is run by them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Protocol
 
 from .layout import REPLICATE, Layout, shard
 from .layout import through_reshape as reshape_layout
 from .layout import through_segments as segment_layout
+from .op_call import Call, Found, Op, Operand, Rule, Shape
 
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 """Matrix products."""
@@ -32,72 +31,6 @@ ATTENTIONS = frozenset(
     }
 )
 """Fused attention forward kernels: inputs (batch, heads, tokens, head_dim)."""
-
-Shape = tuple[int, ...]
-
-
-class Op(Protocol):
-    """An op of torch with the arguments of a call."""
-
-    @property
-    def name(self) -> str:
-        """Packet name: "mm"."""
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Torch says that it works element by element."""
-
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """Positional arguments: tensors as None, lists as tuples."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor that an op reads."""
-
-    shape: Shape
-    layout: Layout | None
-    """None for a constant of the step."""
-
-    @property
-    def split(self) -> Layout | None:
-        """The layout where it is a shard."""
-        return self.layout if self.layout is not None and self.layout.is_shard else None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An op on operands in given layouts, at least one of them a shard."""
-
-    op: Op
-    operands: Sequence[Operand]
-    targets: Sequence[Shape]
-    """Shape of each output."""
-
-    @property
-    def first(self) -> Operand:
-        """The operand that most ops work on."""
-        return self.operands[0]
-
-    def argument(self, position: int, default: object) -> object:
-        """Return a positional argument that is no tensor, or its default."""
-        arguments = self.op.arguments
-        return arguments[position] if position < len(arguments) else default
-
-    def dim(self, position: int, default: int, ndim: int) -> int:
-        """Return a positional argument that is a dim of a tensor with ``ndim`` dims."""
-        dim = self.argument(position, default)
-        assert isinstance(dim, int), f"{self.op.name} has no dim at {position}"
-        return dim % max(ndim, 1)
-
-
-Found = Sequence[Layout] | None
-"""One layout per output, None where the op cannot run on its operands."""
-
-
-Rule = Callable[[Call, int], Found]
-"""Called with the op and the ranks of the axis."""
 
 
 def _same(call: Call, _: int) -> Found:
@@ -288,6 +221,26 @@ def _reduction(call: Call, _: int, position: int = 1) -> Found:
     return [left] * len(call.targets)
 
 
+def _topk(call: Call, _: int) -> Found:
+    """The largest along a dim, and their places."""
+    return _beside(call, call.dim(2, -1, len(call.first.shape)))
+
+
+def picked(call: Call, _: int, *, first: int = 0) -> Found:
+    """Elements along a dim by their places in it: all lie alike along another, and are as long.
+
+    Args:
+        call: The op.
+        first: Operand from which on they do.
+    """
+    dim, operands = call.dim(1, 0, len(call.first.shape)), call.operands
+    split = operands[-1].split
+    if split is None or split.dim == dim or any(each.split != split for each in operands[first:]):
+        return None
+    sizes = {each.shape[split.dim] for each in operands}
+    return [split] if len(sizes) == 1 else None
+
+
 def _vector_norm(call: Call, tp: int) -> Found:
     """A norm along dims; the order of the norm comes first."""
     return _reduction(call, tp, position=2)
@@ -376,6 +329,10 @@ NAMED_RULES: dict[str, Rule] = {
         _reduction,
     ),
     "linalg_vector_norm": _vector_norm,
+    "topk": _topk,
+    "gather": picked,
+    "scatter": picked,
+    "scatter_": picked,
     # Elementwise by definition, though torch does not tag them. Each element that dropout
     # zeroes is drawn by itself, so that a rank may draw for its part.
     "native_dropout": _pointwise,

@@ -7,7 +7,8 @@ another layout before anything reads it.
 from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
-from .op_rules import MATMULS, Call, Found, Operand, Shape, _pointwise, _reduction, _same, rule_of
+from .op_call import Call, Found, Operand, Shape
+from .op_rules import MATMULS, _pointwise, _reduction, _same, picked, rule_of
 
 PRODUCTS = MATMULS | {"_grouped_mm"}
 """Products that may leave a sum over ranks: of matrices, and of groups of rows (the tokens of each
@@ -182,6 +183,11 @@ def _pad(call: Call, tp: int) -> Found:
     return None if split.dim >= len(call.first.shape) - len(pads) // 2 else [split]
 
 
+def _placed(call: Call, tp: int) -> Found:
+    """Put elements in their places of what each rank takes its part of, where it is whole."""
+    return picked(call, tp, first=0 if call.first.split else 1)
+
+
 def _along(call: Call, tp: int) -> Found:
     """Ops that run along a dim: others may be split."""
     split = call.first.split
@@ -207,6 +213,8 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "cat": _cat_backward,
     "constant_pad_nd": _pad,
     "cumsum": _along,
+    "scatter": _placed,
+    "scatter_add": _placed,
     "hardswish_backward": _pointwise,
     "log_sigmoid_backward": _pointwise,
 }

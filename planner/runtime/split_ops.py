@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
-from .op_rules import Call, Found, Operand, Shape, _pointwise, rule_of
+from .op_call import Call, Found, Operand, Shape
+from .op_rules import _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, layout_of
 from .trees import Args, Function, Kwargs, Tree
@@ -24,6 +25,9 @@ _SIZED = {"view": 1, "_unsafe_view": 1, "expand": 1, "slice_backward": 1, "selec
 
 _JOINS = frozenset({"cat", "stack"})
 """Ops whose operands all lie alike."""
+
+_PLACED = frozenset({"scatter", "scatter_add"})
+"""Ops that write into a copy of their first operand, of which a rank needs its part alone."""
 
 _MADE_WHOLE = frozenset(
     {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "scalar_tensor"}
@@ -181,7 +185,7 @@ def _layouts(call: Call, tp: int) -> tuple[Found, tuple[Layout | None, ...]]:
     if name in _JOINS:
         shared = next(each.split for each in call.operands if each.split)
         return found, tuple(None if each.split else shared for each in call.operands)
-    if rule is _pointwise or "attention" in name:
+    if rule is _pointwise or "attention" in name or name in _PLACED:
         return found, tuple(_part_along(each, call, found) for each in call.operands)
     return found, none
 

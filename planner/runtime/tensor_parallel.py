@@ -1,4 +1,4 @@
-"""Modules that are split over the ranks of the tp, the cp or the ep axis.
+"""Modules that are split over the ranks of the tp, the cp or the ep axis, or over tp and ep.
 
 Where a module begins and ends, its input and its output are brought into the layouts that the plan
 says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
@@ -8,11 +8,12 @@ Over cp parameters are whole, and so is what depends on no parameter: token ids,
 tables. Each rank has a part of the sequence from its token ids to the loss. FSDP2 takes the mean of
 gradients over the ranks of cp as over those of dp_shard.
 
-Over ep ranks have samples of their own, and modules of experts alone are split (``experts``).
+Over ep ranks have samples of their own, and modules of experts alone are split (``experts``). The
+ranks of tp may be among those of ep: each then takes its part of the rows that they have in common.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
@@ -21,60 +22,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from .experts import Experts
 from .fused import RankOrder
-from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout, SplitAxis, shard
+from .layout import PARTIAL, REPLICATE, Layout, SplitAxis, shard
 from .meshes import local_tensor
+from .module_edge import ModuleEdge, ModuleSharding, Stream, holder_of
 from .split_attention import allow_split_tokens
 from .split_loss import allow_split_vocabulary
 from .split_part import SplitPart
 from .split_tensor import (
     Ranks,
-    SplitTensor,
     changed,
-    counted_in_mean,
     layout_of,
     unwrapped,
     wrapped,
 )
 from .streams import first_tensor, stream_of, with_stream, with_tensors
-from .trees import Args, Kwargs, Tree, tensors_of
+from .trees import Args, Kwargs, Tree
 from .unread import SplitError
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleSharding:
-    """How one module that owns parameters runs; layouts are spelled as torch spells them."""
-
-    module: str
-    """Path in its block, or in the model for modules outside the blocks."""
-    style: str
-    """"column", "row", "inner" (whole inputs, an output that is a sum over ranks),
-    "vocab_embedding", "replicate", "on_part" (whole parameters on a part of the input, so that
-    their gradients are sums over ranks) or "experts" (some of its experts on each rank)."""
-    split: tuple[tuple[str, int, int], ...] = ()
-    """Names of the parameters that are split, the dim of each, and how many equal projections lie
-    side by side along it; the others are whole."""
-    input_layout: str = "Replicate"
-    """Layout that the first input must have."""
-    output_layout: str = "Replicate"
-    """Layout that the output leaves with."""
-
-
-def placement(layout: str, ndim: int) -> Layout:
-    """Read "Replicate" or "Shard(dim)", of a tensor with so many dims.
-
-    Raises:
-        ValueError: Another text.
-    """
-    if layout == "Replicate":
-        return REPLICATE
-    if layout.startswith("Shard(") and layout.endswith(")"):
-        dim, _, outer = layout[len("Shard(") : -1].partition("/")
-        return shard(int(dim) % max(ndim, 1), int(outer or 1))
-    raise ValueError(f"{layout!r} is no layout: write Replicate or Shard(dim)")
 
 
 class Distribute(Protocol):
@@ -82,6 +49,27 @@ class Distribute(Protocol):
 
     def __call__(self, whole: Tensor, dim: int) -> Tensor:
         """Return it, for a dim that is split evenly over the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Ranks of an axis, and what each has of a parameter."""
+
+    ranks: Ranks
+    """The ranks."""
+    distribute: Distribute
+    """Gives each rank its part of a parameter."""
+
+    @classmethod
+    def over(cls, mesh: DeviceMesh) -> "Shared":
+        """Return it for a mesh of one axis."""
+        group = mesh.get_group()
+        ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group)
+
+        def distribute(whole: Tensor, dim: int) -> Tensor:
+            return distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
+
+        return cls(ranks, distribute)
 
 
 @dataclass(slots=True)
@@ -92,28 +80,43 @@ class TensorParallel:
     """What is sharded, in place."""
     axis: SplitAxis
     """The axis."""
-    ranks: Ranks
+    shared: Shared
     """Its ranks."""
-    distribute: Distribute
-    """Gives each rank its part of a parameter."""
     sequence_dim: int | None
     """Dim of the stream that is split between regions of blocks (over cp everywhere), None where it
     is whole."""
+    experts: Shared
+    """The ranks that share experts: those of the axis over ep."""
     _made: dict[int, nn.Parameter] = field(default_factory=dict)
     """New parameter by the old one's id: tied parameters stay tied."""
-    _stream: "_Stream" = field(default_factory=lambda: _Stream())
+    _stream: Stream = field(default_factory=Stream)
 
     @classmethod
-    def over(cls, part: SplitPart, mesh: DeviceMesh, sequence_dim: int | None) -> "TensorParallel":
-        """Make it for a mesh of one axis."""
-        group = mesh.get_group()
-        ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group)
+    def over(
+        cls,
+        part: SplitPart,
+        mesh: DeviceMesh,
+        sequence_dim: int | None,
+        experts: DeviceMesh | None = None,
+    ) -> "TensorParallel":
+        """Make it for a mesh of one axis.
 
-        def distribute(whole: Tensor, dim: int) -> Tensor:
-            return distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
-
+        Args:
+            part: What is sharded.
+            mesh: The axis.
+            sequence_dim: Dim of the stream that is split, None where it is whole.
+            experts: The axis of the ranks that share experts, where it is another.
+        """
         name = (mesh.mesh_dim_names or ("tp",))[0]
-        return cls(part, SplitAxis(name, mesh.size()), ranks, distribute, sequence_dim)
+        shared = Shared.over(mesh)
+        of_experts = shared if experts is None else Shared.over(experts)
+        axis = SplitAxis(name, mesh.size(), 1 if experts is None else experts.size())
+        return cls(part, axis, shared, sequence_dim, of_experts)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the axis."""
+        return self.shared.ranks
 
     def apply(
         self,
@@ -147,35 +150,37 @@ class TensorParallel:
         if sharding.style == "on_part" and not self.axis.is_context:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
+        shared = self.experts if sharding.style == "experts" else self.shared
         layouts: dict[str, Layout] = {}
         number = next((p.shape[0] for p in module.parameters()), 0)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if name in parts:
                 layouts[name] = parts[name]
-                holder, last = _holder(module, name)
-                holder._parameters[last] = self._distributed(parameter, layouts[name])
+                holder, last = holder_of(module, name)
+                holder._parameters[last] = self._distributed(parameter, parts[name], shared)
             else:
                 layouts[name] = PARTIAL if sharding.style == "on_part" else REPLICATE
         path = f"{prefix}{sharding.module}".removesuffix(".")
         for name, layout in parts.items():
             if layout.outer > 1:
                 first = self.part.first_names.get(f"{path}.{name}", f"{path}.{name}")
-                self.part.orders[first] = RankOrder(layout, self.ranks.size)
+                self.part.orders[first] = RankOrder(layout, shared.ranks.size)
+        edge = ModuleEdge(sharding, self.axis, self.ranks, layouts, self._stream)
         if sharding.style == "experts":
             self.part.expert_modules.append(module)
-            Experts(path, tuple(parts), number, self.ranks).register(module)
+            rows = None if self.axis.is_inside_blocks else edge
+            Experts(path, tuple(parts), number, shared.ranks, rows).register(module)
             return
-        edge = _Edge(sharding, self.axis, self.ranks, layouts, self._stream)
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
         module.register_forward_hook(edge.leave)
         module.register_forward_hook(edge.uncover, always_call=True)
 
-    def _distributed(self, parameter: nn.Parameter, layout: Layout) -> nn.Parameter:
+    def _distributed(self, parameter: nn.Parameter, layout: Layout, shared: Shared) -> nn.Parameter:
         """Give this rank its part of a parameter, once for all of its names."""
         made = self._made.get(id(parameter))
         if made is None:
-            order = RankOrder(layout, self.ranks.size)
-            local = self.distribute(order.by_rank(parameter.detach()), layout.dim)
+            order = RankOrder(layout, shared.ranks.size)
+            local = shared.distribute(order.by_rank(parameter.detach()), layout.dim)
             made = nn.Parameter(local, requires_grad=parameter.requires_grad)
             self._made[id(parameter)] = self._made[id(made)] = made
         return made
@@ -253,119 +258,6 @@ class TensorParallel:
         part.after_blocks = None if self.axis.is_context else gather
         part.receive = lambda local: wrapped(local, layout, ranks)
         part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
-
-
-@dataclass(slots=True)
-class _Stream:
-    """What flows between blocks, as far as it is known."""
-
-    before: int = 1
-    """Product of the dims before the one that is split."""
-
-
-@dataclass(slots=True)
-class _Edge:
-    """Layout changes where a module begins and ends."""
-
-    sharding: ModuleSharding
-    axis: SplitAxis
-    ranks: Ranks
-    layouts: dict[str, Layout]
-    """Layout of each of its parameters; "partial" for whole ones with sums for gradients."""
-    stream: "_Stream"
-    """What flows between blocks."""
-
-    def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Bring the first input into its layout, and show the parameters as they are split."""
-        self._cover(module)
-        if self.sharding.style == "vocab_embedding":
-            return args, kwargs
-        if self.sharding.style == "inner":
-            each = functools.partial(self._shared, target=REPLICATE_PARTIAL_GRAD)
-            return _with_all(args, kwargs, each)
-        if self.sharding.style == "replicate":  # all inputs whole
-            if not any(isinstance(t, SplitTensor) for t in tensors_of((args, kwargs))):
-                return args, kwargs
-            whole = functools.partial(self._shared, target=REPLICATE)
-            return _with_all(args, kwargs, whole)
-        first = stream_of(args, kwargs)
-        if self.sharding.style == "column":
-            return with_stream(args, kwargs, self._shared(first, REPLICATE_PARTIAL_GRAD))
-        target = self._in_pieces(first, self.sharding.input_layout)
-        return with_stream(args, kwargs, self._shared(first, target))
-
-    def _cover(self, module: nn.Module) -> None:
-        for name, layout in self.layouts.items():
-            holder, last = _holder(module, name)
-            parameter: Tensor | None = holder._parameters[last]
-            assert parameter is not None
-            if layout.is_shard:
-                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-                shown = wrapped(local, layout, self.ranks)
-            elif self.sharding.style == "on_part":
-                if self.axis.is_context:
-                    parameter = counted_in_mean(parameter, self.ranks)
-                shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=PARTIAL)
-            elif self.sharding.split:
-                # It is added to a sum over ranks by one of them.
-                shown = changed(parameter, REPLICATE_PARTIAL_GRAD, self.ranks, gradient=REPLICATE)
-            else:
-                continue
-            holder.__dict__[last] = shown
-
-    def uncover(self, module: nn.Module, _: Args, __: Tree) -> None:
-        """Leave the parameters as they were."""
-        for name in self.layouts:
-            holder, last = _holder(module, name)
-            holder.__dict__.pop(last, None)
-
-    def _shared(self, x: Tensor, target: Layout) -> Tensor:
-        """Return a tensor in a layout, one for all modules that read it.
-
-        So q, k and v (gate and up) share one collective forward and one backward.
-        """
-        is_moved = x.is_floating_point() or isinstance(x, SplitTensor) or target.is_shard
-        if layout_of(x) == target or not is_moved:
-            return x
-        key = (x._version, target, torch.is_grad_enabled())
-        kept = x.__dict__.get("_in_layout")
-        if kept is not None and kept[0] == key:
-            shared: Tensor = kept[1]
-            return shared
-        made = changed(x, target, self.ranks)
-        x.__dict__["_in_layout"] = (key, made)
-        return made
-
-    def _in_pieces(self, x: Tensor, layout: str) -> Layout:
-        """Read a layout; a split dim lies in the pieces in which it does, or as the stream does."""
-        target, source = placement(layout, x.ndim), layout_of(x)
-        if target.is_shard and source.is_shard and target.dim == source.dim:
-            return Layout(target.kind, target.dim, source.outer)
-        if self.axis.is_context and target == shard(0) and x.ndim == 2:  # samples x sequence
-            return shard(0, self.stream.before)
-        return target
-
-    def leave(self, _: nn.Module, __: Args, output: Tree) -> Tree:
-        """Bring the output into its layout."""
-        first = first_tensor(output)
-        target = self._in_pieces(first, self.sharding.output_layout)
-        made = changed(first, target, self.ranks)
-        return output if made is first else with_tensors(output, {0: made})
-
-
-def _holder(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that registers a parameter, with its name there."""
-    path, _, last = name.rpartition(".")
-    return module.get_submodule(path), last
-
-
-def _with_all(
-    args: Args, kwargs: Kwargs, change: Callable[[Tensor], Tensor]
-) -> tuple[Args, Kwargs]:
-    """Change all tensors among arguments."""
-    new = {index: change(each) for index, each in enumerate(tensors_of((args, kwargs)))}
-    changed_args, changed_kwargs = with_tensors((args, kwargs), new)
-    return changed_args, changed_kwargs
 
 
 def sum_sequence_gradients(parts: Sequence[SplitPart], mesh: DeviceMesh) -> None:

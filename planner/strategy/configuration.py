@@ -76,10 +76,12 @@ class Configuration:
 
 
 def mesh_axis(degrees: ParallelDegrees, axis: str) -> MeshAxis:
-    """Where the ranks of an axis lie; ep is the innermost part of dp_shard."""
+    """Where the ranks of an axis lie; those of ep lie side by side."""
+    if axis == Axis.EP:
+        return MeshAxis(size=degrees.ep, stride=1)
     stride = 1
     for inner in reversed(MESH_ORDER):
-        if inner == (Axis.DP_SHARD if axis == Axis.EP else axis):
+        if inner == axis:
             return MeshAxis(size=getattr(degrees, axis), stride=stride)
         stride *= getattr(degrees, inner)
     raise AssertionError(f"no mesh axis {axis}")
@@ -97,6 +99,6 @@ def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
 
 def expert_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
     """The ranks that share the state of the same experts."""
-    shard = mesh_axis(degrees, Axis.DP_SHARD)
-    apart = MeshAxis(size=shard.size // degrees.ep, stride=shard.stride * degrees.ep)
-    return comm_group(cluster, apart, mesh_axis(degrees, Axis.CP))
+    if degrees.ep == 1:
+        return state_group(cluster, degrees)
+    return comm_group(cluster, MeshAxis(size=degrees.expert_shards, stride=degrees.ep))

@@ -3,6 +3,9 @@
 Lepikhin et al. 2021 (2006.16668): tokens go to the ranks of their experts and come back. Such a
 module takes rows of features, the experts that each row goes to and their weights, and holds the
 weights of all experts side by side.
+
+Ranks of tp have the same rows, of which each sends a part. They are among the ranks that share
+experts, so that no expert is split and no row is computed twice.
 """
 
 from dataclasses import dataclass, replace
@@ -13,9 +16,9 @@ from planner.runtime.product_rules import PRODUCTS
 from planner.strategy.module_strategies import own_parameters, strategy
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.sharding import SplitParameter
-from planner.strategy.unit_context import UnitContext
+from planner.strategy.unit_context import UnitContext, fits
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import Style
+from planner.vocabulary import Axis, Style
 
 _SELECTIONS = frozenset({"_grouped_mm", "index"})
 """Ops that take the weights of some experts out of those of all."""
@@ -44,8 +47,33 @@ class Experts:
     """How many it has."""
     parameters: tuple[str, ...]
     """Names of its parameters, each with the experts along its first dim."""
-    rows: RoutedRows
-    """What goes to the ranks of the experts, and comes back."""
+    rows_bytes: int
+    """The rows, each as often as it has experts."""
+    experts_of_row: int
+    """How many that is."""
+    weights_bytes: int
+    """Their weights in the sum."""
+    has_trained_weights: bool
+    """Whether these have a gradient."""
+
+    def routed(self, weights: frozenset[int], context: UnitContext) -> RoutedRows:
+        """What a rank sends and gets back.
+
+        Args:
+            weights: Values that are weights of experts.
+            context: The ranks.
+        """
+        readers = 1 if context.axis is Axis.EP else context.ranks
+        return RoutedRows(
+            ranks=context.experts,
+            readers=readers,
+            weights=weights,
+            counts_bytes=self.number * _COUNT_BYTES,
+            rows_bytes=self.rows_bytes // readers,
+            experts_of_row=self.experts_of_row,
+            weights_bytes=self.weights_bytes // readers,
+            has_trained_weights=self.has_trained_weights,
+        )
 
 
 def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
@@ -72,13 +100,10 @@ def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
     return Experts(
         number=number,
         parameters=tuple(own),
-        rows=RoutedRows(
-            counts_bytes=number * _COUNT_BYTES,
-            rows_bytes=rows.size_bytes * chosen.shape[1],
-            experts_of_row=chosen.shape[1],
-            weights_bytes=weights.size_bytes,
-            has_trained_weights=weights.requires_grad,
-        ),
+        rows_bytes=rows.size_bytes * chosen.shape[1],
+        experts_of_row=chosen.shape[1],
+        weights_bytes=weights.size_bytes,
+        has_trained_weights=weights.requires_grad,
     )
 
 
@@ -157,19 +182,31 @@ def _is_number(value: TensorValue) -> bool:
     return value.dtype.startswith(("float", "bfloat"))
 
 
-def expert_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
-    """Give the one way to run a module of experts over ep, nothing for other modules."""
+def expert_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...] | None:
+    """Give the ways to run a module of experts that ranks share, None for other modules.
+
+    Each rank of tp takes its part of the rows, as the stream lies, and what comes of it stays so
+    or is gathered. There is no way where the rows, or the experts, do not divide.
+    """
     graph = context.graph
     experts = experts_of(node, graph)
-    if experts is None or experts.number % context.ranks:
-        return []
+    if experts is None:
+        return None
+    part = REPLICATE if context.axis is Axis.EP else shard(0, context.before)
+    if experts.number % context.experts or not all(fits(v, part, context) for v in node.inputs):
+        return ()
     values = {
         value for op in node.ops for value in (*graph.nodes[op].inputs, *graph.nodes[op].outputs)
     }
-    layouts = {
-        value: shard(0) if context.is_parameter(value) else REPLICATE for value in sorted(values)
-    }
+    weights = frozenset(filter(context.is_parameter, values))
+    layouts = {value: shard(0) if value in weights else part for value in sorted(values)}
     split = tuple(SplitParameter(name=name, dim=0) for name in experts.parameters)
-    inputs = dict.fromkeys(node.inputs, REPLICATE)
-    way = strategy(node, Style.EXPERTS, layouts, inputs, split=split)
-    return [replace(way, routed=experts.rows)]
+    (output,) = node.outputs
+    ways = [
+        strategy(
+            node, Style.EXPERTS, layouts, dict.fromkeys(node.inputs, part),
+            outputs={output: leaving}, split=split,
+        )
+        for leaving in dict.fromkeys((part, REPLICATE))
+    ]  # fmt: skip
+    return tuple(replace(way, routed=experts.routed(weights, context)) for way in ways)

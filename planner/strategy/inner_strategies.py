@@ -19,7 +19,7 @@ from planner.runtime.layout import (
     can_shard,
     shard,
 )
-from planner.runtime.op_rules import Call, Operand
+from planner.runtime.op_call import Call, Operand
 from planner.runtime.product_rules import PRODUCTS, product_layouts, sum_layouts
 from planner.strategy.module_strategies import MAX_FUSED, SPLITS, own_parameters, strategy
 from planner.strategy.nodes import Node, NodeStrategy

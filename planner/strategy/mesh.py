@@ -4,13 +4,37 @@
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from planner.vocabulary import Axis
 
 
+class SplitDegrees(Protocol):
+    """What has a degree of each axis that splits modules."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel ranks."""
+
+    @property
+    def cp(self) -> int:
+        """Context-parallel ranks."""
+
+    @property
+    def ep(self) -> int:
+        """Expert-parallel ranks."""
+
+
+def split_axis(degrees: SplitDegrees) -> Axis:
+    """Return the axis over which modules are split: ep where nothing else is."""
+    if degrees.cp > 1:
+        return Axis.CP
+    return Axis.EP if degrees.ep > 1 and degrees.tp == 1 else Axis.TP
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
-    """Size of every mesh axis. ``ep`` borrows its ranks from dp_shard: neighbours on it."""
+    """Size of every mesh axis. The ranks of ``ep`` are those of tp, and neighbours on dp_shard."""
 
     dp_replicate: int = 1
     """Replicas of the sharded model."""
@@ -28,13 +52,16 @@ class ParallelDegrees:
 
     @property
     def split_axis(self) -> Axis:
-        """The axis over which modules are split: tp (of one rank where none is), cp or ep."""
-        return next((axis for axis in (Axis.CP, Axis.EP) if getattr(self, axis) > 1), Axis.TP)
+        """The axis over which modules are split: tp (of one rank where none is), cp or ep.
+
+        Under tp, experts may be those of the ranks of ep.
+        """
+        return split_axis(self)
 
     @property
     def split_ranks(self) -> int:
         """Ranks of that axis."""
-        return max(self.tp, self.cp, self.ep)
+        return int(getattr(self, self.split_axis))
 
     @property
     def splits_modules(self) -> bool:
@@ -57,7 +84,7 @@ class ParallelDegrees:
     @property
     def expert_shards(self) -> int:
         """Ranks that share the state of the same experts."""
-        return self.shards // self.ep
+        return self.shards * self.tp // self.ep if self.ep > 1 else self.shards
 
     @property
     def dp(self) -> int:

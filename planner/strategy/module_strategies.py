@@ -1,6 +1,7 @@
 """The ways in which a module that owns parameters can run over the tp axis."""
 
 from dataclasses import replace
+from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, Parameter
 from planner.runtime.layout import (
@@ -56,9 +57,11 @@ def _parts(node: Node, context: UnitContext) -> list[Layout]:
     """
     if context.axis is Axis.EP:
         return []
-    if len(node.inputs) != 1 or len(node.outputs) != 1:
+    if not node.inputs:
         return [context.stream] if context.stream.is_shard else []
     stream = as_stream(node.inputs[0], context)
+    if len(node.inputs) != 1 or len(node.outputs) != 1:
+        return [stream] if stream.is_shard else []
     ndim = len(context.graph.values[node.inputs[0]].shape)
     inner = [shard(dim) for dim in range(1, ndim - 1)] if ndim > 3 else []
     return list(dict.fromkeys([*([stream] if stream.is_shard else []), *inner]))
@@ -87,12 +90,15 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     """Whole parameters on a split input: legal where each op keeps the shard by itself.
 
     The gradients of the module's parameters are sums over ranks, and are summed afterwards.
-    Over tp only for modules of vectors (norms, scales, biases): a whole matrix on every rank would
-    make tensor parallelism a data parallelism whose memory the unit's price does not show.
+    Over tp only for modules of vectors (norms, scales, biases) and of small matrices: large ones
+    on every rank would make tensor parallelism a data parallelism whose memory the unit's price
+    does not show.
     """
     graph = context.graph
     if context.axis is Axis.TP and any(
-        context.is_parameter(value) and len(graph.values[value].shape) > 1
+        context.is_parameter(value)
+        and len(graph.values[value].shape) > 1
+        and prod(graph.values[value].shape) >= context.least_split
         for op in node.ops
         for value in graph.nodes[op].inputs
     ):
@@ -115,8 +121,10 @@ def _kept(node: Node, context: UnitContext, layout: Layout) -> list[NodeStrategy
     if any(layouts[value] != layout for value in node.outputs):
         return []
     whole = {value: found or REPLICATE for value, found in layouts.items()}
-    # Over tp what runs on a part lies between splits; over cp what follows may need all of it.
-    leaves = exits(node.outputs[0], layout, context) if context.axis is Axis.CP else (layout,)
+    # Over tp what runs on a part lies between splits; over cp what follows may need all of it. Of
+    # several outputs the script changes the layout of the first alone.
+    may_gather = context.axis is Axis.CP and len(node.outputs) == 1
+    leaves = exits(node.outputs[0], layout, context) if may_gather else (layout,)
     return [
         strategy(
             node, Style.ON_PART, whole, dict.fromkeys(node.inputs, layout),

@@ -33,6 +33,13 @@ class RoutedRows:
     All ranks are taken to have equally many rows for their experts.
     """
 
+    ranks: int
+    """Ranks that share the experts."""
+    readers: int
+    """Ranks that read the same rows, each with its part of them: those of tp."""
+    weights: frozenset[int]
+    """Values that are weights of experts, of which a rank has its own."""
+
     counts_bytes: int
     """How many rows go to each expert."""
     rows_bytes: int
@@ -69,7 +76,7 @@ class NodeStrategy:
     """Values that change places: what attention reads and leaves split over the tokens, while
     inside it heads are split."""
     routed: RoutedRows | None = None
-    """What goes to the ranks of experts: it computes as much as all would, each on other rows."""
+    """What goes to the ranks of experts: each computes as much as all would, on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,16 +91,30 @@ def _context(
     is_split = in_block or over.is_context
     stream = shard(sequence_dim) if sequence_dim is not None and is_split else REPLICATE
     shape = _stream_shape(graph, folded, stream)
+    joins_dims = stream.is_shard and (over.is_context or over.experts > 1)
     return UnitContext(
         graph=graph,
         constants=folded.constants,
         ranks=over.size,
         axis=Axis(over.name),
-        sequence=shape[stream.dim] if over.is_context and shape else None,
+        experts=over.size if over.is_inside_blocks else over.experts,
+        sequence=shape[stream.dim] if shape and joins_dims else None,
+        least_split=_least_split(graph, folded.unit) if over.experts > 1 else 0,
         before=prod(shape[: stream.dim]),
         stream=stream,
         readers=_readers(graph, folded.unit),
     )
+
+
+_SMALL_SHARE = 0.01
+"""Share of a unit's parameters that a matrix may have and be whole on each rank: a router's, say,
+which so reads the part of the stream that its rank has."""
+
+
+def _least_split(graph: OperatorGraph, unit: Unit) -> int:
+    """Elements of a matrix that counts among those of its unit."""
+    total = sum(graph.parameters[index].num_elements for index in unit.parameters)
+    return int(total * _SMALL_SHARE) + 1
 
 
 def _stream_shape(graph: OperatorGraph, folded: FoldedUnit, stream: Layout) -> tuple[int, ...]:
@@ -179,10 +193,11 @@ def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
     """All strategies of a module.
 
     Inside a product of its own only where it is no other layer. One of experts has no other way
-    over ep: what that is for, the smaller gathers of its state, is in no price of its unit.
+    where ranks share them: what that is for, the smaller gathers of its state, is in no price of
+    its unit.
     """
-    if context.axis is Axis.EP and (experts := expert_strategies(node, context)):
-        return tuple(experts)
+    if context.experts > 1 and (experts := expert_strategies(node, context)) is not None:
+        return experts
     found = module_strategies(node, context)
     if context.ranks == 1 or context.axis is not Axis.TP:
         return found

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard
-from planner.runtime.op_rules import MATMULS, Call, Found, Operand, Shape, rule_of
+from planner.runtime.op_call import Call, Found, Operand, Shape
+from planner.runtime.op_rules import MATMULS, rule_of
 from planner.runtime.product_rules import product_layouts
 
 

@@ -19,7 +19,7 @@ from planner.vocabulary import (
 )
 
 SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
-"""Axes over which modules are split, over one at a time."""
+"""Axes over which modules are split, over one at a time; ep and tp go together."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
@@ -78,15 +78,14 @@ def enumerate_degrees(
     """
     contexts = contexts or (fixed.cp or 1) > 1
     experts = experts or (fixed.ep or 1) > 1
-    asked = [axis for axis in SPLIT_AXES if (getattr(fixed, axis) or 1) > 1]
-    most = max(1, len(asked))  # several are refused with a reason
+    asked = {axis for axis in SPLIT_AXES if (getattr(fixed, axis) or 1) > 1}
     for pp in divisors(gpus):
         for tp in divisors(gpus // pp):
             for cp in divisors(gpus // pp // tp) if contexts else (1,):
                 samples = gpus // pp // tp // cp
                 shards = divisors(samples)
                 for dp_shard in shards:
-                    for ep in divisors(dp_shard) if experts else (1,):
+                    for ep in _expert_ranks(dp_shard, tp, fixed) if experts else (1,):
                         degrees = ParallelDegrees(
                             dp_replicate=samples // dp_shard,
                             dp_shard=dp_shard,
@@ -95,9 +94,24 @@ def enumerate_degrees(
                             pp=pp,
                             ep=ep,
                         )
-                        split = [axis for axis in SPLIT_AXES if getattr(degrees, axis) > 1]
-                        if _keeps(degrees, fixed) and len(split) <= most:
+                        split = {axis for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
+                        goes = len(split) <= 1 or split <= _TOGETHER or split <= asked
+                        if _keeps(degrees, fixed) and goes:
                             yield degrees
+
+
+_TOGETHER = frozenset({Axis.TP, Axis.EP})
+"""Axes over which modules may be split at the same time."""
+
+
+def _expert_ranks(dp_shard: int, tp: int, fixed: FixedValues) -> list[int]:
+    """Ranks that may share experts: all of tp, and some of dp_shard beside them.
+
+    What is fixed is refused with a reason where it is none of them.
+    """
+    if fixed.ep is not None:
+        return [fixed.ep] if dp_shard * tp % fixed.ep == 0 else []
+    return [1, *(tp * count for count in divisors(dp_shard) if tp * count > 1)]
 
 
 def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
@@ -181,17 +195,16 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
 
 
 def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
-    """Expert parallelism gives each rank as many experts as others, and splits nothing else."""
+    """Expert parallelism gives each rank as many experts as others, those of tp among them."""
     ep = degrees.ep
     if ep == 1:
         return None
-    for axis in (Axis.TP, Axis.CP):
-        if getattr(degrees, axis) > 1:
-            return BrokenRule(
-                rule=f"ep with {axis}",
-                detail=f"ep {ep} with {axis} {getattr(degrees, axis)}: modules are split over one "
-                f"of them; ep can be 1, or {axis} 1",
-            )
+    if degrees.cp > 1:
+        return BrokenRule(
+            rule="ep with cp",
+            detail=f"ep {ep} with cp {degrees.cp}: modules are split over one of them; ep can be "
+            "1, or cp 1",
+        )
     if not facts.experts:
         return BrokenRule(
             rule="ep needs experts",
@@ -206,6 +219,12 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
                 detail=f"experts {size} % ep {ep} = {size % ep}; ep can be "
                 f"{_listed(divisors(size))}",
             )
+    if ep % degrees.tp:
+        return BrokenRule(
+            rule="ep % tp",
+            detail=f"ep {ep} % tp {degrees.tp} = {ep % degrees.tp}: the ranks of tp are among "
+            f"those that share experts; ep can be 1 or a multiple of {degrees.tp}",
+        )
     return None
 
 

@@ -21,8 +21,13 @@ class UnitContext:
     axis: Axis
     """tp; or cp: there parameters are whole, and a rank has a part of the sequence; or ep: there
     ranks have samples of their own."""
+    experts: int
+    """Ranks that share experts: those of ep, 1 where each rank has all."""
     sequence: int | None
-    """Size of the dim that the stream is split along over cp; None over tp."""
+    """Size of the dim that the stream is split along where samples and sequence may lie in one
+    dim: over cp, and over tp where ranks share experts; else None."""
+    least_split: int
+    """Elements of the smallest matrix over tp that is not left whole on a part of the stream."""
     before: int
     """Product of the stream's dims before that one."""
     stream: Layout

@@ -69,6 +69,11 @@ MIXTURE = {
         {"dp_shard": 8, "ep": 4, "reshard_after_forward": False},
         {"dp_shard": 8, "ep": 4, "reshard_after_forward": True},
         {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": False},
+        {"tp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True},
+        {"tp": 2, "dp_shard": 4, "ep": 4, "sequence_parallel": False},
+        {"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
+        {"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"},
+        {"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
     ],
 )
 def test_experts_on_different_ranks(fix, tmp_path, capsys):
@@ -76,7 +81,7 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
     (tmp_path / "model").mkdir()
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(MIXTURE))
-    fix = {**fix, "microbatch_size": 2, "activation_checkpointing": "none"}
+    fix = {"activation_checkpointing": "none", "microbatch_size": 2} | fix
     options = {"gpus": 8, "global_batch_size": 32, "seq_len": 512, "dtype": "bfloat16"}
     folder = save(tmp_path / "plan", config, fix=fix, cluster="h100-sxm", **options)
     assert run(["check", str(folder), "--json"]) == 0
@@ -87,9 +92,10 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
     groups = {each["kind"]: set() for each in document["collectives"]}
     for each in document["collectives"]:
         groups[each["kind"]].add(each["group_size"])
-    assert groups["all_to_all"] == {4}
-    experts = fix["dp_shard"] // fix["ep"]
-    assert groups["all_gather"] == {fix["dp_shard"], experts} - {1}
+    tp, ep = fix.get("tp", 1), fix["ep"]
+    assert groups["all_to_all"] == {ep}
+    experts = fix["dp_shard"] * tp // ep
+    assert groups["all_gather"] == {fix["dp_shard"], experts, tp} - {1}
     assert document["holds"]
 
 

@@ -23,12 +23,12 @@ from planner.runtime.model import (
     build_model,
     user_module,
 )
+from planner.runtime.module_edge import placement
 from planner.runtime.options import parse_options
 from planner.runtime.part import named_parameters
 from planner.runtime.processes import RunError, process_group
 from planner.runtime.split_tensor import Ranks, SplitTensor, changed, unwrapped, wrapped
 from planner.runtime.stages import Stage, StageSpec
-from planner.runtime.tensor_parallel import placement
 from planner.runtime.unread import SplitError
 
 GPT = UserModel(file=EXAMPLES / "gpt.py", factory="build_model", seq_len=8)

@@ -27,7 +27,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
-        *("routed_experts", "shallow_gpt", "shallow_llama"),
+        *("routed_attention", "routed_experts", "shallow_gpt", "shallow_llama"),
     )
 }
 """Models that are no examples."""
@@ -104,6 +104,35 @@ CASES = {
     "routed_experts-ep_2_pp_2": (
         "routed_experts",
         {"dp_shard": 2, "ep": 2, "pp": 2, "schedule": "Interleaved1F1B"},
+    ),
+    "routed_attention-tp_2_ep_2": (
+        "routed_attention",
+        {"tp": 2, "ep": 2, "sequence_parallel": False, "microbatch_size": 2},
+    ),
+    "routed_attention-tp_2_ep_4_full": (
+        "routed_attention",
+        {
+            **{"tp": 2, "dp_shard": 2, "ep": 4, "sequence_parallel": True, "microbatch_size": 2},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "routed_attention-tp_2_ep_2_of_4": (
+        "routed_attention",
+        {
+            **{"tp": 2, "dp_shard": 2, "ep": 2, "sequence_parallel": True},
+            "activation_checkpointing": "selective",
+        },
+    ),
+    "routed_attention-tp_2_ep_4_pp_2": (
+        "routed_attention",
+        {
+            **{"tp": 2, "dp_shard": 2, "ep": 4, "sequence_parallel": True},
+            **{"pp": 2, "schedule": "Interleaved1F1B"},
+        },
+    ),
+    "routed_attention-tp_2_ep_2_hsdp": (
+        "routed_attention",
+        {"tp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2, "sequence_parallel": False},
     ),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
@@ -194,12 +223,28 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
 
 def test_expert_parallel_plans_split_experts_alone(outcomes):
     _, plans, _ = outcomes
-    for name in (name for name, (_, fix) in CASES.items() if "ep" in fix):
+    for name in (name for name, (_, fix) in CASES.items() if "ep" in fix and "tp" not in fix):
         (module,) = {each for sharding in plans[name].shardings for each in sharding.modules}
         assert (module.module, module.style) == ("ffn.experts", "experts")
         assert {(each.name, each.dim) for each in module.split} == {
             ("into", 0), ("out_of", 0), ("bias", 0)
         }  # fmt: skip
+
+
+def test_over_tp_and_ep_heads_are_split_and_experts_whole(outcomes):
+    _, plans, _ = outcomes
+    for name, (_, fix) in CASES.items():
+        if "ep" not in fix or "tp" not in fix:
+            continue
+        styles = {
+            module.module: (module.style, module.output_layout)
+            for sharding in plans[name].shardings
+            for module in sharding.modules
+        }
+        assert styles["attention.query"] == ("column", "Shard(-1)")
+        assert styles["ffn.experts"][0] == "experts"
+        if fix["sequence_parallel"]:
+            assert styles["ffn.gate"] == ("on_part", "Shard(0)")
 
 
 PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}

@@ -60,13 +60,19 @@ def test_no_estimate_is_faster_where_samples_are_few(llama):
     check(llama, cluster, batch=4)
 
 
-def test_no_estimate_is_faster_where_ranks_may_share_experts():
-    """ep is tried unasked for a mixture of experts, and no degree of it is better than said."""
-    file = Path(__file__).parents[1] / "run" / "routed_experts.py"
+@pytest.mark.parametrize("model", ["routed_experts", "routed_attention"])
+def test_no_estimate_is_faster_where_ranks_may_share_experts(model):
+    """ep is tried unasked for a mixture of experts, and no degree of it is better than said.
+
+    With tp as well, whose ranks are then among its own.
+    """
+    file = Path(__file__).parents[1] / "run" / f"{model}.py"
     graphs = trace_family(load_model(str(file)), dtype="bfloat16")
     cluster = machine("a10g")
     space = LayoutSpace(graphs, cluster, request_for(cluster, batch=16))
-    assert {each.degrees.ep for each in space.legal()[0]} == {1, 2, 4, 8}
+    tried = {(each.degrees.tp, each.degrees.ep) for each in space.legal()[0]}
+    assert {ep for tp, ep in tried if tp == 1} == {1, 2, 4, 8}
+    assert {ep for tp, ep in tried if tp == 2} == {1, 2, 4, 8}
     check(graphs, cluster, batch=16)
 
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.cost.work import shares_of
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.sizes.family import trace_family
-from planner.runtime.layout import REPLICATE
+from planner.runtime.layout import REPLICATE, shard
 from planner.strategy.expert_strategies import expert_strategies, experts_of
 from planner.strategy.facts import model_facts
 from planner.strategy.nodes import NodeKind, fold_unit
@@ -85,10 +86,9 @@ def test_a_module_of_experts_is_known_by_what_it_reads_and_does():
     assert name.endswith("ffn.experts")
     assert found[name].number == EXPERTS
     assert set(found[name].parameters) == {"into", "out_of", "bias"}
-    rows = found[name].rows
+    rows = found[name]
     assert rows.rows_bytes == ROWS * TOP * FEATURES * 4
     assert rows.weights_bytes == ROWS * TOP * 4
-    assert rows.counts_bytes == EXPERTS * 8
     assert (rows.experts_of_row, rows.has_trained_weights) == (TOP, True)
     assert model_facts(graph).experts == (EXPERTS,)
     node = next(each for each in folded.nodes if each.module == name)
@@ -103,14 +103,36 @@ def test_a_module_of_experts_is_known_by_what_it_reads_and_does():
     assert all(layout == REPLICATE for layout in (*way.inputs.values(), *way.outputs.values()))
 
 
-def strategies_of(graph, folded, node, ranks):
+def test_ranks_of_tp_take_parts_of_the_rows():
+    """Of 2 x 16 rows, tp 2: two in the stream's order where it is split, else side by side."""
+    graph, folded, found = experts_in(ROUTED)
+    node = next(each for each in folded.nodes if found.get(each.module) is not None)
+    for before in (1, 2):
+        ways = strategies_of(graph, folded, node, 4, tp=2, before=before)
+        part = shard(0, before)
+        assert {way.outputs[node.outputs[0]] for way in ways} == {part, REPLICATE}
+        for way in ways:
+            assert set(way.inputs.values()) == {part}
+            (alone,) = strategies_of(graph, folded, node, 4)
+            assert way.routed.rows_bytes * 2 == alone.routed.rows_bytes
+            assert way.routed.weights_bytes * 2 == alone.routed.weights_bytes
+            assert way.routed.counts_bytes == alone.routed.counts_bytes == EXPERTS * 8
+            shares = shares_of(way, 2)
+            assert {shares(value) for value in way.routed.weights} == {1 / 4}
+            assert shares.of_work == shares(node.inputs[0]) == 1 / 2
+    assert not strategies_of(graph, folded, node, 6, tp=3), "32 rows, 8 experts"
+
+
+def strategies_of(graph, folded, node, experts, *, tp=1, before=1):
     context = UnitContext(
         graph=graph,
         constants=folded.constants,
-        ranks=ranks,
-        axis=Axis.EP,
+        ranks=experts if tp == 1 else tp,
+        axis=Axis.EP if tp == 1 else Axis.TP,
+        experts=experts,
+        least_split=0,
         sequence=None,
-        before=1,
+        before=before,
         stream=REPLICATE,
         readers={},
     )

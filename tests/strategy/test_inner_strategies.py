@@ -12,7 +12,7 @@ from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import UnitKind
 from planner.graph.sizes.family import trace_family
 from planner.runtime.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, shard
-from planner.runtime.op_rules import Call, Operand
+from planner.runtime.op_call import Call, Operand
 from planner.runtime.product_rules import grouped_shape, product_layouts
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.nodes import fold_unit
@@ -61,6 +61,8 @@ def splits_of(file, module):
         constants=folded.constants,
         ranks=TP,
         axis=Axis.TP,
+        experts=1,
+        least_split=0,
         sequence=None,
         before=1,
         stream=REPLICATE,

@@ -71,20 +71,23 @@ def test_cp_is_tried_where_it_is_asked_for():
 
 
 @given(st.integers(1, 96))
-def test_ep_takes_ranks_of_dp_shard(gpus):
+def test_ep_takes_the_ranks_of_tp_and_some_of_dp_shard(gpus):
     found = list(enumerate_degrees(gpus, FixedValues(), experts=True))
     assert len(set(found)) == len(found)
-    assert all(each.world_size == gpus and each.dp_shard % each.ep == 0 for each in found)
-    assert all(each.tp == 1 for each in found if each.ep > 1)
-    without = [each for each in found if each.tp == 1 and each.ep == 1]
-    assert sum(each.tp == 1 for each in found) == sum(
-        len(divisors(each.dp_shard)) for each in without
-    )
+    assert all(each.world_size == gpus for each in found)
+    shared = [each for each in found if each.ep > 1]
+    assert all(each.ep % each.tp == 0 for each in shared)
+    assert all(each.dp_shard * each.tp % each.ep == 0 for each in shared)
+    assert all(each.expert_shards * each.ep == each.dp_shard * each.tp for each in shared)
+    without = [each for each in found if each.ep == 1]
+    assert len(found) == sum(len(divisors(each.dp_shard)) + (each.tp > 1) for each in without)
 
 
 def test_ep_is_tried_where_it_is_asked_for():
     assert {each.ep for each in enumerate_degrees(8, FixedValues())} == {1}
-    assert {each.ep for each in enumerate_degrees(8, FixedValues(ep=4))} == {4}
+    asked = list(enumerate_degrees(8, FixedValues(ep=4)))
+    assert {each.ep for each in asked} == {4}
+    assert {each.tp for each in asked} == {1, 2, 4, 8}, "8 is refused with a reason"
     assert {each.ep for each in enumerate_degrees(8, FixedValues(ep=1), experts=True)} == {1}
 
 
@@ -99,7 +102,7 @@ def test_ep_is_tried_where_it_is_asked_for():
         ({"ep": 16}, {}, "experts % ep", "experts 8 % ep 16 = 8; ep can be 1, 2, 4, 8"),
         ({"ep": 3}, {"experts": (6, 8)}, "experts % ep", "experts 8 % ep 3 = 2"),
         ({"ep": 2}, {"experts": ()}, "ep needs experts", "no module of a block takes (tokens,"),
-        ({"ep": 2, "tp": 2}, {}, "ep with tp", "ep 2 with tp 2"),
+        ({"ep": 2, "tp": 4}, {}, "ep % tp", "ep 2 % tp 4 = 2: the ranks of tp are among those"),
         ({"ep": 2, "cp": 2}, {}, "ep with cp", "ep 2 with cp 2"),
     ],
 )
