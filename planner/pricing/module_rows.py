@@ -10,7 +10,7 @@ from planner.pricing.op_rows import plan_choice
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.strategy.nodes import Node, NodeKind
 from planner.strategy.problem import table_storages
-from planner.vocabulary import Axis, split_styles
+from planner.vocabulary import Axis, Style, split_styles
 
 _WHOLE = "whole"
 
@@ -88,6 +88,8 @@ def _reason(
     """Why a module stays whole."""
     axis = solution.problem.context.axis
     ways = solution.problem.strategies[node.index]
+    if solution.chosen[node.index].style == Style.ON_PART:
+        return "it is small, and runs on a part of the sequence"
     if node.kind is not NodeKind.MODULE:
         return "it works as no nn.Linear or nn.Embedding does"
     if any(strategy.style in split_styles(axis) for strategy in ways):

@@ -65,3 +65,13 @@ def test_each_matrix_is_split_or_whole_with_a_reason(tmp_path):
     assert '"tensor_parallel_modules"' in result.to_json()
     alone = planner.estimate(str(model), fix={"dp_shard": 2}, **request)
     assert alone.record.module_rows == ()
+
+
+def test_where_ranks_share_experts_a_router_is_whole_on_a_part():
+    model = Path(__file__).parents[1] / "run" / "routed_attention.py"
+    fix = {"tp": 2, "ep": 2, "sequence_parallel": True, "microbatch_size": 2}
+    result = planner.estimate(str(model), gpus=2, global_batch_size=2, fix=fix)
+    rows = {row.module: row for row in result.record.module_rows}
+    assert (rows["ffn.experts"].how, rows["ffn.experts"].reason) == ("experts", "")
+    assert rows["ffn.gate"].how == "whole"
+    assert rows["ffn.gate"].reason == "it is small, and runs on a part of the sequence"
