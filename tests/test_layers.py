@@ -40,9 +40,9 @@ ORDERS = {
         ("unread",),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
-            *("own_experts", "split_tensor", "stopping", "streams", "weights"),
+            *("own_experts", "split_tensor", "stopping", "streams"),
         ),
-        ("data", "experts", "fused", "known_data", "log", "op_rules", "part"),
+        ("data", "experts", "fused", "known_data", "log", "op_rules", "part", "weights"),
         (
             "anatomy",
             "checkpoint",

@@ -8,6 +8,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from .checkpoint_folders import missing_in
 from .processes import RunError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -49,11 +50,15 @@ def open_weights(
         RunError: It cannot be read, or names or shapes differ.
     """
     is_checkpoint = (path / ".metadata").is_file()
+    if is_checkpoint and (missing := missing_in(path)):
+        raise RunError(f"{path} is no whole checkpoint: {missing}")
     try:
         reader = FileSystemReader(path) if is_checkpoint else _Safetensors(_files(path))
         entries = reader.read_metadata().state_dict_metadata
     except ImportError as error:
         raise RunError(f"{path} needs safetensors: pip install safetensors") from error
+    except Exception as error:  # safetensors raises its own, without a common class
+        raise error if isinstance(error, RunError) else RunError(f"{path}: {error}") from error
     sizes = {n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
 
     def num_found(prefix: str) -> int:
@@ -89,8 +94,11 @@ def _files(path: Path) -> list[Path]:
     index = path / INDEX_NAME if path.is_dir() else path
     if index.suffix == ".json" and index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
-        return [index.parent / name for name in sorted(set(content["weight_map"].values()))]
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise RunError(f"{path} has no {INDEX_NAME}, *.safetensors or .metadata")
+        files = [index.parent / name for name in sorted(set(content["weight_map"].values()))]
+    else:
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    gone = [str(file) for file in files if not file.is_file()]
+    if gone or not files:
+        lacking = ", ".join(gone) or f"{INDEX_NAME}, *.safetensors or .metadata"
+        raise RunError(f"{path} lacks {lacking}")
     return files
