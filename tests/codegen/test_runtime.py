@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.run import get_args_parser
 from torch.nn.functional import cross_entropy, linear
 
+import planner.runtime.split_ops  # noqa: F401  # the rules by which split tensors run
 from planner.runtime.anatomy import examine
 from planner.runtime.checkpoint_folders import CheckpointWriter
 from planner.runtime.data import drawn_microbatches, joined_batch, split_batch
