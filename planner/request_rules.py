@@ -21,10 +21,11 @@ from planner.vocabulary import (
     PLANNED_AXES,
     PLANNED_SCHEDULES,
     RECOMPUTATIONS,
+    SHARED_SCHEDULES,
+    V_SCHEDULES,
     Axis,
     Dtype,
     Recomputation,
-    Schedule,
 )
 
 LEAST_MARGIN = 0.05
@@ -308,15 +309,21 @@ def _check_pipeline(fixed: Mapping[str, str]) -> None:
             f"--fix schedule={schedule} --fix pp=1: without pipeline stages there is no schedule",
             hint="Leave out one of them.",
         )
-    if virtual_stages > 1 and schedule not in (None, Schedule.INTERLEAVED):
+    if virtual_stages != 2 and "virtual_stages" in fixed and schedule in V_SCHEDULES:
+        raise RequestError(
+            f"--fix schedule={schedule} --fix virtual_stages={virtual_stages}: {schedule} runs "
+            "two stages per rank",
+            hint="Leave out virtual_stages.",
+        )
+    if virtual_stages > 1 and schedule not in (None, *SHARED_SCHEDULES):
         raise RequestError(
             f"--fix schedule={schedule} --fix virtual_stages={virtual_stages}: {schedule} runs "
             "one stage per rank",
             hint="Use --fix schedule=Interleaved1F1B, or leave out virtual_stages.",
         )
-    if schedule == Schedule.INTERLEAVED and fixed.get("virtual_stages") == "1":
+    if schedule in SHARED_SCHEDULES and fixed.get("virtual_stages") == "1":
         raise RequestError(
-            "--fix schedule=Interleaved1F1B --fix virtual_stages=1: this schedule interleaves "
+            f"--fix schedule={schedule} --fix virtual_stages=1: this schedule interleaves "
             "two or more stages per rank",
             hint="Use --fix schedule=1F1B, or --fix virtual_stages=2.",
         )

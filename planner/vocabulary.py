@@ -43,11 +43,29 @@ class Schedule(_Word):
     GPIPE = "GPipe"
     ONE_F_ONE_B = "1F1B"
     INTERLEAVED = "Interleaved1F1B"
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    ZBV = "ZBVZeroBubble"
+    DUAL_PIPE_V = "DualPipeV"
     ZB_1P = "ZB-1p"
     ZB_2P = "ZB-2p"
 
 
-PLANNED_SCHEDULES: tuple[str, ...] = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+UNASKED_SCHEDULES: tuple[str, ...] = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+"""Schedules that are planned unasked."""
+
+ZERO_BUBBLE_SCHEDULES: tuple[str, ...] = (
+    Schedule.INTERLEAVED_ZERO_BUBBLE, Schedule.ZBV, Schedule.DUAL_PIPE_V
+)  # fmt: skip
+"""Schedules of torch that may run a backward in two parts: the one that the stage before waits
+for, and the one that only parameters' gradients need."""
+
+V_SCHEDULES: tuple[str, ...] = (Schedule.ZBV, Schedule.DUAL_PIPE_V)
+"""Schedules of which a rank holds two stages: the first rank has the first and the last."""
+
+SHARED_SCHEDULES: tuple[str, ...] = (Schedule.INTERLEAVED, *ZERO_BUBBLE_SCHEDULES)
+"""Schedules of which a rank holds several stages."""
+
+PLANNED_SCHEDULES: tuple[str, ...] = (*UNASKED_SCHEDULES, *ZERO_BUBBLE_SCHEDULES)
 """Schedules that are planned; ``Schedule.NONE`` is that of no pipeline."""
 
 

@@ -115,7 +115,8 @@ ORDERS = {
         ("lengths",),
     ),
     "strategy": (
-        ("mesh", "schedules", "sharding", "unit_context"),
+        ("mesh", "sharding", "unit_context", "zero_bubble"),
+        ("schedules",),
         ("conversion", "moments", "nodes"),
         ("configuration",),
         ("propagation",),
@@ -137,7 +138,7 @@ ORDERS = {
             "zero_bubble",
         ),
         ("attention", "pipeline", "unit_work", "work"),
-        ("fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
+        ("divided_backward", "fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
         ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units"),

@@ -23,8 +23,9 @@ from planner.plan.record import TrafficRow
 from planner.plan.serialize import load_saved_plan
 from planner.plan.types import Plan
 from planner.report.folder import write_folder
+from planner.strategy.schedules import microbatches_per_round
 from planner.units import format_bytes
-from planner.vocabulary import Axis, Schedule
+from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, Axis, Schedule
 
 MOST_MEMORY_ERROR = 0.05
 """Of a stage's tracked peak, beyond which a plan does not pass."""
@@ -206,10 +207,10 @@ def _microbatches(plan: Plan) -> tuple[int, ...]:
     """
     number, pp = plan.num_microbatches, plan.degrees.pp
     group = 1
-    if plan.schedule == Schedule.INTERLEAVED:
-        group = number // max(1, number // pp)
-    full = {Schedule.ONE_F_ONE_B: pp + 1, Schedule.INTERLEAVED: 2 * group}.get(
-        Schedule(plan.schedule), 2
+    if plan.schedule in SHARED_SCHEDULES and plan.schedule not in V_SCHEDULES:
+        group = microbatches_per_round(plan.schedule, pp, number)
+    full = {Schedule.ONE_F_ONE_B: pp + 1, Schedule.GPIPE: 2, Schedule.NONE: 2}.get(
+        Schedule(plan.schedule), 2 * max(group, pp + 1)
     )
     few = (full, full + group)
     return few if sum(few) < number else (number,)

@@ -28,6 +28,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.rendering import render
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
 from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation
@@ -142,11 +143,12 @@ def _check(plan: Plan) -> None:
             hint=f"plan with --fix schedule=NAME, one of {', '.join(PLANNED_SCHEDULES)}",
         )
     for stage in plan.stages:
-        if stage.pp_rank != stage.index % degrees.pp:
+        pp_rank = rank_of_stage(plan.schedule, stage.index, degrees.pp)
+        if stage.pp_rank != pp_rank:
             raise CodegenError(
                 f"stage {stage.index} is on pipeline rank {stage.pp_rank}, but {plan.schedule} "
-                f"places it on rank {stage.index % degrees.pp}",
-                hint="give stage s to rank s modulo pp",
+                f"places it on rank {pp_rank}",
+                hint="give each stage to the rank that its schedule has for it",
             )
     _check_sequence(plan)
     order = [axis for axis in plan.mesh_order if axis not in (Axis.PP, Axis.EP)]

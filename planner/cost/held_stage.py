@@ -24,7 +24,23 @@ def left_bytes(kept_bytes: int, num_blocks: int) -> int:
     return kept_bytes // num_blocks if num_blocks else 0
 
 
-def moment_bytes(moment: StageMoment, *, kept: int, left: int, beside: int) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingBytes:
+    """What changes of a microbatch when the inputs' part of its backward is over."""
+
+    gradients: int
+    """What has come."""
+    released: int
+    """What goes when that part ends."""
+
+
+NOTHING_WAITS = WaitingBytes(gradients=0, released=0)
+"""Where no backward is divided."""
+
+
+def moment_bytes(
+    moment: StageMoment, *, kept: int, left: int, beside: int, waiting: WaitingBytes
+) -> int:
     """Activations that a stage holds at a moment of the schedule.
 
     Args:
@@ -32,7 +48,11 @@ def moment_bytes(moment: StageMoment, *, kept: int, left: int, beside: int) -> i
         kept: What its units count of a microbatch, bytes.
         left: What of that is left at the end of a backward.
         beside: What else it keeps of a microbatch, less what lies in receive buffers.
+        waiting: What is otherwise with a microbatch whose backward is divided.
     """
     held = moment.in_flight * (kept + beside) - moment.is_ending * (kept - left)
+    if moment.waiting:
+        held += moment.waiting * (kept + beside + waiting.gradients - waiting.released)
+        held += moment.is_dividing * waiting.released
     # What is left is a block of the mean size, which may be less than what the first received.
     return max(0, held)

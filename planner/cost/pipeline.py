@@ -1,9 +1,10 @@
 """The time of a pipeline: its schedule's own action list, run against a clock.
 
 A forward of stage s waits for the same microbatch's forward of stage s - 1, a backward for that
-of stage s + 1 (on the last stage for its own forward), and a rank runs its list in order. This is
-the longest path through the list, and the one time of a pipeline: search, estimate, report and
-validation all take it from here.
+of stage s + 1 (on the last stage for its own forward), and a rank runs its list in order. Where a
+backward is divided, its first part waits and is waited for, and its second part is waited for by
+nobody. This is the longest path through the list, and the one time of a pipeline: search, estimate,
+report and validation all take it from here.
 
 Lists are long and repeat themselves. Each action depends on actions of a few microbatches before
 it, so that once all of these lie one period later by the same time, every action to come does so
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.cost.zero_bubble import zero_bubble_s
-from planner.strategy.schedules import Actions, actions_by_rank
+from planner.strategy.schedules import Actions, Pass, actions_by_rank, microbatches_per_round
 from planner.vocabulary import Schedule
 
 SPLIT_SCHEDULES: Mapping[str, int] = {Schedule.ZB_1P: 1, Schedule.ZB_2P: 2}
@@ -58,8 +59,8 @@ def pipeline_times(
         num_microbatches: Microbatches per step.
         forward_s: Forward of one microbatch, transfers included, by stage in model order.
         backward_s: Backward of one microbatch likewise.
-        weight_backward_s: The part of it that only the parameters' gradients need; for
-            SPLIT_SCHEDULES.
+        weight_backward_s: The part of it that only the parameters' gradients need; for schedules
+            that divide backwards.
     """
     if schedule in SPLIT_SCHEDULES:
         assert weight_backward_s is not None
@@ -78,6 +79,7 @@ def pipeline_times(
             num_microbatches=num_microbatches,
             forward_s=forward_s,
             backward_s=backward_s,
+            weight_backward_s=weight_backward_s,
         ),
     )
 
@@ -89,6 +91,7 @@ def pipeline_s(
     num_microbatches: int,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
+    weight_backward_s: Sequence[float] | None = None,
 ) -> float:
     """Seconds of all microbatches under a schedule of torch, as in ``pipeline_times``."""
     if schedule == Schedule.NONE:
@@ -98,10 +101,12 @@ def pipeline_s(
         slowest_s = max(forward_s) + max(backward_s)
         return sum(forward_s) + sum(backward_s) + (num_microbatches - 1) * slowest_s
     virtual_stages = len(forward_s) // pp
-    group = 1 if virtual_stages == 1 else num_microbatches // max(1, num_microbatches // pp)
-    reach = max(group, pp)
+    group, reach = 1, pp
+    if virtual_stages > 1:
+        group = microbatches_per_round(schedule, pp, num_microbatches)
+        reach = max(group, 2 * pp)
     number = 2 * (_WINDOW + _TAIL) * reach
-    durations = (*forward_s, *backward_s)
+    durations = _durations(forward_s, backward_s, weight_backward_s)
     while True:
         number += (num_microbatches - number) % group
         if number >= num_microbatches:
@@ -114,6 +119,17 @@ def pipeline_s(
         number *= 4
 
 
+def _durations(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    weight_backward_s: Sequence[float] | None,
+) -> tuple[float, ...]:
+    """Seconds of each thing that an action list names, as ``_Wired`` numbers them."""
+    weight_s = [0.0] * len(forward_s) if weight_backward_s is None else weight_backward_s
+    input_s = [b - w for b, w in zip(backward_s, weight_s, strict=True)]
+    return (*forward_s, *backward_s, *input_s, *weight_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """A path through an action list: how often it takes each stage's forward and backward.
@@ -124,12 +140,28 @@ class Path:
     forwards: tuple[int, ...]
     """By stage in model order."""
     backwards: tuple[int, ...]
-    """By stage in model order."""
+    """Whole backwards, or of divided ones the first part, by stage in model order."""
+    weights: tuple[int, ...] | None = None
+    """Whole backwards, or of divided ones the part for the weights; None where it is the same."""
 
-    def seconds(self, forward_s: Sequence[float], backward_s: Sequence[float]) -> float:
+    @property
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """How often it takes forwards, and the two parts of backwards, by stage."""
+        return self.forwards, self.backwards, self.weights or self.backwards
+
+    def seconds(
+        self,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        weight_backward_s: Sequence[float] | None = None,
+    ) -> float:
         """What its actions take together."""
-        return sum(n * s for n, s in zip(self.forwards, forward_s, strict=True)) + sum(
-            n * s for n, s in zip(self.backwards, backward_s, strict=True)
+        weight_s = [0.0] * len(forward_s) if weight_backward_s is None else weight_backward_s
+        input_s = [b - w for b, w in zip(backward_s, weight_s, strict=True)]
+        return sum(
+            n * s
+            for counts, part_s in zip(self.counts, (forward_s, input_s, weight_s), strict=True)
+            for n, s in zip(counts, part_s, strict=True)
         )
 
 
@@ -140,14 +172,15 @@ def longest_path(
     num_microbatches: int,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
+    weight_backward_s: Sequence[float] | None = None,
 ) -> Path:
     """The path that sets the time of an action list, as ``pipeline_s`` takes it."""
     stages = len(forward_s)
-    counts = [0] * (2 * stages)
+    counts = [0] * (4 * stages)
     if schedule == Schedule.NONE:
-        counts = [num_microbatches] * 2
+        counts = [num_microbatches, num_microbatches, 0, 0]
     else:
-        durations = (*forward_s, *backward_s)
+        durations = _durations(forward_s, backward_s, weight_backward_s)
         key = schedule, pp, stages // pp, num_microbatches
         wired, done = _wired(*key), _done_s(*key, durations)
         before = _before(wired, pp)
@@ -158,7 +191,12 @@ def longest_path(
             previous = before[at]
             waits = source >= 0 and (previous < 0 or done[source] > done[previous])
             at = source if waits else previous
-    return Path(forwards=tuple(counts[:stages]), backwards=tuple(counts[stages:]))
+    forwards, wholes, inputs, weights = (counts[i * stages : (i + 1) * stages] for i in range(4))
+    return Path(
+        forwards=tuple(forwards),
+        backwards=tuple(a + b for a, b in zip(wholes, inputs, strict=True)),
+        weights=tuple(a + b for a, b in zip(wholes, weights, strict=True)),
+    )
 
 
 def _before(wired: Sequence["_Wired"], pp: int) -> list[int]:
@@ -211,8 +249,10 @@ def _done_s(
 
 
 _Wired = tuple[int, int, int]
-"""Rank; stage, or stages + stage for a backward; position of the action whose output it reads,
--1 for none."""
+"""Rank; stage, with as many times the number of stages added as _NUMBERS says; position of the
+action whose output it reads, -1 for none."""
+
+_NUMBERS: Mapping[Pass, int] = {"F": 0, "B": 1, "I": 2, "W": 3}
 
 
 @lru_cache(maxsize=64)
@@ -230,36 +270,44 @@ def _wired(
 def _places(
     schedule: str, pp: int, virtual_stages: int, num_microbatches: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Positions in ``_wired`` of each stage's forwards, then backwards, by microbatch."""
-    places: list[list[int]] = [[] for _ in range(2 * pp * virtual_stages)]
+    """Positions in ``_wired`` of each stage's actions of a kind, by microbatch.
+
+    Whole backwards and the first parts of divided ones are of one kind.
+    """
+    stages = pp * virtual_stages
+    places: list[list[int]] = [[] for _ in range(4 * stages)]
     for position, (_, what, _) in enumerate(_wired(schedule, pp, virtual_stages, num_microbatches)):
-        places[what].append(position)
-    return tuple(tuple(place) for place in places)
+        kind, stage = divmod(what, stages)
+        places[stage + stages * (1 if kind == _NUMBERS["I"] else kind)].append(position)
+    return tuple(tuple(place) for place in places if len(place) == num_microbatches)
 
 
 def _wire(lists: Sequence[Actions], stages: int) -> tuple[_Wired, ...]:
     wired: list[_Wired] = []
-    places: list[list[int]] = [[] for _ in range(2 * stages)]
+    forwards: list[list[int]] = [[] for _ in range(stages)]
+    backwards: list[list[int]] = [[] for _ in range(stages)]
     position = [0] * len(lists)
     progress = True
     while progress:
         progress = False
         for rank, row in enumerate(lists):
             while position[rank] < len(row):
-                stage, is_forward = row[position[rank]]
-                what = stage if is_forward else stages + stage
+                stage, what = row[position[rank]]
                 source = -1
-                if what > 0:
+                if what != "W":
                     # Forward of the stage before, backward of the one behind, or, for the last
                     # backward, the last forward.
-                    feeder = what - 1 if is_forward else what + 1
-                    feeder = stages - 1 if feeder == 2 * stages else feeder
-                    microbatch = len(places[what])
-                    if microbatch >= len(places[feeder]):
-                        break
-                    source = places[feeder][microbatch]
-                places[what].append(len(wired))
-                wired.append((rank, what, source))
+                    mine = forwards if what == "F" else backwards
+                    feeder = None if stage == 0 else forwards[stage - 1]
+                    if what != "F":
+                        feeder = forwards[stage] if stage == stages - 1 else backwards[stage + 1]
+                    microbatch = len(mine[stage])
+                    if feeder is not None:
+                        if microbatch >= len(feeder):
+                            break
+                        source = feeder[microbatch]
+                    mine[stage].append(len(wired))
+                wired.append((rank, _NUMBERS[what] * stages + stage, source))
                 position[rank] += 1
                 progress = True
     assert all(place == len(row) for place, row in zip(position, lists, strict=True))

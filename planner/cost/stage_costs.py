@@ -27,8 +27,8 @@ from planner.hardware.topology import CommGroup, link_between, shares_link
 from planner.strategy.configuration import Configuration, axis_group, mesh_axis
 from planner.vocabulary import Axis, Recomputation
 
-Links = tuple[LinkSpec, LinkSpec]
-"""To the stage before and to the stage behind."""
+Links = tuple[LinkSpec | None, LinkSpec | None]
+"""To the stage before and to the stage behind; None to one on the same rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +164,17 @@ class StageCosts:
     # -- links between stages ---------------------------------------------------------------------
 
     @cached_property
-    def _boundary_links(self) -> tuple[LinkSpec, ...]:
-        """The link in front of each stage and behind the last; stages go round the ranks."""
-        axis = mesh_axis(self.configuration.degrees, Axis.PP)
-        return tuple(
-            link_between(self.cluster, axis, (stage - 1) % axis.size, stage % axis.size)
-            for stage in range(self.configuration.num_stages + 1)
-        )
+    def _boundary_links(self) -> tuple[LinkSpec | None, ...]:
+        """The link in front of each stage and behind the last, None within a rank."""
+        configuration, last = self.configuration, self.configuration.num_stages - 1
+        axis = mesh_axis(configuration.degrees, Axis.PP)
+        found: list[LinkSpec | None] = []
+        for stage in range(last + 2):
+            # Nothing crosses the ends of a model.
+            first, second = (configuration.rank_of(s % (last + 1)) for s in (stage - 1, stage))
+            inside = first == second and 0 < stage <= last
+            found.append(None if inside else link_between(self.cluster, axis, first, second))
+        return tuple(found)
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
@@ -280,12 +284,16 @@ class StageCosts:
         return reduced_s + summed_s + self._tied_s(first, end)
 
     def _tied_s(self, first: int, end: int) -> float:
-        """All-reduce of the gradients of weights that this stage and others hold."""
+        """All-reduce of the gradients of weights that this stage and others hold.
+
+        The first and the last stage may lie on one rank, which sends nothing then.
+        """
         wire = self.framework.gradient_wire_bytes / PARAMETER_BYTES
         total = 0.0
+        ends = {0, len(self.units) - 1} if self.configuration.ends_meet else set()
         for tied in self.model.tied:
             held = sum(first <= unit < end for unit in tied.units)
-            if tied.trained_bytes and 0 < held < len(tied.units):
+            if tied.trained_bytes and 0 < held < len(tied.units) and not ends >= {*tied.units}:
                 num_bytes = tied.trained_bytes * wire / self._shards
                 total += 2 * point_to_point_s(num_bytes, self._slowest_link)
         return total
@@ -316,5 +324,5 @@ class StageCosts:
         return sum(
             point_to_point_s(self.model.entering_bytes[cut], link) + self._message_s
             for cut, link in zip((first, end), links, strict=True)
-            if 0 < cut < len(self.units)
+            if 0 < cut < len(self.units) and link is not None
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.held_stage import HeldStage, left_bytes, moment_bytes
+from planner.cost.held_stage import HeldStage, WaitingBytes, left_bytes, moment_bytes
 from planner.cost.model_units import ModelUnits
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
@@ -32,7 +32,7 @@ from planner.vocabulary import Dtype, Recomputation
 
 _SUMMED = (
     *("trained_bytes", "frozen_bytes", "gathered_bytes"),
-    *("experts_trained_bytes", "experts_frozen_bytes"),
+    *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
 )
 
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
@@ -118,8 +118,7 @@ class StageMemory:
 
     def _local_frozen_bytes(self, first: int, end: int) -> int:
         """Frozen parameters of a stage on one tp rank in the compute dtype, tied ones once."""
-        units = range(first, end)
-        copies = sum(tied.copies(units) * tied.frozen_bytes for tied in self._model.tied)
+        copies = sum(t.copies(range(first, end)) * t.frozen_bytes for t in self._model.tied)
         return self._sum("frozen_bytes", first, end) - copies
 
     def _sharded_bytes(self, first: int, end: int) -> float:
@@ -144,8 +143,7 @@ class StageMemory:
 
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)
-        whole = sum(self._units[i].gathered_bytes for i in root)
-        return whole - self._gathered_copies_bytes(root)
+        return sum(self._units[i].gathered_bytes for i in root) - self._gathered_copies_bytes(root)
 
     def gathered_bytes(self, first: int, end: int) -> int:
         """Gathered parameters when a backward of FSDP starts.
@@ -191,8 +189,8 @@ class StageMemory:
         return self._configuration.num_microbatches * (entering + leaving)
 
     def _optimizer_bytes(self, first: int, end: int) -> float:
-        per_byte = self._framework.state.optimizer / PARAMETER_BYTES
-        return per_byte * self.sharded_trained_bytes(first, end)
+        each = self._framework.state.optimizer / PARAMETER_BYTES
+        return each * self.sharded_trained_bytes(first, end)
 
     def _at_backward(self, first: int, end: int, moment: StageMoment) -> _State:
         """While a backward runs.
@@ -216,6 +214,8 @@ class StageMemory:
         buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end) + unsharded
         if moment.follows_backward:
             buffers += self.late_gathered_bytes(first, end)
+        if moment.has_new_gradients:
+            buffers += self.new_gradient_bytes(first, end)
         return _State(
             params=self._sharded_bytes(first, end),
             grads=sharded,
@@ -244,8 +244,7 @@ class StageMemory:
 
         All adds up but gathered blocks, of which it is certain that a stage has the largest.
         """
-        whole = (0, len(self._units))
-        beyond = 0
+        whole, beyond = (0, len(self._units)), 0
         if self._is_fsdp and self._configuration.reshard_after_forward:
             largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
             beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
@@ -261,9 +260,7 @@ class StageMemory:
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """Unsharded gradients of the root and the input of their reduction."""
         units = self._root(first, end)
-        copies = self._copies_bytes(units)
-        root = sum(self._units[i].trained_bytes for i in units) - copies
-        return 2.0 * root + copies
+        return 2.0 * sum(self._units[i].trained_bytes for i in units) - self._copies_bytes(units)
 
     def reduction_bytes(self, first: int, end: int) -> float:
         """All that a stage holds at the reduction moment."""
@@ -281,7 +278,18 @@ class StageMemory:
             kept=sum(sizes.values()),
             left=left_bytes(sum(inside), len(inside)),
             beside=self.beside_bytes(stage.first, stage.end),
+            waiting=self.waiting_bytes(stage.first, stage.end),
         )
+
+    def waiting_bytes(self, first: int, end: int) -> WaitingBytes:
+        """What a stage holds otherwise of a microbatch whose backward is divided."""
+        gradients = self._sum("waiting_gradient_bytes", first, end)
+        return WaitingBytes(gradients=gradients, released=self._sum("released_bytes", first, end))
+
+    def new_gradient_bytes(self, first: int, end: int) -> int:
+        """Gradients in the compute dtype that FSDP has not yet added to those before."""
+        updated = self.updated_bytes(first, end)
+        return updated * (self._is_fsdp and updated != self.local_trained_bytes(first, end))
 
     def beside_bytes(self, first: int, end: int) -> int:
         """What a stage keeps of a microbatch beside what its units count.
@@ -339,7 +347,7 @@ class StageMemory:
 
     def transient_bytes(self, stage: HeldStage) -> int:
         """Highest transient at a moment."""
-        if stage.moment.is_ending:
+        if stage.moment.is_ending or stage.moment.is_dividing:
             kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
             return self.early_temporary_bytes(stage.first, stage.first + len(kept), kept)
         return self.temporary_bytes(stage.first, stage.end, stage.kinds)

@@ -77,7 +77,10 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
         else ((StageMoment(in_flight=times.in_flight[rank]),),)
         for rank in range(pp)
     )
-    memories = tuple(_fullest(costs, stages[rank::pp], each) for rank, each in enumerate(moments))
+    memories = tuple(
+        _fullest(costs, [stages[index] for index in configuration.stages_of(rank)], each)
+        for rank, each in enumerate(moments)
+    )
     most = costs.device.capacity_bytes - costs.framework.unusable_bytes
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
@@ -109,7 +112,7 @@ def _breakdown(
 ) -> CostBreakdown:
     """Split a step by cause, as the slowest rank sees it."""
     pp, m = configuration.degrees.pp, configuration.num_microbatches
-    ranks = [seconds[rank::pp] for rank in range(pp)]
+    ranks = [[seconds[index] for index in configuration.stages_of(rank)] for rank in range(pp)]
     slowest = max(ranks, key=lambda held: sum(time.microbatch_s for time in held))
     last = max(ranks, key=lambda held: sum(time.step_s for time in held))
     busy_s = m * sum(time.microbatch_s for time in slowest)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from planner.cost.attention import attention_works, score_bytes
+from planner.cost.divided_backward import waiting_gradient_bytes, waiting_ops
 from planner.cost.fusion import Kernel, PointwiseFusion
 from planner.cost.liveness import UnitPeaks, unit_peaks, workspace_bytes
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
 from planner.cost.unit_comm import (
-    Comm,
     Conversions,
     change_comm,
     entry_comm,
@@ -67,19 +67,13 @@ def unit_work(
     inner, extra = view.inner_storages(), view.loss_workspaces()
     peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares, inner, extra)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
-    comm = _boundary_comm(view, conversions)
+    there, back = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
     parameters = UnitParameters(problem, chosen)
     return UnitWork(
         structure=unit.structure,
-        forward=RankWork(
-            ops=tuple(view.forward_works(unit.forward_ops)),
-            comm=joined_comm(forward for forward, _ in comm),
-        ),
-        input_backward=RankWork(
-            ops=inputs,
-            comm=joined_comm(backward for _, backward in comm) + view.regathers(),
-        ),
+        forward=RankWork(ops=tuple(view.forward_works(unit.forward_ops)), comm=there),
+        input_backward=RankWork(ops=inputs, comm=back + view.regathers()),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
@@ -89,6 +83,10 @@ def unit_work(
         experts_trained_elements=parameters.elements(trained=True, experts=True),
         experts_frozen_elements=parameters.elements(trained=False, experts=True),
         summed_gradient_elements=parameters.summed_gradient_elements(),
+        waiting_gradient_bytes=waiting_gradient_bytes(
+            graph, unit.forward_ops, unit.backward_ops, view.shares
+        ),
+        released_bytes=view.released_bytes(),
         trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
     )
 
@@ -104,7 +102,9 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
     return replace(problem, unit=kept)
 
 
-def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Comm, Comm]]:
+def _boundary_comm(
+    view: "_UnitView", conversions: Conversions
+) -> tuple[tuple[CommWork, ...], tuple[CommWork, ...]]:
     """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
     ranks = view.problem.context.ranks
     ends = [
@@ -113,7 +113,8 @@ def _boundary_comm(view: "_UnitView", conversions: Conversions) -> list[tuple[Co
         if node.ops and node.ops[-1] in view.own_ops
         for pair in (*entry_comm(strategy), *exit_comm(view.graph, strategy, ranks))
     ]
-    return ends + [change_comm(view.graph, *change, ranks) for change in conversions]
+    found = ends + [change_comm(view.graph, *change, ranks) for change in conversions]
+    return joined_comm(forward for forward, _ in found), joined_comm(back for _, back in found)
 
 
 def _temporaries(
@@ -237,6 +238,14 @@ class _UnitView:
                 for kept in self._kept(storage):
                     found[kept, part] = int(self.graph.storages[kept].size_bytes * part)
         return found
+
+    def released_bytes(self) -> int:
+        """What the last unit no longer holds when the inputs' part of its backward is over."""
+        unit = self.problem.unit
+        if unit.kind is not UnitKind.EPILOGUE:
+            return 0
+        waiting = self._saved(waiting_ops(self.graph, unit.forward_ops))
+        return sum(self._saved(unit.forward_ops).values()) - sum(waiting.values())
 
     def _kept(self, storage: int) -> list[int]:
         """The storage, or those from which a fused kernel computes it again."""

@@ -66,6 +66,10 @@ class PricedUnit:
     """Its trained parameters, each counted once whatever its size."""
     frozen_bytes: int = 0
     """Its frozen parameters on one tp rank in the compute dtype, in which they are held."""
+    waiting_gradient_bytes: int = 0
+    """Gradients that the part of a divided backward for the weights starts from."""
+    released_bytes: int = 0
+    """Of ``activation_bytes`` without recomputation, what goes before that part."""
     lasting_bytes: int = 0
     """Of ``activation_bytes``, what stays until the backward of all units before it is over."""
 
@@ -111,6 +115,8 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         experts_frozen_bytes=work.experts_frozen_elements * DTYPE_BYTES[rank.dtype],
         trained_tensors=work.trained_tensors,
         frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
+        waiting_gradient_bytes=work.waiting_gradient_bytes,
+        released_bytes=work.released_bytes,
         lasting_bytes=work.lasting_bytes,
     )
 

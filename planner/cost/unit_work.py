@@ -67,6 +67,10 @@ class UnitWork:
     """Elements of whole trained parameters on a split stream; tp sums their gradients."""
     trained_tensors: int = 0
     """Trained parameters, each counted once whatever its size."""
+    waiting_gradient_bytes: int = 0
+    """Gradients that the part of a divided backward for the weights starts from."""
+    released_bytes: int = 0
+    """Of ``activation_bytes`` without recomputation, what goes before that part."""
     lasting_bytes: int = 0
     """Of ``activation_bytes``, what stays until the backward of all units before it is over:
     gradients of weights that the forward pass has made."""

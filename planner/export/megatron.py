@@ -20,7 +20,7 @@ from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
 from planner.rendering import render
-from planner.vocabulary import Dtype, Recomputation, Schedule
+from planner.vocabulary import ZERO_BUBBLE_SCHEDULES, Dtype, Recomputation, Schedule
 
 NAME = "megatron"
 VERSION = "Megatron-LM core_v0.16.1"
@@ -130,6 +130,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, "Megatron-LM")
     yield from compile_losses(plan)
     yield from chunk_losses(plan)
+    yield from _schedule_losses(plan)
     if plan.degrees.dp_shard > 1 and plan.reshard_after_forward and plan.degrees.pp > 1:
         yield Loss(
             asked=f"ZeRO-3 over {plan.degrees.dp_shard} ranks beside {plan.degrees.pp} pipeline "
@@ -147,6 +148,15 @@ def _losses(plan: Plan) -> Iterator[Loss]:
         yield Loss(
             asked=f"recomputation {recompute_words(plan)}, by stage {spread(counts)}",
             instead=f"of the first {max(counts)} blocks of every stage",
+        )
+
+
+def _schedule_losses(plan: Plan) -> Iterator[Loss]:
+    """Megatron places stages round the ranks, and runs whole backwards."""
+    if plan.schedule in ZERO_BUBBLE_SCHEDULES:
+        yield Loss(
+            asked=f"{plan.virtual_stages} stages on each rank under {plan.schedule}",
+            instead="interleaved 1F1B, with backwards whole and stages going round the ranks",
         )
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from planner.plan.types import Plan
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.rules import SPLIT_AXES
-from planner.strategy.schedules import rank_of_stage, schedule_rule
+from planner.strategy.schedules import divided_rule, rank_of_stage, schedule_rule
 from planner.strategy.sharding import ModuleSharding, UnitSharding
 from planner.vocabulary import (
     MESH_ORDER,
     PLANNED_SCHEDULES,
     RECOMPUTATIONS,
+    SHARED_SCHEDULES,
     SPLIT_STYLES,
     Axis,
     Recomputation,
@@ -105,8 +106,18 @@ def _schedule(plan: Plan) -> Iterator[str]:
     known = (Schedule.NONE,) if pp == 1 else PLANNED_SCHEDULES
     if plan.schedule not in known:
         yield f"schedule is {plan.schedule!r} with pp {pp}, not one of {', '.join(known)}"
-    if (stages > 1) != (plan.schedule == Schedule.INTERLEAVED) or stages < 1:
+    if (stages > 1) != (plan.schedule in SHARED_SCHEDULES) or stages < 1:
         yield f"schedule {plan.schedule} has {stages} stages per pipeline rank"
+    policies = {policy for stage in plan.stages for policy in stage.activation_checkpointing}
+    for policy in sorted(policies):
+        reason = divided_rule(
+            plan.schedule,
+            recompute=policy,
+            reshard_after_forward=plan.reshard_after_forward,
+            compiled=plan.compile,
+        )
+        if reason:
+            yield reason
     reason = schedule_rule(
         plan.schedule, pp=pp, virtual_stages=stages, num_microbatches=plan.num_microbatches
     )
@@ -136,9 +147,9 @@ def _stages(plan: Plan) -> Iterator[str]:
 
 
 def _pipeline_ranks(plan: Plan) -> Iterator[str]:
-    """Stages go round the pipeline ranks."""
+    """Stages go round the pipeline ranks, or along them and back, as the schedule has it."""
     for stage in plan.stages:
-        wanted = rank_of_stage(stage.index, plan.degrees.pp)
+        wanted = rank_of_stage(plan.schedule, stage.index, plan.degrees.pp)
         if stage.pp_rank != wanted:
             yield f"stage {stage.index} is on pipeline rank {stage.pp_rank}, not {wanted}"
 

@@ -71,11 +71,10 @@ def _idle_parts(plan: Plan) -> Iterator[str]:
 
 def _rank_seconds(plan: Plan) -> list[float]:
     """Seconds that each pipeline rank computes and waits for links in a step."""
-    pp, m = plan.degrees.pp, plan.num_microbatches
-    return [
-        m * sum(stage.forward_s + stage.backward_s for stage in plan.stages[rank::pp])
-        for rank in range(pp)
-    ]
+    busy_s = [0.0] * plan.degrees.pp
+    for stage in plan.stages:
+        busy_s[stage.pp_rank] += plan.num_microbatches * (stage.forward_s + stage.backward_s)
+    return busy_s
 
 
 def _busy_time(plan: Plan) -> Iterator[str]:
@@ -98,11 +97,13 @@ def _busy_time(plan: Plan) -> Iterator[str]:
 def _bubble(plan: Plan) -> Iterator[str]:
     """The pipeline runs for one microbatch through all stages at least.
 
-    It runs for all microbatches one after the other at most.
+    No stage waits for the weights' part of another's backward. It runs for all microbatches one
+    after the other at most.
     """
-    through_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
+    whole_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
+    through_s = whole_s - sum(stage.weight_backward_s for stage in plan.stages)
     running_s = max(_rank_seconds(plan)) + plan.costs.bubble_s
-    most_s = plan.num_microbatches * through_s
+    most_s = plan.num_microbatches * whole_s
     if _above(through_s, running_s) or _above(running_s, most_s):
         yield (
             f"the pipeline runs for {running_s:.6g} s; one microbatch alone takes "
@@ -120,7 +121,7 @@ def _rank_memories(plan: Plan) -> Iterator[str]:
         yield f"{len(plan.memory_by_rank)} ranks have a memory, but pp is {pp}"
         return
     for rank, memory in enumerate(plan.memory_by_rank):
-        alone = [stage.memory for stage in plan.stages[rank::pp]]
+        alone = [stage.memory for stage in plan.stages if stage.pp_rank == rank]
         slack = len(alone) * len(fields(MemoryBreakdown)) if len(alone) > 1 else 0
         least = max(each.total_bytes for each in alone)
         most = sum(each.total_bytes - each.reserve_bytes for each in alone) + memory.reserve_bytes

@@ -57,6 +57,9 @@ class StagePlan:
     ``CutPoint.carried`` has it for the cut before it; empty on the first stage."""
     stream_output: ModuleOutput | None = None
     """The module whose output the received stream is, where units after its first read it too."""
+    weight_backward_s: float = 0.0
+    """The part of ``backward_s`` that no other stage waits for, where the schedule divides
+    backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

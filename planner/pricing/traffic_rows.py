@@ -188,11 +188,17 @@ class _Counted:
     # -- between stages ---------------------------------------------------------------------------
 
     def _transfers(self, stage: StagePlan) -> Iterator[_Moved]:
-        """What crosses the cuts before and behind a stage, and its gradients back."""
-        microbatches = self._plan.num_microbatches
+        """What crosses the cuts before and behind a stage, and its gradients back.
+
+        Stages of one rank hand it over.
+        """
+        microbatches, stages = self._plan.num_microbatches, self._plan.stages
         for first, kinds in ((stage.first_unit, "receive send"), (stage.end_unit, "send receive")):
             cut = self._cuts.get(first)
             if cut is None or not 0 < first < len(self._work.units):
+                continue
+            other = stages[stage.index + (1 if first == stage.end_unit else -1)]
+            if other.pp_rank == stage.pp_rank:
                 continue
             forward, backward = kinds.split()
             for num_bytes, has_gradient in self._crossing(cut):

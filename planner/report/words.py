@@ -4,7 +4,7 @@ from planner.plan.serialize import checkpointing_counts
 from planner.plan.types import Plan, SolverReport
 from planner.report.figures import cost_differences
 from planner.units import format_s
-from planner.vocabulary import Axis, Recomputation
+from planner.vocabulary import V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Axis, Recomputation
 
 COMPONENT_WORDS = {
     "compute_s": "forward and backward",
@@ -219,7 +219,12 @@ def _pipeline_words(plan: Plan) -> str:
     stages = f"{plan.degrees.pp} ranks hold one stage each"
     if plan.virtual_stages > 1:
         stages = f"{plan.degrees.pp} ranks hold {plan.virtual_stages} stages each"
-    return f"{stages}, run by the {plan.schedule} schedule"
+    words = f"{stages}, run by the {plan.schedule} schedule"
+    if plan.schedule in V_SCHEDULES:
+        words += ", along the ranks and back"
+    if plan.schedule in ZERO_BUBBLE_SCHEDULES:
+        words += "; gradients of parameters come after those that other stages wait for"
+    return words
 
 
 def _recompute_words(plan: Plan) -> str:

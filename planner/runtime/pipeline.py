@@ -20,7 +20,7 @@ from .data import joined_batch
 from .meshes import axis_names
 from .part import Runner
 from .stages import Stage
-from .trees import Function, Microbatch, tensors_of
+from .trees import Function, Microbatch, Tree, tensors_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +72,21 @@ def _leave() -> None:
     """Stands for ``FSDPModule.reshard``."""
 
 
+class _Stage(PipelineStage):
+    """A stage that keeps no gradient which it has handed on."""
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> None:
+        """Run the backward of a microbatch, or the part of it for the inputs.
+
+        After the latter, torch leaves the inputs' gradients at the buffers that they were received
+        in, to the end of the step.
+        """
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        for received in self.args_recv_info[bwd_chunk_id]:
+            if received.buffer is not None:
+                received.buffer.grad = None
+
+
 def pipeline_runner(
     stages: Sequence[Stage],
     mesh: DeviceMesh,
@@ -93,8 +108,8 @@ def pipeline_runner(
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
     axis = "cp" if "cp" in axis_names(mesh) else "tp"
     split = None if sequence_dim is None else (sequence_dim, mesh[axis].size())
-    made = [
-        PipelineStage(
+    made: list[PipelineStage] = [
+        _Stage(
             stage,
             stage.index,
             mesh["pp"].size() * len(stages),

@@ -108,13 +108,17 @@ def _sum(call: Call, tp: int) -> Found:
 
 
 def _norm_backward(call: Call, tp: int) -> Found:
-    """The input's gradient lies as the input; those of weight and bias are sums over ranks."""
-    split, sizes = call.first.split, call.argument(2, ())
-    if split is None or not isinstance(sizes, tuple):
+    """The input's gradient lies as the input; those of weight and bias are sums over ranks.
+
+    The last argument says which of them are asked for.
+    """
+    split, sizes, asked = call.first.split, call.argument(2, ()), call.op.arguments[-1]
+    if split is None or not isinstance(sizes, tuple) or not isinstance(asked, tuple):
         return None
     if split.dim >= len(call.first.shape) - len(sizes):
         return None
-    return [split, *[PARTIAL] * (len(call.targets) - 1)]
+    first = [split] if asked[0] else []
+    return [*first, *[PARTIAL] * (len(call.targets) - len(first))]
 
 
 def _softmax_backward(call: Call, tp: int) -> Found:

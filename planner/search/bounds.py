@@ -24,13 +24,16 @@ unfavourable as they can be: precondition is that the stages' forwards (backward
 least the given sum, and that each is at least the given share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from planner.cost.pipeline import Path
 from planner.strategy.configuration import Configuration
-from planner.strategy.schedules import Actions, actions_by_rank, shortened
-from planner.vocabulary import Schedule
+from planner.strategy.schedules import Actions, Pass, actions_by_rank, shortened
+from planner.vocabulary import ZERO_BUBBLE_SCHEDULES, Schedule
+
+_PARTS: Mapping[Pass, tuple[int, ...]] = {"F": (0,), "B": (1, 2), "I": (1,), "W": (2,)}
+"""Parts of ``Path.counts`` that an action takes."""
 
 
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
@@ -58,7 +61,11 @@ def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -
     return tuple(
         path
         for rank in range(pp)
-        for path in _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
+        for path in (
+            _divided(lists[rank], stages=stages, left_out=left_out)
+            if schedule in ZERO_BUBBLE_SCHEDULES
+            else _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
+        )
     )
 
 
@@ -85,9 +92,9 @@ def _of_rank(
     """
     mine = range(rank, stages, pp)
     last = mine[-1]
-    first_backward = next(at for at, (_, is_forward) in enumerate(row) if not is_forward)
-    last_forward = max(at for at, (_, is_forward) in enumerate(row) if is_forward)
-    number = sum(stage == rank and is_forward for stage, is_forward in row) + left_out
+    first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
+    last_forward = max(at for at, (_, what) in enumerate(row) if what == "F")
+    number = sum(stage == rank and what == "F" for stage, what in row) + left_out
     before = [1 if stage < rank else 0 for stage in range(stages)]
     beyond = [1 if stage < rank or stage > last else 0 for stage in range(stages)]
     busy = [number if stage in mine else each for stage, each in enumerate(before)]
@@ -95,10 +102,10 @@ def _of_rank(
     for stage in mine:
         later[stage] += left_out
         earlier[stage] += left_out
-    for stage, is_forward in row[first_backward:]:
-        later[stage] += is_forward
-    for stage, is_forward in row[:last_forward]:
-        earlier[stage] += not is_forward
+    for stage, what in row[first_backward:]:
+        later[stage] += what == "F"
+    for stage, what in row[:last_forward]:
+        earlier[stage] += what != "F"
     around = [number if stage in mine else each for stage, each in enumerate(beyond)]
     return (
         Path(forwards=tuple(busy), backwards=tuple(busy)),
@@ -107,20 +114,45 @@ def _of_rank(
     )
 
 
+def _divided(row: Actions, *, stages: int, left_out: int) -> tuple[Path, Path, Path]:
+    """The same of a rank whose backwards are divided; nobody waits for their second parts."""
+    mine = {stage for stage, _ in row}
+    first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
+    last_forward = max(at for at, (_, what) in enumerate(row) if what == "F")
+    begins, ends = row[first_backward][0], row[last_forward][0]
+    before: Actions = tuple((stage, "F") for stage in range(min(mine)))
+    there: Actions = tuple((stage, "F") for stage in range(stages))
+    back: Actions = tuple((stage, "I" if stage else "B") for stage in reversed(range(stages)))
+    whole: tuple[Pass, ...] = ("F", "B")
+    middle: Actions = tuple((stage, what) for stage in mine for what in whole) * left_out
+    around = (*back[: stages - 1 - begins], *row[first_backward:])
+    return (
+        _counted((*before, *row, *middle), stages),
+        _counted((*there, *around, *middle), stages),
+        _counted((*before, *row[: last_forward + 1], *middle, *there[ends + 1 :], *back), stages),
+    )
+
+
+def _counted(actions: Actions, stages: int) -> Path:
+    """The path that takes some actions."""
+    counts = [[0] * stages for _ in range(3)]
+    for stage, what in actions:
+        for part in _PARTS[what]:
+            counts[part][stage] += 1
+    forwards, backwards, weights = map(tuple, counts)
+    return Path(forwards=forwards, backwards=backwards, weights=weights)
+
+
 @lru_cache(maxsize=4096)
 def mean_path(
     schedule: str, pp: int, virtual_stages: int, num_microbatches: int, kind: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean over the ranks of one of their three paths, by stage: forwards, backwards."""
+) -> tuple[tuple[float, ...], ...]:
+    """Mean over the ranks of one of their three paths, by part (``Path.counts``) and stage."""
     paths = _paths(schedule, pp, virtual_stages, num_microbatches)
     alike = paths[kind::3] if len(paths) > 1 else paths
-    return (
-        tuple(
-            sum(column) / len(alike) for column in zip(*(p.forwards for p in alike), strict=True)
-        ),
-        tuple(
-            sum(column) / len(alike) for column in zip(*(p.backwards for p in alike), strict=True)
-        ),
+    return tuple(
+        tuple(sum(column) / len(alike) for column in zip(*part, strict=True))
+        for part in zip(*(path.counts for path in alike), strict=True)
     )
 
 
@@ -129,6 +161,7 @@ def least_s(
     *,
     forward_s: float,
     backward_s: float,
+    weight_s: float = 0.0,
     least_forward_s: float = 0.0,
     least_backward_s: float = 0.0,
 ) -> float:
@@ -138,8 +171,9 @@ def least_s(
         configuration: Schedule and microbatches.
         forward_s: Forward of one microbatch through all stages, at the least.
         backward_s: Backward likewise.
+        weight_s: The part of it that no stage waits for.
         least_forward_s: Forward of one microbatch through each stage, at the least.
-        least_backward_s: Backward likewise.
+        least_backward_s: The other part of its backward likewise.
     """
     key = (
         configuration.schedule,
@@ -147,12 +181,9 @@ def least_s(
         configuration.virtual_stages,
         configuration.num_microbatches,
     )
-    return max(
-        _cheapest_s(forwards, forward_s, least_forward_s)
-        + _cheapest_s(backwards, backward_s, least_backward_s)
-        for kind in range(3)
-        for forwards, backwards in [mean_path(*key, kind)]
-    )
+    totals_s = forward_s, backward_s - weight_s, weight_s
+    least = least_forward_s, least_backward_s, 0.0
+    return max(sum(map(_cheapest_s, mean_path(*key, kind), totals_s, least)) for kind in range(3))
 
 
 def _cheapest_s(counts: Sequence[float], total_s: float, least_s: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.cost.held_stage import left_bytes, moment_bytes
+from planner.cost.held_stage import NOTHING_WAITS, WaitingBytes, left_bytes, moment_bytes
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
 from planner.search.fronts import (
@@ -51,7 +51,8 @@ class Mix:
 
     def transient_bytes(self, moment: StageMoment) -> float:
         """Highest transient at a moment of the schedule."""
-        return self.early_temporary_bytes if moment.is_ending else self.temporary_bytes
+        is_early = moment.is_ending or moment.is_dividing
+        return self.early_temporary_bytes if is_early else self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,18 @@ class Column:
     """All that the stage holds when gradients are reduced after backward."""
     beside_bytes: int
     """``StageMemory.beside_bytes``."""
+    weight_s: float = 0.0
+    """The part of ``backward_s`` that only the parameters' gradients need, where backwards are
+    divided."""
+    waiting: WaitingBytes = NOTHING_WAITS
+    """``StageMemory.waiting_bytes``."""
+    new_gradient_bytes: int = 0
+    """``StageMemory.new_gradient_bytes``."""
+
+    @property
+    def parts_s(self) -> tuple[float, float, float]:
+        """Forward, and the two parts of the backward, as ``Path.counts`` has them."""
+        return self.forward_s, self.backward_s - self.weight_s, self.weight_s
 
     @property
     def microbatch_s(self) -> float:
@@ -89,9 +102,14 @@ class Column:
     def held_bytes(self, moment: StageMoment) -> float:
         """All that it holds at a moment of the schedule, but for transients."""
         held = self.static_bytes + moment_bytes(
-            moment, kept=self.mix.kept_bytes, left=self.mix.left_bytes, beside=self.beside_bytes
+            moment,
+            kept=self.mix.kept_bytes,
+            left=self.mix.left_bytes,
+            beside=self.beside_bytes,
+            waiting=self.waiting,
         )
         held += self.gradient_bytes * moment.has_gradients
+        held += self.new_gradient_bytes * moment.has_new_gradients
         return held + self.late_gathered_bytes * moment.follows_backward
 
     def placed(self, first: int) -> "Column":
@@ -106,13 +124,16 @@ Holding = tuple[Column, ...]
 def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns: the action list, then the dearest rank's end."""
     pp = configuration.degrees.pp
-    once_s = max(sum(column.step_s for column in columns[rank::pp]) for rank in range(pp))
+    once_s = max(
+        sum(columns[stage].step_s for stage in configuration.stages_of(rank)) for rank in range(pp)
+    )
     return once_s + pipeline_s(
         configuration.schedule,
         pp=pp,
         num_microbatches=configuration.num_microbatches,
         forward_s=[column.forward_s for column in columns],
         backward_s=[column.backward_s for column in columns],
+        weight_backward_s=[column.weight_s for column in columns],
     )
 
 
@@ -141,6 +162,7 @@ class ColumnMaker:
         self.kinds = tuple(kinds)
         """Recomputations to choose from."""
         self._last = len(table.units) - 1
+        self._divides = table.configuration.divides_backward
         self._fronts = known.fronts
         self._mixes = known.mixes
         self._states: dict[tuple[int, int], _State] = {}
@@ -177,7 +199,7 @@ class ColumnMaker:
 
         def fits(kept: int, left: int, temporary: tuple[float, float]) -> bool:
             return all(
-                moment_bytes(moment, kept=kept, left=left, beside=beside)
+                moment_bytes(moment, kept=kept, left=left, beside=beside, waiting=state.waiting)
                 + temporary[moment.is_ending]
                 <= room
                 for moment, room in rooms
@@ -216,6 +238,8 @@ class ColumnMaker:
                 late_gathered_bytes=memory.late_gathered_bytes(first, end),
                 reduction_bytes=memory.reduction_bytes(first, end),
                 beside_bytes=memory.beside_bytes(first, end),
+                waiting=memory.waiting_bytes(first, end),
+                new_gradient_bytes=memory.new_gradient_bytes(first, end),
             )
         return self._states[first, end]
 
@@ -249,12 +273,15 @@ class ColumnMaker:
             mix=mix,
             forward_s=seconds.forward_s,
             backward_s=seconds.backward_s,
+            weight_s=self._divides * seconds.weight_backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
             static_bytes=state.static_bytes,
             gradient_bytes=state.gradient_bytes,
             late_gathered_bytes=state.late_gathered_bytes,
             reduction_bytes=state.reduction_bytes,
             beside_bytes=state.beside_bytes,
+            waiting=state.waiting,
+            new_gradient_bytes=state.new_gradient_bytes,
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
@@ -353,6 +380,8 @@ class _State:
     late_gathered_bytes: int
     reduction_bytes: float
     beside_bytes: int
+    waiting: WaitingBytes
+    new_gradient_bytes: int
 
     def held_bytes(self, moment: StageMoment) -> float:
         """What it holds at a moment but for activations and transients."""

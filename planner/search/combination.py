@@ -64,12 +64,12 @@ def best_combination(
         best_s = limit_s if best is None else best.objective_s
         if at < 0 or bounds_s[at] * (1 + TOLERANCE) >= best_s:
             return Combination(partition=best, bound_s=best_s)
-        columns = _columns(held, places[at])
+        columns = _columns(search, held, places[at])
         objective_s = step_time_s(search.configuration, columns)
         if objective_s < best_s:
             best = Partition(columns=tuple(columns), objective_s=objective_s)
         path = _longest(search, columns)
-        rows = [_path_s(path, rank, held[rank]) for rank in range(pp)]
+        rows = [_path_s(search, path, rank, held[rank]) for rank in range(pp)]
         once_s = _once_s(search, held, places)
         path_s = sum(rows[rank][places[:, rank]] for rank in range(pp))
         bounds_s = np.maximum(bounds_s, path_s + once_s)
@@ -96,7 +96,7 @@ class _Joins:
         """
         held, pp = self._held, len(self._held)
         rows = [
-            np.stack([_path_s(path, rank, held[rank]) for path in paths], axis=1)
+            np.stack([_path_s(self._search, path, rank, held[rank]) for path in paths], axis=1)
             for rank in range(pp)
         ]
         steps = [_step_s(choices) for choices in held]
@@ -130,15 +130,14 @@ class _Joins:
         return sum(int(each.min()) for each in later), sum(int(each.max()) for each in later)
 
 
-def _path_s(path: Path, rank: int, choices: Sequence[Holding]) -> _Seconds:
+def _path_s(
+    search: ConfigurationSearch, path: Path, rank: int, choices: Sequence[Holding]
+) -> _Seconds:
     """What each choice of a rank takes along a path."""
-    pp = len(path.forwards) // len(choices[0])
-    forwards, backwards = path.forwards[rank::pp], path.backwards[rank::pp]
-    forward_s = np.array([[column.forward_s for column in held] for held in choices])
-    backward_s = np.array([[column.backward_s for column in held] for held in choices])
-    seconds: _Seconds = forward_s @ np.array(forwards, float) + backward_s @ np.array(
-        backwards, float
-    )
+    mine = list(search.configuration.stages_of(rank))
+    counts = np.array(path.counts, float)[:, mine]
+    parts_s = np.array([[column.parts_s for column in held] for held in choices])
+    seconds: _Seconds = np.einsum("csp,ps->c", parts_s, counts)
     return seconds
 
 
@@ -156,10 +155,16 @@ def _once_s(
     return dearest
 
 
-def _columns(held: Sequence[Sequence[Holding]], places: _Places) -> list[Column]:
+def _columns(
+    search: ConfigurationSearch, held: Sequence[Sequence[Holding]], places: _Places
+) -> list[Column]:
     """The stages of a complete choice, in model order."""
-    chosen = [held[rank][int(place)] for rank, place in enumerate(places)]
-    return list(placed([column for turn in zip(*chosen, strict=True) for column in turn]))
+    chosen: dict[int, Column] = {}
+    for rank, place in enumerate(places):
+        chosen.update(
+            zip(search.configuration.stages_of(rank), held[rank][int(place)], strict=True)
+        )
+    return list(placed([chosen[stage] for stage in sorted(chosen)]))
 
 
 def _longest(search: ConfigurationSearch, columns: Sequence[Column]) -> Path:
@@ -170,4 +175,5 @@ def _longest(search: ConfigurationSearch, columns: Sequence[Column]) -> Path:
         num_microbatches=configuration.num_microbatches,
         forward_s=[column.forward_s for column in columns],
         backward_s=[column.backward_s for column in columns],
+        weight_backward_s=[column.weight_s for column in columns],
     )

@@ -61,13 +61,18 @@ class ConfigurationSearch:
         self.forward_s += table.total("tp_forward", 0, self.num_units)
         self.backward_s = passing_s - self.forward_s
         """One microbatch through all stages, nothing recomputed or sent between stages."""
+        self.weight_s = self.least_parts_s(0, self.num_units)[2]
+        """The part of ``backward_s`` that no stage waits for, where backwards are divided."""
         ends_s = table.framework.step_s / configuration.virtual_stages
         self.once_s = (whole.step_s - ends_s) / configuration.degrees.pp + table.framework.step_s
         """Once per step on the rank that has most to do, at the least."""
         self.even_s = self.least_s(0, self.num_units) / configuration.num_stages
         """Even share of a stage."""
         self.bound_s = self.once_s + least_s(
-            configuration, forward_s=self.forward_s, backward_s=self.backward_s
+            configuration,
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            weight_s=self.weight_s,
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
@@ -218,12 +223,13 @@ class ConfigurationSearch:
         """
         pp = self.configuration.degrees.pp
         held, gradients, kept, received = self._least_held(*self._representative(first, end))
-        moments = [moment[stage // pp] for moment in self.fullest_moments(stage % pp)]
+        rank = self.configuration.rank_of(stage)
+        moments = [moment[stage // pp] for moment in self.fullest_moments(rank)]
         return any(
             held
             + moment.has_gradients * gradients
-            + (moment.in_flight - moment.is_ending) * kept
-            - moment.in_flight * received
+            + (moment.in_flight + moment.waiting - moment.is_ending) * kept
+            - (moment.in_flight + moment.waiting) * received
             > self.room_bytes
             for moment in moments
         )
@@ -298,16 +304,22 @@ class ConfigurationSearch:
         later = self.configuration.num_stages - 1 - stage
         return self.positions[len(self.positions) - 1 - later]
 
-    def rest_s(self, columns: Sequence[Column]) -> tuple[float, float]:
-        """Forward and backward of the units that no column holds, at the least."""
-        whole_s = self.least_s(0, self.num_units)
-        forward_s = self.least_forward_s(0, self.num_units)
-        backward_s = whole_s - forward_s
+    def rest_s(self, columns: Sequence[Column]) -> tuple[float, float, float]:
+        """``least_parts_s`` of the units that no column holds."""
+        rest_s = list(self.least_parts_s(0, self.num_units))
         for column in columns:
-            own_s = self.least_forward_s(column.first, column.end)
-            forward_s -= own_s
-            backward_s -= self.least_s(column.first, column.end) - own_s
-        return max(0.0, forward_s), max(0.0, backward_s)
+            for part, own_s in enumerate(self.least_parts_s(column.first, column.end)):
+                rest_s[part] -= own_s
+        forward_s, input_s, weight_s = (max(0.0, each) for each in rest_s)
+        return forward_s, input_s, weight_s
+
+    def least_parts_s(self, first: int, end: int) -> tuple[float, float, float]:
+        """``least_s`` by the parts that ``Path.counts`` has."""
+        forward_s = self.least_forward_s(first, end)
+        weight_s = 0.0
+        if self.configuration.divides_backward:
+            weight_s = self.table.total("weight", first, end)
+        return forward_s, self.least_s(first, end) - forward_s - weight_s, weight_s
 
     def least_forward_s(self, first: int, end: int) -> float:
         """The forward part of ``least_s``."""

@@ -243,7 +243,8 @@ def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:
     """Whether every rank can hold its stages, exactly."""
     pp = search.configuration.degrees.pp
     return not search.shares_ranks or all(
-        search.fits(rank, columns[rank::pp]) for rank in range(pp)
+        search.fits(rank, [columns[stage] for stage in search.configuration.stages_of(rank)])
+        for rank in range(pp)
     )
 
 

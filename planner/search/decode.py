@@ -12,7 +12,6 @@ from planner.pricing.model_pricing import PricedModel
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import UnitSharding
 from planner.vocabulary import MESH_ORDER
 
@@ -94,7 +93,7 @@ def _stages(
     cut_before = {cut.after_unit + 1: cut for cut in priced.graph.cuts}
     found = []
     for index, (choice, seconds) in enumerate(zip(stages, price.stages, strict=True)):
-        rank = rank_of_stage(index, pp)
+        rank = costs.configuration.rank_of(index)
         peaks = [
             costs.memory.peak(
                 [HeldStage(first=choice.first, end=choice.end, kinds=choice.kinds, moment=at)]
@@ -112,6 +111,7 @@ def _stages(
                 activation_checkpointing=choice.kinds,
                 forward_s=seconds.forward_s,
                 backward_s=seconds.backward_s,
+                weight_backward_s=costs.configuration.divides_backward * seconds.weight_backward_s,
                 memory=max(peaks, key=lambda memory: memory.total_bytes),
                 carried=cut.carried if cut else (),
                 stream_output=cut.stream_output if cut else None,

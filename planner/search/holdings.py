@@ -13,7 +13,7 @@ path through the action list, and no rank's end, prefers the other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +67,11 @@ def _listings(
     tables: dict[int, _Table] = {}
     listings: list[_Listing] = []
     for rank in range(pp):
-        for columns in stages[rank::pp]:
+        columns_of = [stages[stage] for stage in search.configuration.stages_of(rank)]
+        for columns in columns_of:
             if id(columns) not in tables:
                 tables[id(columns)] = _Table(search, columns)
-        mine = [tables[id(columns)] for columns in stages[rank::pp]]
+        mine = [tables[id(columns)] for columns in columns_of]
         listing = _Listing(search, mine, rank, limit_s)
         if not listing.may_fit():
             return None
@@ -91,8 +92,8 @@ class _Table:
     def __init__(self, search: ConfigurationSearch, columns: Sequence[Column]) -> None:
         self.columns = columns
         self.lengths = np.array([column.end - column.first for column in columns])
-        self.seconds: Floats = np.array([[c.forward_s, c.backward_s] for c in columns])
-        """Forward and backward."""
+        self.seconds: Floats = np.array([c.parts_s for c in columns])
+        """``Column.parts_s``."""
         self.own_s: Floats = np.array(_own_s(search, columns))
         self.reductions: Floats = np.array([float(c.reduction_bytes) for c in columns])
         self._static: Floats = np.array([[float(c.static_bytes)] for c in columns])
@@ -102,39 +103,50 @@ class _Table:
                 for c in columns
             ]
         )
+        self._waiting: Floats = np.array(
+            [
+                [
+                    float(kept + c.waiting.gradients - c.waiting.released),
+                    float(c.waiting.released),
+                ]
+                for c, kept in zip(columns, self._activations[:, 0], strict=True)
+            ]
+        )
         self._state: Floats = np.array(
-            [[float(c.gradient_bytes), c.late_gathered_bytes] for c in columns]
+            [
+                [float(c.gradient_bytes), c.late_gathered_bytes, c.new_gradient_bytes]
+                for c in columns
+            ]
         )
         self._transients: Floats = np.array(
             [[float(c.mix.temporary_bytes), c.mix.early_temporary_bytes] for c in columns]
         )
 
     def path_s(self, counts: Floats) -> Floats:
-        """Seconds along paths that take each column so often, forward and backward."""
+        """Seconds along paths that take each part of a column so often."""
         seconds: Floats = self.seconds @ counts.T
         return seconds
 
     def held_bytes(self, moments: Floats) -> Floats:
         """``Column.held_bytes`` at each moment (``_numbers``)."""
-        in_flight, is_ending, follows_backward, has_gradients = moments.T
+        in_flight, is_ending, follows_backward, has_gradients, *divided = moments.T
+        waiting, is_dividing, has_new_gradients = divided
         held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
-        state = self._state[:, :1] * has_gradients + self._state[:, 1:] * follows_backward
+        held += self._waiting[:, :1] * waiting + self._waiting[:, 1:] * is_dividing
+        state = self._state @ np.stack([has_gradients, follows_backward, has_new_gradients])
         in_all: Floats = self._static + np.maximum(0.0, held) + state
         return in_all
 
     def transient_bytes(self, moments: Floats) -> Floats:
         """``Mix.transient_bytes`` at each moment."""
-        transients: Floats = self._transients[:, moments[:, 1].astype(int)]
+        transients: Floats = self._transients[:, (moments[:, 1] + moments[:, 5]).astype(int)]
         return transients
 
 
 def _numbers(moments: Sequence[RankMoment]) -> Floats:
     """The numbers of each moment of a rank, by stage of it."""
     return np.array(
-        [
-            [(at.in_flight, at.is_ending, at.follows_backward, at.has_gradients) for at in moment]
-            for moment in moments
-        ],
+        [[astuple(at) for at in moment] for moment in moments],
         dtype=float,
     )
 
@@ -148,7 +160,7 @@ class _Choices:
     seconds: Floats
     """Along each path."""
     own_s: Floats
-    """Forward and backward of its units, at the least."""
+    """``ConfigurationSearch.least_parts_s`` of its units."""
     sizes: Floats
     """Bytes held at each moment, but for transients."""
     transients: Floats
@@ -170,14 +182,13 @@ class _Listing:
         rank: int,
         limit_s: float,
     ) -> None:
-        stages, pp = search.configuration.num_stages, search.configuration.degrees.pp
-        mine = range(rank, stages, pp)
+        stages, mine = search.configuration.num_stages, search.configuration.stages_of(rank)
         self._search = search
         self._most_s = limit_s * (1 + 1e-9) - search.once_s
         self._tables = tables
         paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
-        self._counts = np.array([[path.forwards, path.backwards] for path in paths], dtype=float)
-        self._others = [stage for stage in range(stages) if stage % pp != rank]
+        self._counts = np.array([path.counts for path in paths], dtype=float)
+        self._others = [stage for stage in range(stages) if stage not in mine]
         moments = _numbers(search.fullest_moments(rank))
         self._stages = [
             _Choices(
@@ -225,7 +236,7 @@ class _Listing:
         more than these and the rank's own is theirs too, and counts where it counts least.
 
         Args:
-            least: Forward and backward of the fastest column of each stage.
+            least: Each part of the fastest column of each stage.
         """
         whole, others = np.array(self._search.rest_s(())), least[self._others]
         counts = self._counts[:, :, self._others]
@@ -268,13 +279,12 @@ class _Listing:
         """
         configuration = self._search.configuration
         whole = np.array(self._search.rest_s(()))
-        forward_s, backward_s = np.maximum(0.0, whole - found.own_s).T
-        share_s = (forward_s + backward_s) / (configuration.degrees.pp - 1)
+        rest = np.maximum(0.0, whole - found.own_s)
+        share_s = rest.sum(axis=1) / (configuration.degrees.pp - 1)
         enough: Flags = configuration.num_microbatches * share_s <= self._most_s
         fewest = self._counts[:, :, self._others].min(axis=2)
-        for so_far, (least_forward, least_backward) in zip(found.seconds.T, fewest, strict=True):
-            rest_s = least_forward * forward_s + least_backward * backward_s
-            enough &= so_far + rest_s <= self._most_s
+        for so_far, least in zip(found.seconds.T, fewest, strict=True):
+            enough &= so_far + rest @ least <= self._most_s
         return enough
 
 
@@ -292,14 +302,15 @@ def _extended(found: _Choices, stage: _Choices) -> _Choices:
     )
 
 
-def _own_s(search: ConfigurationSearch, columns: Sequence[Column]) -> list[tuple[float, float]]:
-    """Forward and backward of each column's units, at the least."""
-    known: dict[tuple[int, int], tuple[float, float]] = {}
+def _own_s(
+    search: ConfigurationSearch, columns: Sequence[Column]
+) -> list[tuple[float, float, float]]:
+    """Each part of each column's units, at the least."""
+    known: dict[tuple[int, int], tuple[float, float, float]] = {}
     for column in columns:
         run = (column.first, column.end)
         if run not in known:
-            forward_s = search.least_forward_s(*run)
-            known[run] = forward_s, search.least_s(*run) - forward_s
+            known[run] = search.least_parts_s(*run)
     return [known[column.first, column.end] for column in columns]
 
 
@@ -320,6 +331,7 @@ def _undominated(found: list[Holding]) -> list[Holding]:
 
 def _is_no_slower(one: Holding, other: Holding) -> bool:
     return all(
-        a.forward_s <= b.forward_s and a.backward_s <= b.backward_s and a.step_s <= b.step_s
+        all(mine <= theirs for mine, theirs in zip(a.parts_s, b.parts_s, strict=True))
+        and a.step_s <= b.step_s
         for a, b in zip(one, other, strict=True)
     )

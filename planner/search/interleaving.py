@@ -28,20 +28,24 @@ def sharpen(search: ConfigurationSearch) -> None:
         forward_s=search.forward_s,
         backward_s=search.backward_s + recompute_s,
         least_forward_s=share_s * forward,
+        weight_s=search.weight_s,
         least_backward_s=share_s * backward,
     )
     search.bound_s = max(search.bound_s, search.once_s + bound_s)
 
 
 def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
-    """Least share of forward and of backward in the time of any unit."""
+    """Least share of forward and of backward in the time of any unit.
+
+    Of divided backwards, the share of the part that other stages wait for.
+    """
     forward, backward = [1.0], [1.0]
     for unit in range(search.num_units):
         whole_s = search.least_s(unit, unit + 1)
         if whole_s > 0:
-            share = search.least_forward_s(unit, unit + 1) / whole_s
-            forward.append(share)
-            backward.append(1 - share)
+            forward_s, backward_s, _ = search.least_parts_s(unit, unit + 1)
+            forward.append(forward_s / whole_s)
+            backward.append(backward_s / whole_s)
     return min(forward), min(backward)
 
 
@@ -178,7 +182,7 @@ def even_interleaving(search: ConfigurationSearch) -> Partition | None:
         return None
     chosen: list[Column] = [columns[0] for columns in choices]
     for rank in range(pp):
-        mine = list(range(rank, stages, pp))
+        mine = search.configuration.stages_of(rank)
         places = dict.fromkeys(mine, 0)
         while not search.fits(rank, [chosen[stage] for stage in mine]):
             open_stages = [stage for stage in mine if places[stage] + 1 < len(choices[stage])]

@@ -45,7 +45,8 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
 
     def columns(rank: int) -> list[Column]:
         """The leanest stages of a rank."""
-        return [search.leanest(stage, *run) for stage, run in stages[rank::pp]]
+        mine = search.configuration.stages_of(rank)
+        return [search.leanest(stage, *run) for stage, run in stages if stage in mine]
 
     def fullest(rank: int) -> tuple[float, int, RankMoment]:
         """What a rank holds, itself, and when."""

@@ -33,7 +33,7 @@ from planner.strategy.rules import (
     recomputation_rule,
 )
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import RECOMPUTATIONS
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +220,11 @@ class LayoutSpace:
         can_split = self.facts.can_split_tables(configuration.degrees.tp)
         return (True, False) if can_split else (False,)
 
-    def _kinds(self, kind: str | None) -> tuple[str, ...]:
+    def _kinds(self, configuration: Configuration, kind: str | None) -> tuple[str, ...]:
         """Recomputations to choose from."""
         kind = kind or self.request.fixed.activation_checkpointing
+        if configuration.divides_backward:
+            kind = Recomputation.NONE
         return tuple(
             each
             for each in (RECOMPUTATIONS if kind is None else (kind,))
@@ -238,7 +240,7 @@ class LayoutSpace:
         moves_state: bool = True,
     ) -> tuple[PricedModel, StageCosts, ColumnMaker] | None:
         """Prices of a configuration, None where it has no layout or no recomputation."""
-        kinds = self._kinds(kind)
+        kinds = self._kinds(configuration, kind)
         choice = ShardingChoice(
             tp=configuration.degrees.tp,
             cp=configuration.degrees.cp,

@@ -11,7 +11,8 @@ Sets
 Variables
     u[c]             1 where configuration c is chosen
     x[c,s,j]         1 where stage s of configuration c is column j
-    F[c,s], B[c,s]   seconds of one microbatch's forward and backward in a stage
+    F[c,s], B[c,s]   seconds of one microbatch's forward and backward in a stage; where backwards
+                     are divided, B is the inputs' part, and the weights' part a variable like it
     W                seconds of all microbatches
     D                seconds once per step: exposed gradient and parameter traffic, optimiser
     M[c,r,m]         highest transient of rank r at moment m, where it holds several stages
@@ -226,24 +227,25 @@ class _Model:
             for variables in parts:
                 self._program.equal([(1.0, x) for x in variables], [chosen])
 
-    def _stage_times(self, index: int, problem: StageProblem) -> list[tuple[object, object]]:
-        """Forward and backward of every stage, as its column has them."""
+    def _stage_times(self, index: int, problem: StageProblem) -> list[list[object]]:
+        """Forward and backward (or its two parts) of every stage, as its column has them."""
         times = []
+        parts = 3 if problem.configuration.divides_backward else 2
         for stage in range(problem.configuration.num_stages):
-            forward, backward = self._program.non_negative(), self._program.non_negative()
             pairs = self._columns(index, problem, stage)
-            self._program.equal(
-                [(self._scale * column.forward_s, x) for column, x in pairs], [(1.0, forward)]
-            )
-            self._program.equal(
-                [(self._scale * column.backward_s, x) for column, x in pairs], [(1.0, backward)]
-            )
-            times.append((forward, backward))
+            seconds = [self._program.non_negative() for _ in range(parts)]
+            for part, total in enumerate(seconds):
+                costs = [(self._scale * column.parts_s[part], x) for column, x in pairs]
+                self._program.equal(costs, [(1.0, total)])
+            times.append(seconds)
         return times
 
     def _columns(self, index: int, problem: StageProblem, stage: int) -> list[tuple[Column, Any]]:
         """Columns of a stage, each with the variable that chooses it."""
-        place, part = divmod(stage, len(problem.choices))
+        place, part = 0, stage
+        if problem.by_rank:
+            configuration = problem.configuration
+            place, part = stage // configuration.degrees.pp, configuration.rank_of(stage)
         return [
             (held[place], x)
             for held, x in zip(problem.choices[part], self._x[index][part], strict=True)
@@ -274,11 +276,11 @@ class _Model:
         """All microbatches take as long as the path."""
         self._program.at_most(
             [
-                term
-                for (forward, backward), forwards, backwards in zip(
-                    self._times[index], path.forwards, path.backwards, strict=True
+                (float(count), total)
+                for seconds, counts in zip(
+                    self._times[index], zip(*path.counts, strict=True), strict=True
                 )
-                for term in ((float(forwards), forward), (float(backwards), backward))
+                for total, count in zip(seconds, counts, strict=False)
             ],
             [self._passing],
         )
@@ -292,6 +294,7 @@ class _Model:
             num_microbatches=configuration.num_microbatches,
             forward_s=[column.forward_s for column in solution.columns],
             backward_s=[column.backward_s for column in solution.columns],
+            weight_backward_s=[column.weight_s for column in solution.columns],
         )
         index = next(i for i, p in enumerate(self._problems) if p is solution.problem)
         self.add_path(index, path)
@@ -342,7 +345,7 @@ class _Model:
         configuration = problem.configuration
         return [
             (stage, column, x)
-            for stage in range(rank, configuration.num_stages, configuration.degrees.pp)
+            for stage in configuration.stages_of(rank)
             for column, x in self._columns(index, problem, stage)
         ]
 

@@ -70,19 +70,14 @@ def _in_time(
     if limit_s == float("inf"):
         return list(stages)
     paths = bounding_paths(search.configuration)
-    forwards, backwards = (
-        np.array([getattr(path, name) for path in paths], float)
-        for name in ("forwards", "backwards")
-    )
-    least = np.stack([forwards.min(axis=1), backwards.min(axis=1)])
+    by_part = np.array([path.counts for path in paths], float).swapaxes(0, 1)
+    least = by_part.min(axis=2)
     seconds: dict[int, NDArray[np.float64]] = {}
     found = []
     for stage, columns in enumerate(stages):
         if id(columns) not in seconds:
-            seconds[id(columns)] = np.array(
-                [(c.forward_s, c.backward_s, *search.rest_s([c])) for c in columns]
-            )
-        counts = np.vstack([forwards[:, stage], backwards[:, stage], least])
+            seconds[id(columns)] = np.array([(*c.parts_s, *search.rest_s([c])) for c in columns])
+        counts = np.vstack([by_part[:, :, stage], least])
         longest_s = (seconds[id(columns)] @ counts).max(axis=1) + search.once_s
         found.append(list(compress(columns, longest_s <= limit_s * (1 + 1e-9))))
     return found

@@ -13,7 +13,8 @@ from planner.strategy.moments import (
     fullest_moments,
     mean_starts,
 )
-from planner.vocabulary import MESH_ORDER, Axis
+from planner.strategy.schedules import rank_of_stage, stages_of_rank
+from planner.vocabulary import MESH_ORDER, ZERO_BUBBLE_SCHEDULES, Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,24 @@ class Configuration:
     def num_stages(self) -> int:
         """Stages in all."""
         return self.degrees.pp * self.virtual_stages
+
+    @property
+    def divides_backward(self) -> bool:
+        """Whether backwards may come in two parts."""
+        return self.schedule in ZERO_BUBBLE_SCHEDULES
+
+    @property
+    def ends_meet(self) -> bool:
+        """Whether the first and the last stage lie on one rank."""
+        return self.rank_of(0) == self.rank_of(self.num_stages - 1)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank, in model order."""
+        return stages_of_rank(self.schedule, rank, pp=self.degrees.pp, num_stages=self.num_stages)
+
+    def rank_of(self, stage: int) -> int:
+        """Pipeline rank of a stage."""
+        return rank_of_stage(self.schedule, stage, self.degrees.pp)
 
     def fullest_moments(self, rank: int) -> tuple[RankMoment, ...]:
         """Moments at which a pipeline rank may hold most."""

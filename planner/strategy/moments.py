@@ -1,14 +1,14 @@
 """What a pipeline rank holds of a step at one moment, and the moments at which it is fullest."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy.schedules import Actions, actions_by_rank, shortened
-from planner.vocabulary import Schedule
+from planner.strategy.schedules import Actions, actions_by_rank, shortened, stages_of_rank
+from planner.vocabulary import ZERO_BUBBLE_SCHEDULES, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class StageMoment:
     """What a stage holds at one moment of a schedule, beside what it always holds."""
 
     in_flight: int
-    """Microbatches whose activations it holds."""
+    """Microbatches whose activations it holds, those that wait apart."""
     is_ending: bool = False
     """Whether the backward of one of them ends: it has one block to go."""
     follows_backward: bool = False
@@ -24,6 +24,15 @@ class StageMoment:
     stay gathered from there to the next forward."""
     has_gradients: bool = False
     """Whether it holds gradients of backwards before."""
+    waiting: int = 0
+    """Microbatches of which the weights' part of the backward is left: it holds their activations,
+    and gradients."""
+    is_dividing: bool = False
+    """Whether the first part of a divided backward ends: nothing is gone yet of what goes with
+    it."""
+    has_new_gradients: bool = False
+    """Whether gradients of the last weights' part are still in the compute dtype: FSDP adds them
+    to those before when the next backward comes."""
 
 
 RankMoment = tuple[StageMoment, ...]
@@ -66,7 +75,8 @@ def _mean_starts(
     for rank in range(pp):
         moments = _moments(schedule, pp, virtual_stages, num_microbatches, rank, moves)
         starts = [moment for moment in moments if not any(held.is_ending for held in moment)]
-        for local, stage in enumerate(range(rank, stages, pp)):
+        mine = stages_of_rank(schedule, rank, pp=pp, num_stages=stages)
+        for local, stage in enumerate(mine):
             counts[stage] = sum(moment[local].in_flight for moment in starts) / len(starts)
             shares[stage] = sum(moment[local].has_gradients for moment in starts) / len(starts)
     return tuple(counts), tuple(shares)
@@ -82,6 +92,8 @@ def fullest_moments(
     moves: StateMoves,
 ) -> tuple[RankMoment, ...]:
     """Moments at which a rank may hold most: each backward when it starts and when it ends.
+
+    Of a divided one, that is its first part. Its second part frees what it has read bit by bit.
 
     Returns:
         No other moment holds as much or more on every stage than one of these.
@@ -122,23 +134,30 @@ def _moments(
         rows = actions_by_rank(
             schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
         )
-        found = _backwards(rows[rank], pp, virtual_stages, moves)
+        if schedule in ZERO_BUBBLE_SCHEDULES:
+            found = _divided_backwards(rows[rank], pp, virtual_stages, moves)
+        else:
+            found = _backwards(rows[rank], pp, virtual_stages, moves)
     return tuple(tuple(map(_moment, moment)) for moment in _fullest(found).tolist())
 
 
-def _moment(fields: Sequence[int]) -> StageMoment:
-    in_flight, is_ending, follows_backward, has_gradients = fields
+def _moment(numbers: Sequence[int]) -> StageMoment:
+    in_flight, is_ending, follows_backward, has_gradients, waiting, is_dividing, is_new = numbers
     return StageMoment(
         in_flight=in_flight,
         is_ending=bool(is_ending),
         follows_backward=bool(follows_backward),
         has_gradients=bool(has_gradients),
+        waiting=waiting,
+        is_dividing=bool(is_dividing),
+        has_new_gradients=bool(is_new),
     )
 
 
 def _backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) -> Moments:
     """Every backward of a rank when it starts and when it ends."""
-    stages, is_forward = (np.array(each) for each in zip(*row, strict=True))
+    stages = np.array([stage for stage, _ in row])
+    is_forward = np.array([what == "F" for _, what in row])
     acts = (stages // pp)[:, None] == np.arange(virtual_stages)
     starts_back = acts & ~is_forward[:, None]
     steps = np.where(is_forward, 1, -1)[:, None] * acts
@@ -158,16 +177,58 @@ def _backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) ->
     ended = np.array([0, 1, moves.reshards, moves.accumulates])
     ends = np.where(starts_back[:, :, None] & [False, True, True, True], ended, starts)
     both = np.stack([starts, ends], axis=1)[~is_forward].reshape(-1, virtual_stages, 4)
-    found: Moments = both.astype(np.int16)
-    return found
+    whole = np.zeros((*both.shape[:2], len(fields(StageMoment))), dtype=np.int16)
+    whole[:, :, :4] = both
+    return whole
+
+
+def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) -> Moments:
+    """The same where some backwards come in two parts; parameters are never resharded."""
+    now = [StageMoment(in_flight=0)] * virtual_stages
+    found: list[list[StageMoment]] = []
+    for stage, what in row:
+        local = stage // pp
+        held = now[local]
+        if what == "F":
+            now[local] = replace(held, in_flight=held.in_flight + 1)
+            continue
+        if what == "W":
+            now[local] = replace(
+                held,
+                waiting=held.waiting - 1,
+                has_gradients=moves.accumulates,
+                has_new_gradients=moves.accumulates,
+            )
+            continue
+        found.append(list(now))
+        if what == "B":
+            ends = replace(
+                held, is_ending=True, has_gradients=moves.accumulates, has_new_gradients=False
+            )
+            after = replace(ends, in_flight=held.in_flight - 1, is_ending=False)
+        else:
+            ends = replace(
+                held,
+                in_flight=held.in_flight - 1,
+                waiting=held.waiting + 1,
+                is_dividing=True,
+                has_new_gradients=False,
+            )
+            after = replace(ends, is_dividing=False)
+        now[local] = ends
+        found.append(list(now))
+        now[local] = after
+    return np.array([[astuple(each) for each in moment] for moment in found], dtype=np.int16)
 
 
 def _fullest(moments: Moments) -> Moments:
     """Moments without those that hold no more than another on any stage, each once."""
     first = {moment.tobytes(): place for place, moment in reversed(list(enumerate(moments)))}
     distinct = moments[sorted(first.values())]
-    in_flight, is_ending, follows_backward, has_gradients = np.moveaxis(distinct, 2, 0)
-    sizes = (in_flight, in_flight - is_ending, -is_ending, follows_backward, has_gradients)
+    in_flight, is_ending, follows_backward, has_gradients, *divided = np.moveaxis(distinct, 2, 0)
+    sizes = [in_flight, in_flight - is_ending, -is_ending, follows_backward, has_gradients]
+    waiting, is_dividing, is_new = divided
+    sizes += [waiting, is_dividing, -is_dividing, is_new]
     as_many = np.ones((len(distinct), len(distinct)), dtype=bool)
     for size in np.hstack(sizes).T.copy():
         if size.min() < size.max():

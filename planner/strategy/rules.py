@@ -7,11 +7,10 @@ from itertools import product
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.schedules import schedule_rule
+from planner.strategy.schedules import divided_rule, schedule_rule, tried_schedules
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import (
     PLANNED_AXES,
-    PLANNED_SCHEDULES,
     Axis,
     Dtype,
     Recomputation,
@@ -330,7 +329,7 @@ def configurations(
         for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
             number = samples // size
             reason = chunks if isinstance(chunks, BrokenRule) else None
-            reason = reason or _broken_schedule(schedule, degrees.pp, virtual_stages, number)
+            reason = reason or _schedule_rule(schedule, fixed, degrees.pp, virtual_stages, number)
             if isinstance(chunks, BrokenRule) or reason is not None:
                 continue
             if schedule == Schedule.GPIPE and fixed.schedule is None and number >= degrees.pp:
@@ -352,9 +351,22 @@ def configurations(
         yield reason
 
 
-def _broken_schedule(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
+def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> list[tuple[str, int]]:
+    return list(tried_schedules(pp, facts.max_stages, fixed.schedule, fixed.virtual_stages))
+
+
+def _schedule_rule(
+    schedule: str, fixed: FixedValues, pp: int, virtual_stages: int, num_microbatches: int
 ) -> BrokenRule | None:
+    """Refuse a schedule that breaks its limits, or divides backwards beside what is fixed."""
+    detail = divided_rule(
+        schedule,
+        recompute=fixed.activation_checkpointing or Recomputation.NONE,
+        reshard_after_forward=bool(fixed.reshard_after_forward),
+        compiled=bool(fixed.compile),
+    )
+    if detail is not None:
+        return BrokenRule(rule="divided backward", detail=detail)
     detail = schedule_rule(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )
@@ -375,26 +387,3 @@ def _options(*, possible: bool, fixed: bool | None) -> tuple[bool, ...]:
     if not possible:
         return (False,)
     return (True, False) if fixed is None else (fixed,)
-
-
-def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> Iterator[tuple[str, int]]:
-    """Schedules and stages per rank to try."""
-    if pp == 1:
-        yield Schedule.NONE, 1
-        return
-    for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
-        if fixed.schedule in (None, schedule) and fixed.virtual_stages in (None, 1):
-            yield schedule, 1
-    if fixed.schedule is not None and fixed.schedule not in PLANNED_SCHEDULES:
-        yield fixed.schedule, 1
-    if fixed.schedule in (None, Schedule.INTERLEAVED):
-        most = facts.max_stages // pp
-        counts = virtual_stage_counts(most)
-        for count in counts if fixed.virtual_stages is None else (fixed.virtual_stages,):
-            if 1 < count <= most:
-                yield Schedule.INTERLEAVED, count
-
-
-def virtual_stage_counts(most: int) -> tuple[int, ...]:
-    """Stages per rank that the search tries for interleaved schedules: powers of two."""
-    return tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)

@@ -108,6 +108,10 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
         ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
         ({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
+        *(
+            ({"pp": 2, "dp_shard": 2, "schedule": schedule, "microbatch_size": 2}, None)
+            for schedule in ("ZBVZeroBubble", "DualPipeV", "InterleavedZeroBubble")
+        ),
         (
             {
                 **{"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2},

@@ -7,32 +7,42 @@ from hypothesis import strategies as st
 from planner.cost.pipeline import longest_path, pipeline_s, pipeline_times
 from planner.strategy.schedules import actions_by_rank, schedule_rule
 
+SHARED = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
-def clocked_s(schedule, pp, num_microbatches, forward_s, backward_s):
+
+def clocked_s(schedule, pp, num_microbatches, forward_s, backward_s, weight_s):
     """The action list run as it stands: every action starts when it can."""
     stages = len(forward_s)
     lists = actions_by_rank(
         schedule, pp=pp, virtual_stages=stages // pp, num_microbatches=num_microbatches
     )
+    takes = {
+        "F": forward_s,
+        "B": backward_s,
+        "I": [b - w for b, w in zip(backward_s, weight_s, strict=True)],
+        "W": weight_s,
+    }
     clock, ends, counts = [0.0] * pp, {}, {}
     left = [list(row) for row in lists]
     while any(left):
         for rank, row in enumerate(left):
             if not row:
                 continue
-            stage, forward = row[0]
-            number = counts.get((stage, forward), 0)
-            if forward:
-                needs = None if stage == 0 else (stage - 1, True, number)
-            else:
-                needs = (stage, True, number)
-                needs = needs if stage == stages - 1 else (stage + 1, False, number)
+            stage, what = row[0]
+            kind = "back" if what in "BI" else what
+            number = counts.get((stage, kind), 0)
+            needs = None
+            if what == "F" and stage > 0:
+                needs = (stage - 1, "F", number)
+            elif kind == "back":
+                needs = (stage, "F", number)
+                needs = needs if stage == stages - 1 else (stage + 1, "back", number)
             if needs is not None and needs not in ends:
                 continue
             start = max(clock[rank], ends.get(needs, 0.0))
-            clock[rank] = start + (forward_s if forward else backward_s)[stage]
-            ends[stage, forward, number] = clock[rank]
-            counts[stage, forward] = number + 1
+            clock[rank] = start + takes[what][stage]
+            ends[stage, kind, number] = clock[rank]
+            counts[stage, kind] = number + 1
             row.pop(0)
     return max(clock)
 
@@ -42,57 +52,71 @@ seconds = st.floats(0.1, 3.0)
 
 @st.composite
 def pipelines(draw, *, most_microbatches):
-    schedule = draw(st.sampled_from(["GPipe", "1F1B", "Interleaved1F1B"]))
+    schedule = draw(st.sampled_from(["GPipe", "1F1B", *SHARED]))
     pp = draw(st.integers(2, 5))
-    virtual_stages = draw(st.integers(2, 4)) if schedule == "Interleaved1F1B" else 1
+    virtual_stages = draw(st.integers(2, 4)) if schedule in SHARED[:2] else 1
     number = draw(st.integers(pp, most_microbatches))
-    if schedule == "Interleaved1F1B":
+    if schedule in SHARED[:2]:
         number -= number % pp
+    elif schedule in SHARED:
+        virtual_stages, number = 2, max(number, 2 * pp)
     stages = pp * virtual_stages
     alike = draw(st.booleans())
     pool = draw(st.lists(seconds, min_size=1, max_size=2)) if alike else None
     times = st.sampled_from(pool) if pool else seconds
     forward = draw(st.lists(times, min_size=stages, max_size=stages))
     backward = draw(st.lists(times, min_size=stages, max_size=stages))
-    return schedule, pp, number, forward, backward
+    share = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    return schedule, pp, number, forward, backward, [share * each for each in backward]
 
 
-@settings(max_examples=150)
+def parts(forward, backward, weight):
+    return {"forward_s": forward, "backward_s": backward, "weight_backward_s": weight}
+
+
+@settings(max_examples=250)
 @given(pipelines(most_microbatches=400))
 def test_the_time_is_that_of_the_whole_list(pipeline):
-    schedule, pp, number, forward, backward = pipeline
-    found = pipeline_s(
-        schedule, pp=pp, num_microbatches=number, forward_s=forward, backward_s=backward
-    )
+    schedule, pp, number, *times = pipeline
+    found = pipeline_s(schedule, pp=pp, num_microbatches=number, **parts(*times))
     assert found == pytest.approx(clocked_s(*pipeline), rel=1e-10)
 
 
 @given(pipelines(most_microbatches=40), st.data())
 def test_the_longest_path_sets_the_time_and_bounds_every_other(pipeline, data):
-    schedule, pp, number, forward, backward = pipeline
+    schedule, pp, number, *times = pipeline
     size = {"schedule": schedule, "pp": pp, "num_microbatches": number}
-    path = longest_path(**size, forward_s=forward, backward_s=backward)
-    whole_s = pipeline_s(**size, forward_s=forward, backward_s=backward)
-    assert path.seconds(forward, backward) == pytest.approx(whole_s, rel=1e-10)
-    others = [
-        data.draw(st.lists(seconds, min_size=len(forward), max_size=len(forward))) for _ in "fb"
-    ]
-    other_s = pipeline_s(**size, forward_s=others[0], backward_s=others[1])
+    path = longest_path(**size, **parts(*times))
+    whole_s = pipeline_s(**size, **parts(*times))
+    assert path.seconds(*times) == pytest.approx(whole_s, rel=1e-10)
+    stages = len(times[0])
+    forward, backward = (
+        data.draw(st.lists(seconds, min_size=stages, max_size=stages)) for _ in "fb"
+    )
+    others = forward, backward, [0.4 * each for each in backward]
+    other_s = pipeline_s(**size, **parts(*others))
     assert path.seconds(*others) <= other_s * (1 + 1e-10)
 
 
 @given(pipelines(most_microbatches=40), st.data())
 def test_a_longer_action_is_never_faster(pipeline, data):
-    schedule, pp, number, forward, backward = pipeline
-    before = pipeline_s(
-        schedule, pp=pp, num_microbatches=number, forward_s=forward, backward_s=backward
-    )
+    schedule, pp, number, forward, backward, weight = pipeline
+    size = {"schedule": schedule, "pp": pp, "num_microbatches": number}
+    before = pipeline_s(**size, **parts(forward, backward, weight))
     stage = data.draw(st.integers(0, len(forward) - 1))
     backward[stage] += data.draw(seconds)
-    after = pipeline_s(
-        schedule, pp=pp, num_microbatches=number, forward_s=forward, backward_s=backward
-    )
+    after = pipeline_s(**size, **parts(forward, backward, weight))
     assert after >= before * (1 - 1e-12)
+
+
+@given(st.integers(2, 5), st.integers(0, 20), seconds)
+def test_parts_of_equal_length_leave_next_to_no_bubble(pp, more, part):
+    """Qi et al., section 6: a V of stages whose forward, and both parts of whose backward, take
+    the same is idle for its first forwards alone."""
+    number = 2 * pp + more
+    times = parts([part] * 2 * pp, [2 * part] * 2 * pp, [part] * 2 * pp)
+    found = pipeline_s("ZBVZeroBubble", pp=pp, num_microbatches=number, **times)
+    assert found <= (6 * number + 3 * (pp - 1)) * part * (1 + 1e-9)
 
 
 @given(st.integers(2, 6), st.integers(1, 200), seconds, seconds)

@@ -8,6 +8,7 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.graph.operator_graph import ModuleOutput
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -203,7 +204,7 @@ def make_plan(
     stages = tuple(
         StagePlan(
             index=i,
-            pp_rank=i % pp,
+            pp_rank=rank_of_stage(schedule, i, pp),
             first_unit=edges[i],
             end_unit=edges[i + 1],
             activation_checkpointing=by_unit[edges[i] : edges[i + 1]],

@@ -80,6 +80,14 @@ WHOLE_ATTENTION = (
 )
 """Attention whole on each rank, from the norm before it to its last projection."""
 
+V = {
+    "schedule": "ZBVZeroBubble",
+    "virtual_stages": 2,
+    "microbatch_size": 1,
+    "reshard_after_forward": False,
+}
+"""A schedule that divides backwards, and whose first rank has the tied embedding and head."""
+
 STAGED = {"tp": 2, "pp": 2, "sequence_parallel": True}
 
 CASES = [
@@ -106,6 +114,14 @@ CASES = [
          layout={"pp": 4, "schedule": "GPipe", "reshard_after_forward": False}),
     Case(name="pp_4_interleaved", model=LLAMA,
          layout={"pp": 4, "schedule": "Interleaved1F1B", "virtual_stages": 2}),
+    Case(name="zbv", model=SHALLOW_LLAMA, layout={"pp": 2, **V}),
+    Case(name="zbv_dp_2", model=SHALLOW_GPT, layout={"pp": 2, "dp_shard": 2, **V}),
+    Case(name="zbv_tp_2", model=SHALLOW_GPT, layout={**STAGED, **V}),
+    Case(name="pp_4_zbv", model=LLAMA, layout={"pp": 4, **V}),
+    Case(name="interleaved_zero_bubble", model=SHALLOW_GPT,
+         layout={"pp": 2, **V, "schedule": "InterleavedZeroBubble"}),
+    Case(name="dual_pipe_v", model=SHALLOW_GPT,
+         layout={"pp": 2, "dp_replicate": 2, **V, "schedule": "DualPipeV"}),
     Case(name="lone_ends", model=SHALLOW_LLAMA, layout={"pp": 4, "cuts": (1, 3, 5)}),
     Case(name="uneven", model=MLP, layout={"pp": 4, "cuts": (2, 3, 10)}),
     Case(name="lone_ends", model=MLP, layout={"pp": 4, "cuts": (2, 6, 14)}),

@@ -20,13 +20,15 @@ from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import schedule_rule
-from planner.vocabulary import RECOMPUTATIONS
+from planner.vocabulary import RECOMPUTATIONS, SHARED_SCHEDULES, ZERO_BUBBLE_SCHEDULES
 
 FRAMEWORK = load_framework(SCRIPT)
 MIB = 2**20
 
 
 CASES = ((1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8))
+STAGES = {"1F1B": 1, "GPipe": 1, **dict.fromkeys(SHARED_SCHEDULES, 2)}
+"""Stages of a rank."""
 """pp, tp, microbatches."""
 
 
@@ -53,6 +55,8 @@ def units(draw, name, *, has_kinds):
         trained_bytes=parameters,
         gathered_bytes=parameters // 2,
         summed_gradient_bytes=0,
+        waiting_gradient_bytes=draw(st.integers(1, 300)) * MIB,
+        released_bytes=kept // 3 if name == "epilogue" else 0,
     )
 
 
@@ -125,9 +129,7 @@ def clusters(draw):
 def configurations(model):
     """Several degrees and schedules, a few and thousands of microbatches."""
     for pp, tp, microbatches in CASES:
-        for schedule, virtual_stages in (
-            [("none", 1)] if pp == 1 else [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2)]
-        ):
+        for schedule, virtual_stages in [("none", 1)] if pp == 1 else STAGES.items():
             stages = pp * virtual_stages
             if stages > len(model.units) or schedule_rule(
                 schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=microbatches
@@ -141,7 +143,8 @@ def configurations(model):
                 virtual_stages=virtual_stages,
                 microbatch_size=1,
                 num_microbatches=microbatches,
-                reshard_after_forward=pp == 1 or pp * tp == 4,
+                reshard_after_forward=(pp == 1 or pp * tp == 4)
+                and schedule not in ZERO_BUBBLE_SCHEDULES,
                 sequence_parallel=False,
             )
 
@@ -150,15 +153,19 @@ def search_of(model, configuration, cluster):
     cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
     priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
     costs = StageCosts(model, configuration, cluster, FRAMEWORK)
-    maker = ColumnMaker(costs, kinds=RECOMPUTATIONS, known=KnownMixes())
+    maker = ColumnMaker(costs, kinds=kinds_of(configuration), known=KnownMixes())
     return ConfigurationSearch(configuration, priced, costs, maker)
+
+
+def kinds_of(configuration):
+    return ("none",) if configuration.divides_backward else RECOMPUTATIONS
 
 
 def all_kinds(configuration, first, end, last):
     """Recomputations of a stage: any for each block, or one for all on a shared rank."""
     blocks = [i for i in range(first, end) if 0 < i < last]
     if configuration.virtual_stages > 1:
-        choices = [(kind,) * len(blocks) for kind in RECOMPUTATIONS]
+        choices = [(kind,) * len(blocks) for kind in kinds_of(configuration)]
     else:
         choices = product(RECOMPUTATIONS, repeat=len(blocks))
     for choice in choices:
@@ -190,19 +197,24 @@ def best_of_cut(configuration, costs, runs, pp, room):
     alone; where they share a rank, all of its stages' choices are tried together."""
     options = []
     for rank in range(pp):
-        mine = list(range(rank, len(runs), pp))
+        mine = configuration.stages_of(rank)
         options.append(fastest_that_fit(configuration, costs, rank, [runs[s] for s in mine], room))
         if not options[-1]:
             return float("inf")
     best = float("inf")
     for choice in product(*options):
-        seconds = [choice[s % pp][s // pp] for s in range(len(runs))]
+        seconds = [choice[configuration.rank_of(s)][s // pp] for s in range(len(runs))]
         step_s = pipeline_s(
             configuration.schedule, pp=pp, num_microbatches=configuration.num_microbatches,
             forward_s=[each.forward_s for each in seconds],
             backward_s=[each.backward_s for each in seconds],
+            weight_backward_s=[
+                each.weight_backward_s * configuration.divides_backward for each in seconds
+            ],
         )  # fmt: skip
-        once_s = max(sum(each.step_s for each in seconds[rank::pp]) for rank in range(pp))
+        once_s = max(
+            sum(seconds[s].step_s for s in configuration.stages_of(rank)) for rank in range(pp)
+        )
         best = min(best, step_s + once_s)
     return best
 
@@ -210,13 +222,13 @@ def best_of_cut(configuration, costs, runs, pp, room):
 def fastest_that_fit(configuration, costs, rank, runs, room):
     """Seconds of a rank's stages under all recomputations that fit, without those that are no
     faster in any stage than another."""
-    last, pp = len(costs.units) - 1, configuration.degrees.pp
+    last, stages = len(costs.units) - 1, configuration.stages_of(rank)
     moments = configuration.fullest_moments(rank)
 
     def seconds(kinds):
         return [
-            costs.seconds(*run, each, stage=rank + pp * at)
-            for at, (run, each) in enumerate(zip(runs, kinds, strict=True))
+            costs.seconds(*run, each, stage=stage)
+            for stage, run, each in zip(stages, runs, kinds, strict=True)
         ]
 
     def fits(kinds):

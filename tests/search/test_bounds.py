@@ -8,6 +8,7 @@ from planner.cost.pipeline import pipeline_s
 from planner.search.bounds import bounding_paths, least_s
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES
 
 seconds = st.floats(0.1, 3.0)
 
@@ -26,42 +27,46 @@ def configuration(schedule, pp, virtual_stages, num_microbatches):
 
 @st.composite
 def pipelines(draw):
-    schedule = draw(st.sampled_from(["none", "GPipe", "1F1B", "Interleaved1F1B"]))
+    schedule = draw(st.sampled_from(["none", "GPipe", "1F1B", *SHARED_SCHEDULES]))
     pp = 1 if schedule == "none" else draw(st.integers(2, 6))
-    virtual_stages = draw(st.integers(2, 4)) if schedule == "Interleaved1F1B" else 1
+    virtual_stages = draw(st.integers(2, 4)) if schedule in SHARED_SCHEDULES else 1
     number = draw(st.integers(1 if schedule == "GPipe" else pp, 80))
-    if schedule == "Interleaved1F1B":
+    if schedule in V_SCHEDULES:
+        virtual_stages, number = 2, max(number, 2 * pp)
+    elif schedule in SHARED_SCHEDULES:
         number -= number % pp
     stages = pp * virtual_stages
     times = st.lists(seconds, min_size=stages, max_size=stages)
-    return configuration(schedule, pp, virtual_stages, number), draw(times), draw(times)
+    share = draw(st.floats(0.0, 0.9)) if schedule in ZERO_BUBBLE_SCHEDULES else 0.0
+    forward, backward = draw(times), draw(times)
+    weight = [share * each for each in backward]
+    return configuration(schedule, pp, virtual_stages, number), forward, backward, weight
 
 
-def time_s(config, forward, backward):
+def time_s(config, forward, backward, weight=None):
     return pipeline_s(
         config.schedule, pp=config.degrees.pp, num_microbatches=config.num_microbatches,
-        forward_s=forward, backward_s=backward,
+        forward_s=forward, backward_s=backward, weight_backward_s=weight,
     )  # fmt: skip
 
 
 @given(pipelines())
 def test_no_path_is_longer_than_the_list(pipeline):
-    config, forward, backward = pipeline
-    whole_s = time_s(config, forward, backward)
+    config, *times = pipeline
+    whole_s = time_s(config, *times)
     for path in bounding_paths(config):
-        assert path.seconds(forward, backward) <= whole_s * (1 + 1e-10)
+        assert path.seconds(*times) <= whole_s * (1 + 1e-10)
 
 
 @given(pipelines())
 def test_no_cut_is_faster_than_the_bound(pipeline):
-    config, forward, backward = pipeline
-    free = least_s(config, forward_s=sum(forward), backward_s=sum(backward))
-    shares = least_s(
-        config, forward_s=sum(forward), backward_s=sum(backward),
-        least_forward_s=min(forward), least_backward_s=min(backward),
-    )  # fmt: skip
+    config, forward, backward, weight = pipeline
+    sums = {"forward_s": sum(forward), "backward_s": sum(backward), "weight_s": sum(weight)}
+    free = least_s(config, **sums)
+    inputs = [b - w for b, w in zip(backward, weight, strict=True)]
+    shares = least_s(config, **sums, least_forward_s=min(forward), least_backward_s=min(inputs))
     assert free <= shares * (1 + 1e-10)
-    assert shares <= time_s(config, forward, backward) * (1 + 1e-10)
+    assert shares <= time_s(config, forward, backward, weight) * (1 + 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What each rank holds, joined: exact against enumeration, and equal to the ILP over the same."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from planner.search import combination
 from planner.search.columns import placed, step_time_s
 from planner.search.combination import best_combination
 from planner.search.stage_ilp import Effort, StageProblem, solve_stages
+from planner.vocabulary import SHARED_SCHEDULES
 
 
 @st.composite
@@ -29,6 +31,7 @@ def instances(draw):
                     1.0,
                     1,
                     forward_share=draw(st.floats(0.2, 0.5)),
+                    weight_share=draw(st.floats(0.0, 1.0)),
                 )
                 for _ in range(virtual_stages)
             )
@@ -38,7 +41,11 @@ def instances(draw):
     ]
     num_units = draw(st.integers(pp * virtual_stages, 3 * pp * virtual_stages))
     microbatches = pp * draw(st.integers(1, 4))
-    return configuration(pp, virtual_stages, microbatches), held, num_units
+    config = configuration(pp, virtual_stages, microbatches)
+    shared = (
+        SHARED_SCHEDULES if virtual_stages == 2 and microbatches >= 2 * pp else [config.schedule]
+    )
+    return replace(config, schedule=draw(st.sampled_from(shared))), held, num_units
 
 
 def search_of(config, num_units):
@@ -48,7 +55,8 @@ def search_of(config, num_units):
 def enumerated_s(config, held, num_units):
     best = float("inf")
     for chosen in product(*held):
-        columns = [column for turn in zip(*chosen, strict=True) for column in turn]
+        pp = config.degrees.pp
+        columns = [chosen[config.rank_of(s)][s // pp] for s in range(config.num_stages)]
         if sum(each.end - each.first for each in columns) == num_units:
             best = min(best, step_time_s(config, columns))
     return best

@@ -47,10 +47,10 @@ def test_the_search_equals_enumeration(model, cluster, data):
 
 def peak_of_some_rank(configuration, model, cluster, choose):
     """What a rank holds under some cut and some recomputations."""
-    costs, pp = search_of(model, configuration, cluster).table, configuration.degrees.pp
-    count, rank = len(costs.units), choose(range(pp))
+    costs = search_of(model, configuration, cluster).table
+    count, rank = len(costs.units), choose(range(configuration.degrees.pp))
     cuts = choose(list(combinations(range(1, count), configuration.num_stages - 1)))
-    runs = list(pairwise((0, *cuts, count)))[rank::pp]
+    runs = [list(pairwise((0, *cuts, count)))[s] for s in configuration.stages_of(rank)]
     kinds = [choose(list(all_kinds(configuration, *run, count - 1))) for run in runs]
     return max(
         costs.memory.peak(

@@ -28,7 +28,9 @@ def configuration(pp, virtual_stages, num_microbatches):
     )
 
 
-def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 3):
+def column(
+    first, end, time, step, static, kept, kind="none", forward_share=1 / 3, weight_share=0.0
+):
     mix = Mix(
         kinds=(kind,) * (end - first),
         recompute_s=0.0,
@@ -43,6 +45,7 @@ def column(first, end, time, step, static, kept, kind="none", forward_share=1 / 
         mix=mix,
         forward_s=time * forward_share,
         backward_s=time * (1 - forward_share),
+        weight_s=time * (1 - forward_share) * weight_share,
         beside_bytes=0,
         step_s=step,
         static_bytes=static,
