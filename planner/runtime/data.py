@@ -1,6 +1,9 @@
 """The microbatches of a step."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -89,3 +92,19 @@ def mixed_seed(*numbers: int) -> int:
     for number in numbers:
         mixed = (mixed * 1_000_003 + number + 1) % 2**63
     return mixed
+
+
+@contextlib.contextmanager
+def seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Seed the generators of Python and, where it is loaded, numpy; they go on as before after."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), numpy and numpy.random.get_state()
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        if numpy is not None:
+            numpy.random.set_state(before[1])

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from .checkpoint import load_state, load_weights, state_of
 from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
-from .data import mixed_seed, split_batch
+from .data import mixed_seed, seeded_elsewhere, split_batch
 from .model import UserModel
 from .part import Part, Runner, named_parameters
 from .processes import RankError, RunError
@@ -259,9 +259,15 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
-        """Seed dropout for a step: alike on the tp ranks of one stage, different elsewhere."""
+        """Seed what is drawn in a step: alike on the tp ranks of one stage, different elsewhere.
+
+        That of Python and numpy too, with which models choose layers to drop or frames to mask.
+        """
         seed = mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, self.pp_rank)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with (
+            torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
+            seeded_elsewhere(seed),
+        ):
             torch.manual_seed(seed)
             yield
 

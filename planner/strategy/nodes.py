@@ -98,6 +98,19 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """Who reads a parameter, anywhere in the model."""
+
+    modules: frozenset[str]
+    """Modules that hold it, by path."""
+    structures: frozenset[str]
+    """Structures of the units in which they run."""
+    others: bool
+    """Whether something else reads it: a head that is a product with ``embedding.weight``, a
+    penalty on weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedUnit:
     """A unit as nodes, before any layout is chosen."""
 
@@ -111,6 +124,8 @@ class FoldedUnit:
     """Values that leave it and depend on a parameter."""
     constants: frozenset[int]
     """Values that depend on no parameter: available whole on every rank."""
+    readers: Mapping[int, Readers]
+    """Who reads the parameters of the model, by storage."""
 
 
 def parameter_modules(graph: OperatorGraph) -> frozenset[str]:
@@ -175,7 +190,31 @@ def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
         boundary_inputs=tuple(entering),
         boundary_outputs=tuple(leaving),
         constants=frozenset(constants),
+        readers=_readers_of_parameters(graph, leaves),
     )
+
+
+def _readers_of_parameters(graph: OperatorGraph, leaves: frozenset[str]) -> dict[int, Readers]:
+    """Who reads each parameter, by storage."""
+    structures = {op: unit.structure for unit in graph.units for op in unit.forward_ops}
+    owners = {
+        parameter.storage: {_leaf(name.rpartition(".")[0], leaves) for name in parameter.names}
+        for parameter in graph.parameters
+    }
+    reads: dict[int, dict[tuple[str, str], None]] = {storage: {} for storage in owners}
+    for op in graph.nodes:
+        if op.id not in structures:
+            continue
+        for storage in {graph.values[value].storage for value in op.inputs} & owners.keys():
+            reads[storage][_leaf(op.module, leaves), structures[op.id]] = None
+    return {
+        storage: Readers(
+            modules=frozenset(module for module, _ in found if module in owners[storage] - {""}),
+            structures=frozenset(structure for _, structure in found),
+            others=any(module not in owners[storage] - {""} for module, _ in found),
+        )
+        for storage, found in reads.items()
+    }
 
 
 _Group = tuple[NodeKind, str, list[int]]

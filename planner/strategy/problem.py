@@ -66,6 +66,8 @@ def sharding_problem(
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     _leave_whole(modules, folded, unit, whole, context.axis)
+    for index, ways in modules.items():
+        modules[index] = tuple(each for each in ways if _allowed(each, folded, context))
     _make_alike(modules, folded)
     strategies = []
     candidates = _candidates(folded, modules, context.stream)
@@ -172,8 +174,12 @@ def _module_strategies(
     folded: FoldedUnit, unit: Unit, context: UnitContext, *, split_tables: bool | None
 ) -> Strategies:
     """Strategies of the unit's modules; on one rank there is one way to run each."""
+    graph = context.graph
+    tables = table_storages(graph)
     modules = {
-        node.index: _of_place(_ways(node, context), node, unit)
+        node.index: _of_readers(
+            _of_place(_ways(node, context), node, unit), node, folded, context, tables
+        )
         for node in folded.nodes
         if node.kind is NodeKind.MODULE
     }
@@ -181,12 +187,37 @@ def _module_strategies(
         return {index: found[:1] for index, found in modules.items()}
     if split_tables is None:
         return modules
-    graph = context.graph
-    tables = table_storages(graph)
     return {
         index: tuple(s for s in found if _treats_tables(s, graph, tables, split=split_tables))
         for index, found in modules.items()
     }
+
+
+def _of_readers(
+    found: tuple[NodeStrategy, ...],
+    node: Node,
+    folded: FoldedUnit,
+    context: UnitContext,
+    tables: frozenset[int],
+) -> tuple[NodeStrategy, ...]:
+    """Leave out what others that read the module's parameters would not bear.
+
+    Whoever else reads a parameter needs all of it, and has all of its gradient, which is no summand
+    of a sum over ranks as that of a module on a part is over tp. Modules of several kinds of unit
+    are laid out apart; tables are split all or none.
+    """
+    graph = context.graph
+    read = {graph.values[value].storage for op in node.ops for value in graph.nodes[op].inputs}
+    own = read & folded.readers.keys()
+    readers = [folded.readers[storage] for storage in own]
+    dropped: set[str] = set()
+    if any(each.others or len(each.modules) > 1 for each in readers) and context.axis is Axis.TP:
+        dropped.add(Style.ON_PART)
+    if any(each.others for each in readers) or any(
+        len(folded.readers[storage].structures) > 1 for storage in own - tables
+    ):
+        dropped |= {Style.EXPERTS, *SPLIT_STYLES}
+    return tuple(strategy for strategy in found if strategy.style not in dropped)
 
 
 def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:

@@ -1,6 +1,7 @@
 """Plans tiny models of many families with tensor parallelism, runs the scripts, prints a table.
 
-Alone: ``python tests/bench/families.py [--out FILE.md] [TYPE ...]``.
+Alone: ``python tests/bench/families.py [--out FILE.md] [--results FILE.jsonl] [TYPE ...]``.
+Results are appended to the second file as they come, and what it holds is not run again.
 """
 
 import argparse
@@ -9,7 +10,9 @@ import math
 import re
 import sys
 import time
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,21 +56,30 @@ LIMIT = 1e-8
 """Largest relative difference to one process in float64."""
 
 SMALL = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim"), 64),
-    **dict.fromkeys(("embedding_size", "word_embed_proj_dim", "d_embed"), 64),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim"), 64),
+    **dict.fromkeys(("embedding_size", "word_embed_proj_dim", "d_embed", "entity_emb_size"), 64),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 4),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_encoder_layers", "text_encoder_layers", "text_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), 8),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 4),
     **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "n_inner", "hidden_dim"), 128),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 128),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dim_ff"), 128),
+    **dict.fromkeys(("d_inner", "block_ff_dim", "intermediate_size_mlp", "dff"), 128),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
-    **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "key_length"), 8),
+    **dict.fromkeys(("shared_intermediate_size", "expert_ffn_hidden_size"), 64),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size",), 64),
+    **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "key_length", "kv_channels"), 8),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    "moe_num_experts": 4,
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
     **dict.fromkeys(("max_source_positions", "max_target_positions"), 32),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim"), 8),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    "first_k_dense_replace": 1,
     "vocab_size": 256,
     "image_size": 32,
     "patch_size": 8,
@@ -77,6 +89,19 @@ SMALL = {
 """Sizes by the names that configs have for them; those that a config lacks are left out."""
 
 DROPOUTS = re.compile(r"drop|layerdrop|jitter")
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
+HYBRID = ["linear_attention", "linear_attention", "hybrid", "linear_attention"]
+CONVOLUTIONS = {
+    "conv_dim": [16, 16, 16],
+    "conv_stride": [5, 4, 4],
+    "conv_kernel": [10, 8, 8],
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "num_feat_extract_layers": 3,
+    "mask_time_prob": 0.0,
+    "mask_feature_prob": 0.0,
+}
 
 SPECIAL = {
     "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 8},
@@ -91,6 +116,138 @@ SPECIAL = {
     "beit": {"out_features": None, "out_indices": None, "stage_names": None},
     "dinov2": {"out_features": None, "out_indices": None, "stage_names": None},
     "whisper": {"decoder_start_token_id": 1, "max_source_positions": 16},
+    "bamba": {**MAMBA, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {**MAMBA, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "zamba": {
+        "mamba_dt_rank": 4, "attention_hidden_size": 128, "attention_head_dim": 16,
+        "layers_block_type": HYBRID,
+    },
+    "zamba2": {
+        "n_mamba_heads": 8, "mamba_headdim": 16, "chunk_size": 8, "adapter_rank": 8,
+        "layers_block_type": HYBRID, "num_key_value_heads": 8,
+    },
+    **{
+        name: {"head_dim": 8, "num_key_value_heads": 8}
+        for name in ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "longcat_flash",
+                     "glm4_moe_lite")
+    },
+    "longcat_flash": {"num_layers": 2, "zero_expert_num": 2, "num_key_value_heads": 8},
+    **{name: {"head_dim": 8} for name in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
+    "xlnet": {"d_model": 64, "d_head": 8, "n_head": 8},
+    "rwkv": {"attention_hidden_size": 64},
+    "recurrent_gemma": {"lru_width": 64, "num_key_value_heads": 4},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 4, "rope_theta": 1e4},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 128, "moe_num_experts": 4,
+                       "moe_top_k": 2},
+    },
+    "gemma3n_text": {
+        "activation_sparsity_pattern": [0.0] * 4, "num_kv_shared_layers": 0, "laurel_rank": 8,
+        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 256,
+        "intermediate_size": 128, "sliding_window": 8,
+    },
+    "gemma4_text": {
+        "per_layer_config": None, "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 256, "sliding_window": 8,
+    },
+    "jetmoe": {"num_key_value_heads": 4, "num_attention_heads": 8},
+    "marian": {"decoder_vocab_size": 256, "decoder_start_token_id": 0, "pad_token_id": 0},
+    "fsmt": {"src_vocab_size": 256, "tgt_vocab_size": 256, "langs": ["en", "de"]},
+    "deepseek_v2": {"head_dim": 8, "num_key_value_heads": 8, "num_experts_per_tok": 2},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "attention", "moe"],
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1,
+        "moe_shared_expert_intermediate_size": 64, "chunk_size": 8,
+    },
+    "funnel": {"block_sizes": [2, 2], "num_decoder_layers": 2, "d_head": 8},
+    "roc_bert": {"pronunciation_vocab_size": 32, "shape_vocab_size": 32},
+    **{
+        name: {
+            "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+        }
+        for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
+    },
+    "reformer": {
+        "axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48], "lsh_num_chunks_before": 0,
+    },
+    "xlm": {"n_words": 256},
+    "flaubert": {"n_words": 256},
+    "luke": {"entity_vocab_size": 16},
+    "xlstm": {"embedding_dim": 64, "num_blocks": 4, "chunk_size": 8},
+    **{
+        name: {"vision_config": {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "image_size": 32, "patch_size": 8, "num_patches": 16,
+        }}
+        for name in ("clip", "siglip", "siglip2", "metaclip_2")
+    },
+    **{
+        name: {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4,
+               "patch_size": 4, "out_features": None, "out_indices": None}
+        for name in ("swin", "swinv2", "donut-swin")
+    },
+    **{
+        name: {"hidden_sizes": [32, 64], "depths": [2, 2], "num_stages": 2, "patch_size": 4,
+               "out_features": None, "out_indices": None}
+        for name in ("convnext", "convnextv2")
+    },
+    "segformer": {
+        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2], "sr_ratios": [2, 1],
+        "num_attention_heads": [4, 8], "patch_sizes": [7, 3], "strides": [4, 2],
+        "mlp_ratios": [2, 2],
+    },
+    "pvt": {
+        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2],
+        "sequence_reduction_ratios": [2, 1], "num_attention_heads": [4, 8],
+        "patch_sizes": [4, 2], "strides": [4, 2], "mlp_ratios": [2, 2],
+    },
+    "pvt_v2": {
+        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2], "sr_ratios": [2, 1],
+        "num_attention_heads": [4, 8], "patch_sizes": [7, 3], "strides": [4, 2],
+        "mlp_ratios": [2, 2],
+    },
+    "levit": {
+        "hidden_sizes": [64, 96, 128], "num_attention_heads": [4, 6, 8], "depths": [2, 2, 2],
+        "image_size": 64,
+    },
+    "hiera": {
+        "embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "image_size": [64, 64],
+        "num_query_pool": 1, "masked_unit_size": [8, 8],
+    },
+    "poolformer": {
+        "hidden_sizes": [32, 64], "depths": [2, 2], "num_encoder_blocks": 2,
+        "patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1],
+    },
+    "resnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2],
+               "out_features": None, "out_indices": None},
+    "regnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2],
+               "groups_width": 16},
+    "mobilevit": {"hidden_sizes": [32, 48, 64], "neck_hidden_sizes": [8, 16, 16, 32, 32, 48, 64],
+                  "num_attention_heads": 4, "image_size": 64, "patch_size": 2},
+    "focalnet": {"embed_dim": 32, "depths": [2, 2], "focal_levels": [2, 2],
+                 "focal_windows": [3, 3], "hidden_sizes": [32, 64], "patch_size": 4,
+                 "out_features": None, "out_indices": None},
+    "speech_to_text": {"conv_channels": 64, "max_source_positions": 500},
+    "moonshine": {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
+                  "encoder_num_attention_heads": 8, "decoder_num_attention_heads": 8,
+                  "encoder_num_key_value_heads": 8, "decoder_num_key_value_heads": 8},
+    **{
+        name: {"vocab_size": 32, "conv_depthwise_kernel_size": 7}
+        for name in ("wav2vec2-bert",)
+    },
+    "wav2vec2-conformer": {**CONVOLUTIONS, "vocab_size": 32, "conv_depthwise_kernel_size": 7},
+    **{
+        name: CONVOLUTIONS
+        for name in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "wavlm",
+                     "data2vec-audio")
+    },
 }
 """What a type needs beyond that."""
 
@@ -98,13 +255,39 @@ FAMILIES = {
     "decoder": (
         "gpt2 llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 opt bloom gpt_neox "
         "gptj stablelm olmo olmo2 granite cohere starcoder2 gpt_bigcode mpt codegen "
-        "smollm3 helium glm nemotron"
+        "smollm3 helium glm nemotron apertus arcee bamba biogpt bitnet cohere2 ctrl cpmant "
+        "diffllama doge ernie4_5 exaone4 falcon falcon_h1 falcon_mamba gemma3n_text gemma4_text "
+        "glm4 gpt_neo gpt_neox_japanese hunyuan_v1_dense jais2 lfm2 mamba mamba2 minicpm3 "
+        "ministral modernbert-decoder nanochat olmo3 olmo_hybrid openai-gpt persimmon "
+        "qwen3_5_text qwen3_next recurrent_gemma rwkv seed_oss vaultgemma xglm xlnet xlstm "
+        "youtu zamba2"
     ),
-    "experts": "mixtral qwen2_moe olmoe granitemoe qwen3_moe",
-    "encoder": "bert roberta electra albert distilbert mpnet camembert ernie modernbert esm",
-    "encoder-decoder": "t5 bart mt5 pegasus m2m_100 mbart blenderbot",
-    "vision": "vit deit beit dinov2 ijepa",
-    "speech": "whisper audio-spectrogram-transformer",
+    "experts": (
+        "mixtral qwen2_moe olmoe granitemoe qwen3_moe afmoe aria_text deepseek_v2 deepseek_v3 "
+        "dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe glm4_moe_lite gpt_oss granitemoehybrid "
+        "granitemoeshared hunyuan_v1_moe jamba jetmoe lfm2_moe llama4_text longcat_flash "
+        "mimo_v2_flash minimax minimax_m2 nemotron_h phimoe qwen3_5_moe_text solar_open"
+    ),
+    "encoder": (
+        "bert roberta electra albert distilbert mpnet camembert ernie modernbert esm big_bird "
+        "convbert data2vec-text deberta deberta-v2 eurobert flaubert fnet funnel ibert "
+        "jina_embeddings_v3 layoutlm longformer luke megatron-bert mobilebert mra nomic_bert "
+        "nystromformer reformer rembert roberta-prelayernorm roc_bert roformer squeezebert xlm "
+        "xlm-roberta xlm-roberta-xl xmod yoso"
+    ),
+    "encoder-decoder": (
+        "t5 bart mt5 pegasus m2m_100 mbart blenderbot bigbird_pegasus blenderbot-small fsmt led "
+        "longt5 marian mvp nllb-moe pegasus_x plbart prophetnet switch_transformers t5gemma umt5"
+    ),
+    "vision": (
+        "vit deit beit dinov2 ijepa clip convnext convnextv2 data2vec-vision "
+        "dinov2_with_registers focalnet hiera imagegpt mobilevit poolformer pvt pvt_v2 regnet "
+        "resnet segformer siglip siglip2 swin swinv2 vit_msn"
+    ),
+    "speech": (
+        "whisper audio-spectrogram-transformer data2vec-audio hubert moonshine sew "
+        "speech_to_text unispeech wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm"
+    ),
 }
 """Types of config by what their models are."""
 
@@ -152,24 +335,20 @@ def write_config(folder: Path, kind: str, model_type: str) -> Path:
     """Write the config of a tiny model of a type, without dropout."""
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[model_type]()
-    known = config.to_dict()
-    small = {name: size for name, size in SMALL.items() if known.get(name) is not None}
+    known = CONFIG_MAPPING[model_type]().to_dict()
+    small = {name: size for name, size in SMALL.items() if type(known.get(name)) is int}
     still = {
         name: 0.0
         for name, value in known.items()
         if DROPOUTS.search(name) and isinstance(value, float)
     }
-    changes = {**small, **still, **SPECIAL.get(model_type, {})}
-    changes |= {
+    ids = {
         name: 0
         for name, value in known.items()
         if name.endswith("_token_id") and isinstance(value, int) and value >= 256
     }
-    layer_types = known.get("layer_types")
-    if layer_types:
-        changes["layer_types"] = layer_types[: changes.get("num_hidden_layers", 4)]
-    document = {**known, **changes}
+    changes = {**small, **still, **ids, **SPECIAL.get(model_type, {})}
+    document = CONFIG_MAPPING[model_type](**changes).to_dict()
     document |= {"architectures": [class_of(kind, model_type)], "model_type": model_type}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.json"
@@ -231,8 +410,9 @@ def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[st
             fix={**fix, "microbatch_size": 2} if "pp" in fix else fix,
         )  # fmt: skip
     except PlannerError as error:
-        return "refused", str(error).splitlines()[0][:160]
+        return "refused", " ".join(str(error).split())[:400]
     except Exception as error:
+        traceback.print_exc()
         return "PLANNING FAILED", f"{type(error).__name__}: {error}"[:160]
     result.save(folder, force=True)
     return "planned", split_words(result.best)
@@ -312,26 +492,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--layout", action="append", choices=LAYOUTS)
     options = parser.parse_args()
     layouts = options.layout or list(LAYOUTS)
+    known = rows_of(options.results) if options.results and options.results.exists() else {}
     rows = []
     IMPORTED.append("transformers.modeling_utils")
     with TemporaryDirectory() as folder:
         cluster = fast_links(Path(folder))
-        for kind, types in FAMILIES.items():
-            for model_type in types.split():
-                if options.types and model_type not in options.types:
-                    continue
-                start_s = time.perf_counter()
-                row = try_family(kind, model_type, Path(folder), cluster, layouts)
-                rows.append(row)
-                print(f"{kind} {model_type} ({time.perf_counter() - start_s:.0f} s)", flush=True)
-                for name, result in row.results.items():
-                    print(f"    {name:12} {result}", flush=True)
+        for kind, model_type in wanted(options.types):
+            start_s = time.perf_counter()
+            row = known.get((kind, model_type)) or Row(family=kind, model_type=model_type)
+            rows.append(row)
+            open_layouts = [name for name in layouts if name not in row.results]
+            if not open_layouts:
+                continue
+            new = try_family(kind, model_type, Path(folder), cluster, open_layouts)
+            row.results |= new.results
+            if options.results is not None:
+                with options.results.open("a") as file:
+                    print(json.dumps(asdict(new)), file=file)
+            print(f"{kind} {model_type} ({time.perf_counter() - start_s:.0f} s)", flush=True)
+            for name, result in new.results.items():
+                print(f"    {name:12} {result}", flush=True)
     print(summary(rows))
     if options.out is not None:
         options.out.write_text(document(rows, layouts))
+
+
+def wanted(types: list[str]) -> Iterator[tuple[str, str]]:
+    """Families and types of those asked for, all where none are."""
+    for kind, listed in FAMILIES.items():
+        for model_type in listed.split():
+            if not types or model_type in types:
+                yield kind, model_type
+
+
+def rows_of(file: Path) -> dict[tuple[str, str], Row]:
+    """Read the results of earlier runs."""
+    rows: dict[tuple[str, str], Row] = {}
+    for line in file.read_text().splitlines():
+        new = Row(**json.loads(line))
+        row = rows.setdefault((new.family, new.model_type), new)
+        row.results |= new.results
+    return rows
 
 
 def summary(rows: list[Row]) -> str:

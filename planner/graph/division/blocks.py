@@ -64,14 +64,20 @@ class _BlockFinder:
             self._calls.setdefault(call.module, []).append(call)
 
     def find(self) -> tuple[Block, ...]:
+        blocks = self.candidates()
+        foreign = _read_by_others(self._recording, blocks)
+        return tuple(block for block, others in zip(blocks, foreign, strict=True) if not others)
+
+    def candidates(self) -> list[Block]:
+        """Blocks, whoever reads their parameters."""
         blocks = self._among(self._listed())
         if not blocks:
             alike = [each for each in self._attributes() if each.alike]
             blocks = self._among(alike)
         blocks.sort(key=lambda call: call.first_op)
         if any(left.end_op > right.first_op for left, right in pairwise(blocks)):
-            return ()
-        return tuple(blocks)
+            return []
+        return blocks
 
     # Lists -------------------------------------------------------------------------------------
 
@@ -184,6 +190,36 @@ class _BlockFinder:
                 )
             )
         return self._signatures[key]
+
+
+def parameters_read_by_others(recording: Recording) -> tuple[str, ...]:
+    """Parameters for which modules of a list are no blocks, each by the name that it has there."""
+    finder = _BlockFinder(recording)
+    return tuple(name for each in _read_by_others(recording, finder.candidates()) for name in each)
+
+
+def _read_by_others(recording: Recording, blocks: Sequence[Block]) -> list[tuple[str, ...]]:
+    """Parameters of each block that are read outside of it.
+
+    Blocks that share a weight, a penalty on weights, a product with another block's weight. The
+    script gathers the parameters of a block where it runs, and sends it to one stage: none else may
+    read them.
+    """
+    places = {op: block.path for block in blocks for op in range(block.first_op, block.end_op)}
+    readers: dict[int, set[str]] = {}
+    for op in recording.ops:
+        for value in op.inputs if op.phase is Phase.FORWARD else ():
+            readers.setdefault(recording.values[value].storage, set()).add(places.get(op.id, ""))
+    return [
+        tuple(
+            name
+            for parameter in recording.parameters
+            if readers.get(parameter.storage, set()) - {block.path}
+            for name in parameter.names
+            if name.startswith(f"{block.path}.")
+        )
+        for block in blocks
+    ]
 
 
 def _block(place: str, call: ModuleCall) -> Block:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.graph.division.blocks import Block, find_blocks
+from planner.graph.division.blocks import Block, find_blocks, parameters_read_by_others
 from planner.graph.division.cuts import Cut, find_cuts
 from planner.graph.division.structure import structure_hashes
 from planner.graph.operator_graph import (
@@ -72,7 +72,7 @@ def find_layout(recording: Recording) -> Layout:
             is_chain=False,
             cuts=(),
             refused_cuts=(),
-            no_cut_reason=_NO_BLOCKS,
+            no_cut_reason=_why_no_blocks(recording),
         )
     bounds = [0, *[call.first_op for call in calls], calls[-1].end_op, num_forward]
     places = _places(calls)
@@ -84,6 +84,16 @@ def find_layout(recording: Recording) -> Layout:
         cuts=cuts,
         refused_cuts=refused,
         no_cut_reason="" if cuts else _no_cut_reason(refused, places),
+    )
+
+
+def _why_no_blocks(recording: Recording) -> str:
+    shared = parameters_read_by_others(recording)
+    if not shared:
+        return _NO_BLOCKS
+    return (
+        "The model cannot be cut into stages: each of its blocks has a parameter that is also read"
+        f" outside of it, as {shared[0]}."
     )
 
 
