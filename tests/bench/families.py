@@ -91,7 +91,7 @@ SMALL = {
 DROPOUTS = re.compile(r"drop|layerdrop|jitter")
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
-HYBRID = ["linear_attention", "linear_attention", "hybrid", "linear_attention"]
+HYBRID = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
 CONVOLUTIONS = {
     "conv_dim": [16, 16, 16],
     "conv_stride": [5, 4, 4],
@@ -123,17 +123,29 @@ SPECIAL = {
     "mamba": {"state_size": 8, "time_step_rank": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
     "zamba": {
-        "mamba_dt_rank": 4, "attention_hidden_size": 128, "attention_head_dim": 16,
+        "mamba_dt_rank": 4,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 16,
         "layers_block_type": HYBRID,
     },
     "zamba2": {
-        "n_mamba_heads": 8, "mamba_headdim": 16, "chunk_size": 8, "adapter_rank": 8,
-        "layers_block_type": HYBRID, "num_key_value_heads": 8,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+        "chunk_size": 8,
+        "adapter_rank": 8,
+        "layers_block_type": HYBRID,
+        "num_key_value_heads": 8,
     },
     **{
         name: {"head_dim": 8, "num_key_value_heads": 8}
-        for name in ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "longcat_flash",
-                     "glm4_moe_lite")
+        for name in (
+            "deepseek_v2",
+            "deepseek_v3",
+            "minicpm3",
+            "youtu",
+            "longcat_flash",
+            "glm4_moe_lite",
+        )
     },
     "longcat_flash": {"num_layers": 2, "zero_expert_num": 2, "num_key_value_heads": 8},
     **{name: {"head_dim": 8} for name in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
@@ -142,17 +154,27 @@ SPECIAL = {
     "recurrent_gemma": {"lru_width": 64, "num_key_value_heads": 4},
     "dbrx": {
         "attn_config": {"kv_n_heads": 4, "rope_theta": 1e4},
-        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 128, "moe_num_experts": 4,
-                       "moe_top_k": 2},
+        "ffn_config": {
+            "hidden_size": 64,
+            "ffn_hidden_size": 128,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
     },
     "gemma3n_text": {
-        "activation_sparsity_pattern": [0.0] * 4, "num_kv_shared_layers": 0, "laurel_rank": 8,
-        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 256,
-        "intermediate_size": 128, "sliding_window": 8,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "num_kv_shared_layers": 0,
+        "laurel_rank": 8,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 256,
+        "intermediate_size": 128,
+        "sliding_window": 8,
     },
     "gemma4_text": {
-        "per_layer_config": None, "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 256, "sliding_window": 8,
+        "per_layer_config": None,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 256,
+        "sliding_window": 8,
     },
     "jetmoe": {"num_key_value_heads": 4, "num_attention_heads": 8},
     "marian": {"decoder_vocab_size": 256, "decoder_start_token_id": 0, "pad_token_id": 0},
@@ -162,91 +184,176 @@ SPECIAL = {
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "moe", "attention", "moe"],
-        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1,
-        "moe_shared_expert_intermediate_size": 64, "chunk_size": 8,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "moe_shared_expert_intermediate_size": 64,
+        "chunk_size": 8,
     },
     "funnel": {"block_sizes": [2, 2], "num_decoder_layers": 2, "d_head": 8},
     "roc_bert": {"pronunciation_vocab_size": 32, "shape_vocab_size": 32},
     **{
         name: {
-            "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
         }
         for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
     },
     "reformer": {
-        "axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48], "lsh_num_chunks_before": 0,
+        "axial_pos_shape": [4, 4],
+        "axial_pos_embds_dim": [16, 48],
+        "lsh_num_chunks_before": 0,
     },
     "xlm": {"n_words": 256},
     "flaubert": {"n_words": 256},
     "luke": {"entity_vocab_size": 16},
     "xlstm": {"embedding_dim": 64, "num_blocks": 4, "chunk_size": 8},
     **{
-        name: {"vision_config": {
-            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
-            "num_attention_heads": 8, "image_size": 32, "patch_size": 8, "num_patches": 16,
-        }}
+        name: {
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "image_size": 32,
+                "patch_size": 8,
+                "num_patches": 16,
+            }
+        }
         for name in ("clip", "siglip", "siglip2", "metaclip_2")
     },
     **{
-        name: {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4,
-               "patch_size": 4, "out_features": None, "out_indices": None}
+        name: {
+            "embed_dim": 32,
+            "depths": [2, 2],
+            "num_heads": [4, 8],
+            "window_size": 4,
+            "patch_size": 4,
+            "out_features": None,
+            "out_indices": None,
+        }
         for name in ("swin", "swinv2", "donut-swin")
     },
     **{
-        name: {"hidden_sizes": [32, 64], "depths": [2, 2], "num_stages": 2, "patch_size": 4,
-               "out_features": None, "out_indices": None}
+        name: {
+            "hidden_sizes": [32, 64],
+            "depths": [2, 2],
+            "num_stages": 2,
+            "patch_size": 4,
+            "out_features": None,
+            "out_indices": None,
+        }
         for name in ("convnext", "convnextv2")
     },
     "segformer": {
-        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2], "sr_ratios": [2, 1],
-        "num_attention_heads": [4, 8], "patch_sizes": [7, 3], "strides": [4, 2],
+        "num_encoder_blocks": 2,
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "sr_ratios": [2, 1],
+        "num_attention_heads": [4, 8],
+        "patch_sizes": [7, 3],
+        "strides": [4, 2],
         "mlp_ratios": [2, 2],
     },
     "pvt": {
-        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2],
-        "sequence_reduction_ratios": [2, 1], "num_attention_heads": [4, 8],
-        "patch_sizes": [4, 2], "strides": [4, 2], "mlp_ratios": [2, 2],
+        "num_encoder_blocks": 2,
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "sequence_reduction_ratios": [2, 1],
+        "num_attention_heads": [4, 8],
+        "patch_sizes": [4, 2],
+        "strides": [4, 2],
+        "mlp_ratios": [2, 2],
     },
     "pvt_v2": {
-        "num_encoder_blocks": 2, "hidden_sizes": [32, 64], "depths": [2, 2], "sr_ratios": [2, 1],
-        "num_attention_heads": [4, 8], "patch_sizes": [7, 3], "strides": [4, 2],
+        "num_encoder_blocks": 2,
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "sr_ratios": [2, 1],
+        "num_attention_heads": [4, 8],
+        "patch_sizes": [7, 3],
+        "strides": [4, 2],
         "mlp_ratios": [2, 2],
     },
     "levit": {
-        "hidden_sizes": [64, 96, 128], "num_attention_heads": [4, 6, 8], "depths": [2, 2, 2],
+        "hidden_sizes": [64, 96, 128],
+        "num_attention_heads": [4, 6, 8],
+        "depths": [2, 2, 2],
         "image_size": 64,
     },
     "hiera": {
-        "embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "image_size": [64, 64],
-        "num_query_pool": 1, "masked_unit_size": [8, 8],
+        "embed_dim": 32,
+        "depths": [2, 2],
+        "num_heads": [4, 8],
+        "image_size": [64, 64],
+        "num_query_pool": 1,
+        "masked_unit_size": [8, 8],
     },
     "poolformer": {
-        "hidden_sizes": [32, 64], "depths": [2, 2], "num_encoder_blocks": 2,
-        "patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1],
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "num_encoder_blocks": 2,
+        "patch_sizes": [7, 3],
+        "strides": [4, 2],
+        "padding": [2, 1],
     },
-    "resnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2],
-               "out_features": None, "out_indices": None},
-    "regnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2],
-               "groups_width": 16},
-    "mobilevit": {"hidden_sizes": [32, 48, 64], "neck_hidden_sizes": [8, 16, 16, 32, 32, 48, 64],
-                  "num_attention_heads": 4, "image_size": 64, "patch_size": 2},
-    "focalnet": {"embed_dim": 32, "depths": [2, 2], "focal_levels": [2, 2],
-                 "focal_windows": [3, 3], "hidden_sizes": [32, 64], "patch_size": 4,
-                 "out_features": None, "out_indices": None},
+    "resnet": {
+        "embedding_size": 16,
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "out_features": None,
+        "out_indices": None,
+    },
+    "regnet": {
+        "embedding_size": 16,
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "groups_width": 16,
+    },
+    "mobilevit": {
+        "hidden_sizes": [32, 48, 64],
+        "neck_hidden_sizes": [8, 16, 16, 32, 32, 48, 64],
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 2,
+    },
+    "focalnet": {
+        "embed_dim": 32,
+        "depths": [2, 2],
+        "focal_levels": [2, 2],
+        "focal_windows": [3, 3],
+        "hidden_sizes": [32, 64],
+        "patch_size": 4,
+        "out_features": None,
+        "out_indices": None,
+    },
     "speech_to_text": {"conv_channels": 64, "max_source_positions": 500},
-    "moonshine": {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
-                  "encoder_num_attention_heads": 8, "decoder_num_attention_heads": 8,
-                  "encoder_num_key_value_heads": 8, "decoder_num_key_value_heads": 8},
-    **{
-        name: {"vocab_size": 32, "conv_depthwise_kernel_size": 7}
-        for name in ("wav2vec2-bert",)
+    "moonshine": {
+        "encoder_num_hidden_layers": 2,
+        "decoder_num_hidden_layers": 2,
+        "encoder_num_attention_heads": 8,
+        "decoder_num_attention_heads": 8,
+        "encoder_num_key_value_heads": 8,
+        "decoder_num_key_value_heads": 8,
     },
+    **{name: {"vocab_size": 32, "conv_depthwise_kernel_size": 7} for name in ("wav2vec2-bert",)},
     "wav2vec2-conformer": {**CONVOLUTIONS, "vocab_size": 32, "conv_depthwise_kernel_size": 7},
     **{
         name: CONVOLUTIONS
-        for name in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "wavlm",
-                     "data2vec-audio")
+        for name in (
+            "wav2vec2",
+            "hubert",
+            "unispeech",
+            "unispeech-sat",
+            "sew",
+            "wavlm",
+            "data2vec-audio",
+        )
     },
 }
 """What a type needs beyond that."""
@@ -440,15 +547,14 @@ def try_family(kind: str, model_type: str, root: Path, cluster: str, layouts) ->
 
 
 def _run_all(row: Row, planned: dict[str, Path]) -> None:
-    first = next(iter(planned.values()))
-    reference = arguments_of(first, name="reference", steps=2, extra=("--reference",))
-    try:
-        run_jobs([(first, reference)], timeout_s=300, function=run_scripts_in_float64)
-    except AssertionError as error:
-        for name in planned:
-            row.results[name] = f"reference failed: {last_line(error)}"
-        return
-    expected = outcome_of(first, name="reference", steps=2)
+    expected = {}
+    for name in list(planned):
+        size = _microbatch_size(planned[name])
+        if size not in expected:  # statistics of a batch and balancing losses depend on it
+            expected[size] = _reference(planned[name])
+        if isinstance(expected[size], str):
+            row.results[name] = expected[size]
+            del planned[name]
     by_size: dict[int, list[str]] = {}
     for name in planned:
         by_size.setdefault(processes(LAYOUTS[name]), []).append(name)
@@ -457,11 +563,26 @@ def _run_all(row: Row, planned: dict[str, Path]) -> None:
         for name in names:
             words = row.results[name].partition(": ")[2]
             failure = together and _failure([planned[name]], gpus)
+            found = expected[_microbatch_size(planned[name])]
             row.results[name] = (
                 f"FAILED: {failure} ({words})"
                 if failure
-                else _compared(outcome_of(planned[name], steps=2), expected, words)
+                else _compared(outcome_of(planned[name], steps=2), found, words)
             )
+
+
+def _microbatch_size(folder: Path) -> int:
+    return json.loads((folder / "plan.json").read_text())["best"]["microbatch_size"]
+
+
+def _reference(folder: Path):
+    """Train as one process in a plan's microbatches: the outcome, or how it failed."""
+    job = arguments_of(folder, name="reference", steps=2, extra=("--reference",))
+    try:
+        run_jobs([(folder, job)], timeout_s=300, function=run_scripts_in_float64)
+    except AssertionError as error:
+        return f"reference failed: {last_line(error)}"
+    return outcome_of(folder, name="reference", steps=2)
 
 
 def _failure(folders: list[Path], gpus: int) -> str:

@@ -495,3 +495,37 @@ def test_stochastic_depth_leaves_blocks_alike():
     graph = trace(wrap(build, vectors(8), mean_square))
     assert [unit.name for unit in graph.units[1:-1]] == ["0", "1.0", "1.1", "1.2", "1.3"]
     assert len({unit.structure for unit in graph.units[2:-2]}) == 1
+
+
+class WithAWeightOfOthers(nn.Module):
+    """Layers, and something else that reads the weights of some of them."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+        self.shared = shared
+        if shared == "tied":
+            self.layers[3].weight = self.layers[1].weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        penalized = {"first": [self.layers[0]], "all": self.layers}.get(self.shared, [])
+        return x.square().mean() + sum(layer.weight.square().sum() for layer in penalized)
+
+
+@pytest.mark.parametrize(
+    ("shared", "blocks"),
+    [
+        ("none", ["layers.0", "layers.1", "layers.2", "layers.3"]),
+        ("first", ["layers.1", "layers.2", "layers.3"]),
+        ("tied", ["layers.0", "layers.2"]),
+        ("all", []),
+    ],
+)
+def test_a_module_whose_parameters_others_read_is_no_block(shared, blocks):
+    graph = trace(
+        wrap(lambda: WithAWeightOfOthers(shared), lambda size: (torch.randn(size, 8), None))
+    )
+    assert [unit.name for unit in graph.units if unit.kind is UnitKind.BLOCK] == blocks
+    assert ("layers.0.weight" in graph.no_cut_reason) == (shared == "all")

@@ -83,3 +83,88 @@ def test_a_table_between_blocks_stays_whole_or_the_layout_is_none():
         for split in (True, False)
     }
     assert solvable == {True: False, False: True}
+
+
+class Stack(nn.Module):
+    """Blocks between a table and a head that is a product with the table."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList([block() for _ in range(2)])
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return (x @ self.table.weight.T).square().mean()
+
+
+def problems(block, names):
+    def batch(size):
+        return (torch.randint(0, 16, (size, 4)),), None
+
+    graph = trace_model(
+        wrap_module(lambda: Stack(block), example_batch=batch), microbatch_size=2, dtype="float32"
+    )
+    return [
+        sharding_problem(
+            graph, fold_unit(graph, unit), over=SplitAxis("tp", 2), sequence_dim=sequence_dim
+        )
+        for unit in graph.units
+        if unit.name in names
+        for sequence_dim in (None, 1)
+    ]
+
+
+def ways(problem, module):
+    return {
+        way.style
+        for node, found in zip(problem.folded.nodes, problem.strategies, strict=True)
+        if node.module == module
+        for way in found
+    }
+
+
+def test_a_table_that_a_product_outside_its_module_reads_stays_whole():
+    for problem in problems(lambda: nn.Linear(8, 8), ("prologue",)):
+        assert ways(problem, "table") == {"replicate"}
+
+
+class TwoNorms(nn.Module):
+    """Two norms of one weight, of which one may run on a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.RMSNorm(8), nn.RMSNorm(8)
+        self.second.weight = self.first.weight
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.second(self.down(self.up(self.first(x))))
+
+
+def test_modules_that_share_a_weight_run_on_no_part():
+    split = problems(TwoNorms, ("blocks.1",))[1]
+    assert ways(split, "blocks.1.first") == {"replicate"}
+    assert "column" in ways(split, "blocks.1.up")
+
+
+class NormOfEnds(nn.Module):
+    """A norm that runs twice, its last result being the block's."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.norm(self.up(self.norm(x)))
+
+
+def test_calls_of_one_module_have_the_same_ways_at_the_end_of_a_block():
+    for problem in problems(NormOfEnds, ("blocks.1",)):
+        nodes = [node for node in problem.folded.nodes if node.module == "blocks.1.norm"]
+        numbers = [len(problem.strategies[node.index]) for node in nodes]
+        assert len(numbers) == 2
+        assert len(set(numbers)) == 1
+        assert is_solvable(problem)
