@@ -96,15 +96,13 @@ def mixed_seed(*numbers: int) -> int:
 
 @contextlib.contextmanager
 def seeded_elsewhere(seed: int) -> Iterator[None]:
-    """Seed the generators of Python and, where it is loaded, numpy; they go on as before after."""
-    numpy = sys.modules.get("numpy")
-    before = random.getstate(), numpy and numpy.random.get_state()
+    """Seed Python's generator and, where it is loaded, numpy's, which go on as before after it."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    state = random.getstate(), numpy and numpy.get_state()
     random.seed(seed)
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        if numpy is not None:
-            numpy.random.set_state(before[1])
+    if numpy:
+        numpy.seed(seed % 2**32)
+    yield
+    random.setstate(state[0])
+    if numpy:
+        numpy.set_state(state[1])

@@ -259,15 +259,10 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
-        """Seed what is drawn in a step: alike on the tp ranks of one stage, different elsewhere.
-
-        That of Python and numpy too, with which models choose layers to drop or frames to mask.
-        """
+        """Seed what is drawn in a step: alike on the tp ranks of one stage, different elsewhere."""
         seed = mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, self.pp_rank)
-        with (
-            torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
-            seeded_elsewhere(seed),
-        ):
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), seeded_elsewhere(seed):
             torch.manual_seed(seed)
             yield
 
