@@ -6,6 +6,7 @@
 # make parity    train every model under every layout on gloo, compare with one process
 # make bench-emulated  run layouts on clusters of network namespaces, compare with the predictions
 # make validate  price the published runs, say how far off the cost model is
+# make exports   read the files of plan export and the launch files with their targets' own parsers
 # make dist      build the wheel into dist/
 # The first of them makes .venv and installs everything into it; later ones reuse it.
 
@@ -13,11 +14,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
+TARGETS := $(VENV)/targets
 DEMO := plans/demo
 MACHINE := plans/machine.toml
 WORKERS ?= 2
 
-.PHONY: demo test check bench bench-emulated parity validate dist
+.PHONY: demo test check bench bench-emulated parity validate exports dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -46,6 +48,9 @@ parity: $(READY)
 validate: $(READY)
 	$(BIN)/python tests/bench/validation_table.py
 
+exports: $(TARGETS)/ready
+	$(TARGETS)/bin/python -m pytest tests/export -rs
+
 dist: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
@@ -57,4 +62,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install torch==2.13.0
 	$(BIN)/python -m pip install -e '.[dev]'
 	@rm -f $(VENV)/ready-*
+	@touch $@
+
+# Apart from $(VENV): transformers does other things where these are installed.
+$(TARGETS)/ready: $(READY)
+	test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
+	$(TARGETS)/bin/python -m pip install torch==2.13.0
+	$(TARGETS)/bin/python -m pip install -e '.[dev,targets]'
 	@touch $@
