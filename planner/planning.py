@@ -103,6 +103,7 @@ class TracedModel:
                 request.model, model_object, seq_len=request.seq_len, hints=hints
             )
         with timed_phase(progress, "trace"):
+            from planner.graph.recording.work import kinds_of_work
             from planner.graph.sizes.family import trace_family
 
             graphs = trace_family(loaded, dtype=dtype)
@@ -122,6 +123,7 @@ class TracedModel:
                 seq_len=loaded.seq_len,
                 num_parameters=graph.num_parameters,
                 has_scalars=not all(each.shape for each in graph.parameters),
+                work=kinds_of_work((op.name, op.flop) for op in graph.nodes),
             ),
             graphs=graphs,
             dtype=dtype,

@@ -83,6 +83,16 @@ RECOMPUTATIONS: tuple[str, ...] = (Recomputation.NONE, Recomputation.SELECTIVE, 
 """Recomputation that one block can have, by falling memory and rising work."""
 
 
+class WorkKind(_Word):
+    """Kinds of ops that do a model's FLOPs, each priced by a formula of its own."""
+
+    PRODUCTS = "matrix products"
+    ATTENTION = "fused attention"
+    GROUPED = "grouped products"
+    CONVOLUTION = "convolutions"
+    RECURRENCE = "recurrences"
+
+
 class Style(_Word):
     """How a module that owns parameters runs under tensor or context parallelism."""
 

@@ -240,6 +240,9 @@ def _read_errors(reader: FieldReader) -> tuple[MeasuredError, ...]:
                 num_runs=of_kind.count("runs"),
                 least_gpus=of_kind.count("least_gpus"),
                 most_gpus=of_kind.count("most_gpus"),
+                least_step_s=of_kind.positive("least_step_s"),
+                most_step_s=of_kind.positive("most_step_s"),
+                work=tuple(of_kind.text("work").split(", ")),
             )
         )
         of_kind.finish()

@@ -92,6 +92,12 @@ class MeasuredError:
     """Devices of the smallest."""
     most_gpus: int
     """Devices of the largest."""
+    least_step_s: float
+    """Step of the fastest."""
+    most_step_s: float
+    """Step of the slowest."""
+    work: tuple[str, ...]
+    """Kinds of ops that did the FLOPs of their models (``WorkKind``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

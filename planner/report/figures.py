@@ -59,15 +59,22 @@ def model_axes(plan: Plan) -> tuple[Axis, ...]:
 
 
 def measured_error(plan: Plan, cluster: ClusterSpec) -> MeasuredError | None:
-    """Find the error of measured runs of a plan's kind: its device, axes and number of devices.
+    """Find the error of measured runs of a plan's kind.
 
-    None of these runs was of compiled blocks.
+    Runs of its kind used its axes on its device, no fewer and no more devices than others of them,
+    their steps took as long, and their models' FLOPs are of the same kinds of ops. None of these
+    runs was of compiled blocks.
     """
     if plan.compile:
         return None
     axes, num_gpus = model_axes(plan), plan.degrees.world_size
     for error in cluster.step_time_errors:
-        if error.axes == axes and error.least_gpus <= num_gpus <= error.most_gpus:
+        if (
+            error.axes == axes
+            and error.least_gpus <= num_gpus <= error.most_gpus
+            and error.least_step_s <= plan.costs.step_time_s <= error.most_step_s
+            and set(plan.model.work) <= set(error.work)
+        ):
             return error
     return None
 

@@ -156,10 +156,16 @@ def error_words(plan: Plan, cluster: ClusterSpec) -> str:
 
 
 def _kind_words(error: MeasuredError) -> str:
-    """Name a kind of runs: "data-parallel alone, 8 to 512 GPUs"."""
+    """Name a kind of runs.
+
+    For example "data-parallel alone, 8 to 512 GPUs, steps of 700 ms to 100 s, models of matrix
+    products and fused attention".
+    """
     axes = f"with {' and '.join(error.axes)}" if error.axes else "data-parallel alone"
     least, most = error.least_gpus, error.most_gpus
-    return f"{axes}, {most} GPUs" if least == most else f"{axes}, {least} to {most} GPUs"
+    gpus = f"{most} GPUs" if least == most else f"{least} to {most} GPUs"
+    steps = f"steps of {format_s(error.least_step_s)} to {format_s(error.most_step_s)}"
+    return f"{axes}, {gpus}, {steps}, models of {' and '.join(error.work)}"
 
 
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:

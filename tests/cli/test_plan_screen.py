@@ -12,6 +12,7 @@ from planner.plan.record import ModuleRow
 from planner.plan.types import Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import GIB, MIB
+from planner.vocabulary import WorkKind
 
 FILES = [Path("plans/gpt") / name for name in ("plan.json", "train.py", "runtime")]
 
@@ -86,10 +87,19 @@ def with_errors(*errors, uncalibrated_error=0.14):
     return squeezed(screen(replace(record, cluster=cluster)))
 
 
-def runs(*axes, error=0.05, least_gpus=8, most_gpus=64):
-    return MeasuredError(
-        axes=axes, error=error, num_runs=38, least_gpus=least_gpus, most_gpus=most_gpus
-    )
+PRODUCTS = (WorkKind.PRODUCTS, WorkKind.ATTENTION)
+
+
+def runs(*axes, error=0.05, **kind):
+    known = {
+        "num_runs": 38,
+        "least_gpus": 8,
+        "most_gpus": 64,
+        "least_step_s": 0.4,
+        "most_step_s": 90.0,
+        "work": PRODUCTS,
+    }
+    return MeasuredError(axes=axes, error=error, **(known | kind))
 
 
 def test_the_recommendation_and_its_rates():
@@ -97,7 +107,8 @@ def test_the_recommendation_and_its_rates():
     assert "Plan dp_shard 4, tp 2 step 412 ms +-5% 19.9 k tokens/s/GPU MFU 1.5%" in text
     assert (
         "Error of the step time: 5% on average over 38 measured runs on such devices, with tp, "
-        "8 to 64 GPUs" in text
+        "8 to 64 GPUs, steps of 400 ms to 90 s, models of matrix products and fused attention"
+        in text
     )
     assert "each of 4 data-parallel ranks takes 8 microbatches of 2 per step" in text
 
@@ -117,8 +128,32 @@ def test_the_error_of_other_plans_is_not_measured():
     assert "step 412 ms (error not measured) 19.9 k" in text
     assert (
         "not measured for plans of this kind (runs on such devices were data-parallel alone, 8 to "
-        "64 GPUs; with tp, 64 GPUs)" in text
+        "64 GPUs, steps of 400 ms to 90 s, models of matrix products and fused attention; with tp, "
+        "64 GPUs, steps of" in text
     )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"least_gpus": 9}, {"most_gpus": 7}, {"least_step_s": 0.5}, {"most_step_s": 0.4}],
+)
+def test_the_error_of_other_sizes_is_not_measured(kind):
+    assert "step 412 ms +-5%" in with_errors(runs("tp"))
+    assert "step 412 ms (error not measured)" in with_errors(runs("tp", **kind))
+
+
+@pytest.mark.parametrize(
+    ("work", "is_known"),
+    [(PRODUCTS, True), ((WorkKind.PRODUCTS,), True), ((*PRODUCTS, WorkKind.GROUPED), False)],
+)
+def test_the_error_of_models_of_other_ops_is_not_measured(work, is_known):
+    record = make_record()
+    best = record.outcome.best
+    best = replace(best, model=replace(best.model, work=work))
+    cluster = replace(record.cluster, step_time_errors=(runs("tp"),))
+    outcome = replace(record.outcome, best=best)
+    text = squeezed(screen(replace(record, cluster=cluster, outcome=outcome)))
+    assert ("step 412 ms +-5%" in text) == is_known
 
 
 def test_samples_are_not_called_tokens():

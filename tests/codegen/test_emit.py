@@ -219,8 +219,8 @@ def test_the_model_file_of_a_config_needs_torch_and_transformers_only():
     ("changes", "message"),
     [
         (
-            {"degrees": ParallelDegrees(pp=2), "schedule": "ZBVZeroBubble"},
-            "schedule 'ZBVZeroBubble'",
+            {"degrees": ParallelDegrees(pp=2), "schedule": "ZB-1p"},
+            "schedule 'ZB-1p'",
         ),
         (
             {"degrees": ParallelDegrees(dp_shard=2, tp=2), "mesh_order": ("tp", "dp_shard")},

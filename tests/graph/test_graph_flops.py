@@ -17,7 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from planner.graph.analysis.causal import masked_flop, masked_pairs, phase_masked_flop
 from planner.graph.operator_graph import Phase
+from planner.graph.recording.work import kinds_of_work
 from planner.graph.trace import trace_model
+from planner.vocabulary import WorkKind
 
 SIZE = 2
 
@@ -311,3 +313,25 @@ def test_without_a_causal_mask_nothing_is_spared():
     graph = trace_model(load("dit"), microbatch_size=1, dtype="bfloat16")
     assert any("attention" in op.name for op in graph.nodes)
     assert phase_masked_flop(graph, Phase.FORWARD) == phase_masked_flop(graph, Phase.BACKWARD) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gpt", {WorkKind.PRODUCTS, WorkKind.ATTENTION}),
+        ("unet", {WorkKind.PRODUCTS, WorkKind.ATTENTION, WorkKind.CONVOLUTION}),
+        ("lstm", {WorkKind.PRODUCTS, WorkKind.RECURRENCE}),
+    ],
+)
+def test_the_kinds_of_ops_that_do_the_work(name, kinds):
+    graph = trace_model(load(name), microbatch_size=SIZE, dtype="float32")
+    assert set(kinds_of_work((op.name, op.flop) for op in graph.nodes)) == kinds
+
+
+def test_ops_with_little_of_the_work_are_no_kind_of_a_model():
+    assert kinds_of_work([("mm", 990), ("convolution", 10), ("add", 0)]) == (WorkKind.PRODUCTS,)
+    assert kinds_of_work([("_grouped_mm_backward", 3), ("addmm", 2)]) == (
+        WorkKind.GROUPED,
+        WorkKind.PRODUCTS,
+    )
+    assert kinds_of_work([("add", 0)]) == ()

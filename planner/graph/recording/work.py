@@ -1,10 +1,13 @@
 """Work per op: floating-point operations and bytes moved, from the shapes of its tensors."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+
+from planner.vocabulary import WorkKind
 
 FlopFormula = Callable[[Sequence[Any], Sequence[Tensor]], int]
 """FLOPs from the positional arguments and the output tensors."""
@@ -16,6 +19,10 @@ ALLOCATION_OPS = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 )
 """Ops that move no bytes although they are no views."""
+
+LEAST_SHARE = 0.02
+"""Share of a model's FLOPs below which a kind of op does not make it another kind of model: the
+convolution that cuts an image into patches has less than 1% of a ViT's."""
 
 OVERWRITING_OPS = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"})
 """In-place ops that do not read what they overwrite."""
@@ -116,6 +123,36 @@ FLOP_FORMULAS: dict[str, FlopFormula] = {
 
 2 FLOPs per multiply-add, as torch.utils.flop_counter counts.
 """
+
+_KINDS = (
+    ("_scaled_dot_product", WorkKind.ATTENTION),
+    ("_grouped_mm", WorkKind.GROUPED),
+    ("convolution", WorkKind.CONVOLUTION),
+    ("_fused_rnn", WorkKind.RECURRENCE),
+)
+"""How names of ops begin whose FLOPs are not those of matrix products."""
+
+
+def work_kind(name: str) -> WorkKind:
+    """Tell the kind of an op that has FLOPs."""
+    return next((kind for start, kind in _KINDS if name.startswith(start)), WorkKind.PRODUCTS)
+
+
+def kinds_of_work(work: Iterable[tuple[str, int]]) -> tuple[WorkKind, ...]:
+    """List the kinds of ops that do a model's FLOPs, those that do most of them first.
+
+    Args:
+        work: Name and FLOPs of each op.
+
+    Returns:
+        Kinds with at least ``LEAST_SHARE`` of the FLOPs.
+    """
+    by_kind: Counter[WorkKind] = Counter()
+    for name, count in work:
+        if count:
+            by_kind[work_kind(name)] += count
+    least = LEAST_SHARE * by_kind.total()
+    return tuple(kind for kind, count in by_kind.most_common() if count >= least)
 
 
 def flop(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:

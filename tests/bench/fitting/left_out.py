@@ -18,7 +18,8 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -27,14 +28,30 @@ from joint_fit import FitRow, JointFit, Pricer, constants_of, published_rows, th
 from refit import profile_file, shipped_start, written
 
 from planner.framework.script import SCRIPT
-from planner.vocabulary import MODEL_AXES
+from planner.graph.recording.work import kinds_of_work
+from planner.validation.pricing.models import ModelShape
+from planner.validation.pricing.workbook import TRACED_LAYERS, traced
+from planner.vocabulary import MODEL_AXES, WorkKind
 
 sys.path.append(str(Path(__file__).parents[1]))
 from validation_table import ROOT, markdown, with_figures
 
 MIN_GROUP = 5
-Sized = tuple[int, float]
-"""Devices of a run, and the error of its step time without sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A run and how far its predicted step time was off."""
+
+    num_gpus: int
+    """Its devices."""
+    step_s: float
+    """Its measured step."""
+    work: frozenset[str]
+    """Kinds of ops that do the FLOPs of its model."""
+    error: float
+    """Error of its step time, without sign."""
+
 
 _MOST_ROWS = 30
 _STEPS = (0.1, 0.03)
@@ -135,8 +152,28 @@ def step_time_errors(clusters: Sequence[LeftOut]) -> dict[str, dict[str, list[Si
                 run = row.case.run
                 used = [axis for axis in MODEL_AXES if (getattr(run, axis, None) or 1) > 1]
                 kinds = found.setdefault(row.device, {})
-                kinds.setdefault(" x ".join(used) or "none", []).append((run.num_gpus, abs(error)))
+                kinds.setdefault(" x ".join(used) or "none", []).append(sized(row, error))
     return found
+
+
+def sized(row: FitRow, error: float) -> Sized:
+    """What is said of a run beside its error."""
+    run = row.case.run
+    assert run.step_time_s
+    shape = replace(row.case.shape, layers=min(run.layers, TRACED_LAYERS))
+    return Sized(
+        num_gpus=run.num_gpus,
+        step_s=run.step_time_s,
+        work=_work(shape, row.case.dtype, run.microbatch_size),
+        error=abs(error),
+    )
+
+
+@cache
+def _work(shape: ModelShape, dtype: str, microbatch_size: int) -> frozenset[str]:
+    """Kinds of ops that do a model's FLOPs."""
+    graph = traced(shape, dtype).at(microbatch_size)
+    return frozenset(kinds_of_work((op.name, op.flop) for op in graph.nodes))
 
 
 def mean_cluster_error(clusters: Sequence[LeftOut]) -> float:
@@ -191,19 +228,24 @@ def write(clusters: Sequence[LeftOut], tables: Sequence[str]) -> None:
 
 def _error_table(axes: str, runs: Sequence[Sized]) -> str:
     """The errors of one kind of run, as the last tables of a device's profile have them."""
-    sizes = [num_gpus for num_gpus, _ in runs]
+    sizes = [run.num_gpus for run in runs]
+    steps_s = [run.step_s for run in runs]
+    work = frozenset.union(*(run.work for run in runs))
     source = f"{_SOURCE}: FSDP runs on this device, their cluster left out"
     numbers = {
-        "mean_error": round(statistics.fmean(error for _, error in runs), 3),
+        "mean_error": round(statistics.fmean(run.error for run in runs), 3),
         "runs": len(runs),
         "least_gpus": min(sizes),
         "most_gpus": max(sizes),
+        "least_step_s": min(steps_s),
+        "most_step_s": max(steps_s),
     }
     lines = [
         f'{key} = {{ value = {value:g}, provenance = "measured", source = "{source}" }}\n'
         for key, value in numbers.items()
     ]
-    return f'\n[[step_time_errors]]\naxes = "{axes}"\n' + "".join(lines)
+    kinds = ", ".join(kind for kind in WorkKind if kind in work)
+    return f'\n[[step_time_errors]]\naxes = "{axes}"\nwork = "{kinds}"\n' + "".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
