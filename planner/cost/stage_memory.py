@@ -141,6 +141,15 @@ class StageMemory:
         ends = {0, *range(self._blocks.stop, len(self._units))}  # of one unit alone, one
         return tuple(i for i in ends if first <= i < end)
 
+    @property
+    def _adds_up_gradients(self) -> bool:
+        """Whether whole gradients wait for others before they are reduced, and are added up.
+
+        Under a pipeline those of a single microbatch wait too.
+        """
+        alone = self._configuration.num_microbatches == 1
+        return self._pipelined or not (alone or self._configuration.reshard_after_forward)
+
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)
         return sum(self._units[i].gathered_bytes for i in root) - self._gathered_copies_bytes(root)
@@ -258,9 +267,16 @@ class StageMemory:
         return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
-        """Unsharded gradients of the root and the input of their reduction."""
+        """Unsharded gradients of the root and the input of their reduction.
+
+        Gradients of several backwards are added up in the dtype of the reduction; those of one
+        are in that of the parameters.
+        """
         units = self._root(first, end)
-        return 2.0 * sum(self._units[i].trained_bytes for i in units) - self._copies_bytes(units)
+        made = reduced = sum(self._units[i].trained_bytes for i in units)
+        if not self._adds_up_gradients:
+            made = sum(self._units[i].gathered_bytes - self._units[i].frozen_bytes for i in units)
+        return float(made + reduced - self._copies_bytes(units))
 
     def reduction_bytes(self, first: int, end: int) -> float:
         """All that a stage holds at the reduction moment."""

@@ -123,6 +123,20 @@ def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, clus
     assert earlier(reshard=False) == (local / 8, local * 7 / 8)
 
 
+def test_gradients_of_one_backward_are_reduced_from_the_compute_dtype(model, cluster):
+    """Those of several are added up in float32 first, and those of a pipeline always."""
+
+    def transient(**options):
+        memory = table(model, cluster, dp_shard=8, **options).memory
+        return memory.reduction_transient_bytes(0, 14)
+
+    root = 50304 * 768 + 1024 * 768 + 2 * 768  # elements; the table is that of the head too
+    table_elements = 50304 * 768
+    assert transient(reshard=True, microbatches=4) == 4 * root + 2 * (root + table_elements)
+    assert transient(reshard=False, microbatches=1) == 4 * root + 2 * (root + table_elements)
+    assert transient(reshard=False, microbatches=4) == 4 * (root + root + table_elements)
+
+
 def test_the_fuller_moment_counts(model, cluster):
     """Without recomputation the backward is the fuller one, with it the reduction."""
     memory = table(model, cluster, dp_shard=8, reshard=True, microbatches=1).memory
