@@ -1,7 +1,9 @@
-"""A stage on a rank at one moment of the schedule, and what activations it holds then."""
+"""A stage on a rank at one moment of the schedule, and what it holds then."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.cost.breakdown import MemoryBreakdown
 from planner.strategy.moments import StageMoment
 
 
@@ -22,6 +24,22 @@ class HeldStage:
 def left_bytes(kept_bytes: int, num_blocks: int) -> int:
     """Activations that a microbatch has left when the last of some blocks runs its backward."""
     return kept_bytes // num_blocks if num_blocks else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageState:
+    """What a stage holds at one moment whatever its activations, bytes."""
+
+    params: float
+    grads: float
+    optimizer: float
+    buffers: float
+    transient: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.params + self.grads + self.optimizer + self.buffers + self.transient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +74,22 @@ def moment_bytes(
         held += moment.is_dividing * waiting.released
     # What is left is a block of the mean size, which may be less than what the first received.
     return max(0, held)
+
+
+def moment_breakdown(
+    states: Sequence[StageState],
+    *,
+    activations_bytes: int = 0,
+    temporary_bytes: int = 0,
+    reserve_bytes: int,
+) -> MemoryBreakdown:
+    """All that the stages of a rank hold at one moment, their own transients beside others."""
+    return MemoryBreakdown(
+        params_bytes=round(sum(state.params for state in states)),
+        grads_bytes=round(sum(state.grads for state in states)),
+        optimizer_bytes=round(sum(state.optimizer for state in states)),
+        activations_bytes=activations_bytes,
+        buffers_bytes=round(sum(state.buffers for state in states)),
+        temporary_bytes=temporary_bytes + round(sum(state.transient for state in states)),
+        reserve_bytes=reserve_bytes,
+    )

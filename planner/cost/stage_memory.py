@@ -17,11 +17,17 @@ stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.held_stage import HeldStage, WaitingBytes, left_bytes, moment_bytes
+from planner.cost.held_stage import (
+    HeldStage,
+    StageState,
+    WaitingBytes,
+    left_bytes,
+    moment_breakdown,
+    moment_bytes,
+)
 from planner.cost.model_units import ModelUnits
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
@@ -37,21 +43,6 @@ _SUMMED = (
 
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What a stage holds at one moment whatever its activations, bytes."""
-
-    params: float
-    grads: float
-    optimizer: float
-    buffers: float
-    transient: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.params + self.grads + self.optimizer + self.buffers + self.transient
 
 
 class StageMemory:
@@ -201,7 +192,7 @@ class StageMemory:
         each = self._framework.state.optimizer / PARAMETER_BYTES
         return each * self.sharded_trained_bytes(first, end)
 
-    def _at_backward(self, first: int, end: int, moment: StageMoment) -> _State:
+    def _at_backward(self, first: int, end: int, moment: StageMoment) -> StageState:
         """While a backward runs.
 
         What reduces gradients runs on a stream of its own. An allocator that keeps memory by
@@ -209,7 +200,7 @@ class StageMemory:
         """
         gradient = self._framework.state.gradient / PARAMETER_BYTES
         if not self._is_fsdp:
-            return _State(
+            return StageState(
                 params=self.whole_gathered_bytes(first, end),
                 grads=gradient * self.local_trained_bytes(first, end),
                 optimizer=self._optimizer_bytes(first, end),
@@ -225,18 +216,18 @@ class StageMemory:
             buffers += self.late_gathered_bytes(first, end)
         if moment.has_new_gradients:
             buffers += self.new_gradient_bytes(first, end)
-        return _State(
+        return StageState(
             params=self._sharded_bytes(first, end),
             grads=sharded,
             optimizer=self._optimizer_bytes(first, end),
             buffers=buffers,
         )
 
-    def _at_reduction(self, first: int, end: int) -> _State:
+    def _at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward."""
         if not self._is_fsdp:
             return self._at_backward(first, end, StageMoment(in_flight=0))
-        return _State(
+        return StageState(
             params=self._sharded_bytes(first, end),
             grads=self.sharded_trained_bytes(first, end),
             optimizer=self._optimizer_bytes(first, end),
@@ -388,29 +379,14 @@ class StageMemory:
         """A rank that holds some stages in backward, or at the reduction if it is fuller then."""
         backward = [self._at_backward(stage.first, stage.end, stage.moment) for stage in held]
         moments = [
-            self._breakdown(
+            moment_breakdown(
                 backward,
                 activations_bytes=sum(map(self.kept_bytes, held)),
                 temporary_bytes=max(map(self.transient_bytes, held), default=0),
+                reserve_bytes=self.reserve_bytes,
             )
         ]
         if self._is_fsdp:
             reduction = [self._at_reduction(stage.first, stage.end) for stage in held]
-            transient_bytes = round(sum(state.transient for state in reduction))
-            moments.append(
-                self._breakdown(reduction, activations_bytes=0, temporary_bytes=transient_bytes)
-            )
+            moments.append(moment_breakdown(reduction, reserve_bytes=self.reserve_bytes))
         return max(moments, key=lambda memory: memory.total_bytes)
-
-    def _breakdown(
-        self, states: Sequence[_State], *, activations_bytes: int, temporary_bytes: int
-    ) -> MemoryBreakdown:
-        return MemoryBreakdown(
-            params_bytes=round(sum(state.params for state in states)),
-            grads_bytes=round(sum(state.grads for state in states)),
-            optimizer_bytes=round(sum(state.optimizer for state in states)),
-            activations_bytes=activations_bytes,
-            buffers_bytes=round(sum(state.buffers for state in states)),
-            temporary_bytes=temporary_bytes,
-            reserve_bytes=self.reserve_bytes,
-        )
