@@ -14,7 +14,7 @@ from planner.planning import Machine, TracedModel
 from planner.progress import PhaseEvent, ProgressCallback
 from planner.questions.sweep import REFUSALS
 from planner.request import PlanRequest
-from planner.request_rules import FIX_NAMES, check_request, resolve_margin
+from planner.request_rules import FIX_NAMES, check_request, fix_warnings, resolve_margin
 from planner.units import GIB
 
 MORE_BANDWIDTH = 2.0
@@ -125,9 +125,11 @@ def why_not(
     machine = Machine.of(_request(saved, {}))
     traced = TracedModel.of_saved(saved, progress=progress)
     record, refusal = None, None
+    notes = list(_changed_notes(saved, machine))
     try:
         request = replace(_request(saved, restriction), top=1)
         record = traced.record(request, machine=machine, progress=progress)
+        notes.extend(fix_warnings(request, record.outcome.best))
     except REFUSALS as error:
         refusal = error
     return WhyNot(
@@ -135,7 +137,7 @@ def why_not(
         restriction=tuple(restriction.items()),
         record=record,
         refusal=refusal,
-        notes=tuple(_changed_notes(saved, machine)),
+        notes=tuple(notes),
     )
 
 

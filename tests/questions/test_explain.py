@@ -141,6 +141,12 @@ def test_a_restriction_takes_the_place_of_what_the_request_fixes(planned):
     assert answer.best.microbatch_size == 4
 
 
+def test_a_restriction_without_effect_says_so(planned):
+    answer = planner.explain_why_not(planned[0] / "plan", "dp_shard=16,schedule=1F1B")
+    assert answer.notes == ("--fix schedule=1F1B has no effect: the plan has pp=1",)
+    assert not planner.explain_why_not(planned[0] / "plan", "pp=2,schedule=1F1B").notes
+
+
 @pytest.mark.parametrize("restriction", ["tpp=8", "tp", "tp=2,tp=4", ""])
 def test_what_is_no_setting_is_refused(planned, restriction):
     with pytest.raises(RequestError):
