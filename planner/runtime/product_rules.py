@@ -110,14 +110,14 @@ def _sum(call: Call, tp: int) -> Found:
 def _norm_backward(call: Call, tp: int) -> Found:
     """The input's gradient lies as the input; those of weight and bias are sums over ranks.
 
-    The last argument says which of them are asked for.
+    The last argument says which of them are asked for, where the op can leave some out.
     """
     split, sizes, asked = call.first.split, call.argument(2, ()), call.op.arguments[-1]
-    if split is None or not isinstance(sizes, tuple) or not isinstance(asked, tuple):
+    if split is None or not isinstance(sizes, tuple):
         return None
     if split.dim >= len(call.first.shape) - len(sizes):
         return None
-    first = [split] if asked[0] else []
+    first = [] if isinstance(asked, tuple) and not asked[0] else [split]
     return [*first, *[PARTIAL] * (len(call.targets) - len(first))]
 
 
