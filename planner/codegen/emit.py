@@ -359,6 +359,6 @@ def _counted(count: int, one: str, ending: str) -> str:
 def _layout_words(degrees: ParallelDegrees) -> str:
     used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     if degrees.ep > 1:
-        lenders = "dp_shard" if degrees.tp == 1 else "dp_shard and tp"
+        lenders = Axis.DP_SHARD if degrees.tp == 1 else "dp_shard and tp"
         used.append(f"ep {degrees.ep} (of {lenders})")
     return " x ".join(used) or "one device"
