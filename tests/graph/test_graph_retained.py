@@ -174,12 +174,14 @@ class Overwriting(nn.Module):
     def __init__(self, where):
         super().__init__()
         self.embed = nn.Linear(8, 8)
-        middle = {
+        self.blocks = nn.ModuleList([nn.Sequential(*self.middle(where)) for _ in range(2)])
+
+    def middle(self, where):
+        return {
             "input": [nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh()],
             "product": [nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)],
             "norm": [nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(inplace=True), nn.Linear(8, 8)],
-        }
-        self.blocks = nn.ModuleList([nn.Sequential(*middle[where]) for _ in range(2)])
+        }[where]
 
     def forward(self, x):
         x = self.embed(x) + 1
