@@ -153,7 +153,7 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
     """
     saved = load_saved_plan(path)
     plan, traffic = saved.plan, saved.traffic
-    numbers = _microbatches(plan)
+    numbers = checked_microbatches(plan.schedule, pp=plan.degrees.pp, number=plan.num_microbatches)
     if plan.compile:
         raise RequestError(
             f"{path}: its blocks are compiled, and torch.compile runs on no fake tensors",
@@ -200,18 +200,22 @@ def _stride(plan: Plan) -> int:
     return prod(int(getattr(plan.degrees, axis)) for axis in inner if axis != Axis.EP)
 
 
-def _microbatches(plan: Plan) -> tuple[int, ...]:
+def checked_microbatches(schedule: str, *, pp: int, number: int) -> tuple[int, ...]:
     """Numbers of microbatches to run: the plan's, or two from which all others follow.
 
     Once the pipeline is full, each further group of microbatches adds the same.
+
+    Args:
+        schedule: The plan's.
+        pp: Pipeline ranks.
+        number: Microbatches of the plan.
     """
-    number, pp = plan.num_microbatches, plan.degrees.pp
-    group = 1
-    if plan.schedule in SHARED_SCHEDULES and plan.schedule not in V_SCHEDULES:
-        group = microbatches_per_round(plan.schedule, pp, number)
-    full = {Schedule.ONE_F_ONE_B: pp + 1, Schedule.GPIPE: 2, Schedule.NONE: 2}.get(
-        Schedule(plan.schedule), 2 * max(group, pp + 1)
-    )
+    group, full = 1, {Schedule.ONE_F_ONE_B: pp + 1}.get(Schedule(schedule), 2)
+    if schedule in V_SCHEDULES:
+        full = 2 * (pp + 1)
+    elif schedule in SHARED_SCHEDULES:  # torch takes whole rounds of these
+        group = microbatches_per_round(schedule, pp, number)
+        full = 2 * group
     few = (full, full + group)
     return few if sum(few) < number else (number,)
 

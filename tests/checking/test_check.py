@@ -6,11 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import planner
-from planner.checking.check import PlanCheck, StageCheck, check_plan
+from planner.checking.check import (
+    PlanCheck,
+    StageCheck,
+    check_plan,
+    checked_microbatches,
+)
 from planner.cli.main import run
 from planner.errors import CheckError, RequestError
+from planner.strategy.schedules import microbatches_per_round, schedule_rule
+from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GIB = 2**30
@@ -139,6 +148,23 @@ def test_chunks_of_a_loss_and_many_stages_of_a_rank(fix, fullest, tmp_path):
 @pytest.fixture(scope="module")
 def split(splits):
     return splits["tp"]
+
+
+@given(
+    st.sampled_from(sorted(SHARED_SCHEDULES)), st.integers(2, 16), st.integers(1, 4),
+    st.integers(1, 400),
+)  # fmt: skip
+def test_no_more_is_checked_than_the_schedule_takes(schedule, pp, virtual_stages, number):
+    """Numbers of microbatches that stand for the plan's keep the limits of its schedule."""
+    stages = 2 if schedule in V_SCHEDULES else virtual_stages
+    limits = {"pp": pp, "virtual_stages": stages}
+    assume(schedule_rule(schedule, num_microbatches=number, **limits) is None)
+    numbers = checked_microbatches(schedule, pp=pp, number=number)
+    assert numbers == (number,) or numbers[0] < numbers[1] < number
+    for each in numbers:
+        assert schedule_rule(schedule, num_microbatches=each, **limits) is None
+    rounds = {microbatches_per_round(schedule, pp, each) for each in (*numbers, number)}
+    assert len(rounds) == 1
 
 
 @pytest.mark.parametrize("name", SPLIT)
