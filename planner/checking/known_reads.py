@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from planner.runtime.known_data import NUMBER_READS, DataRead, KnownData
 from planner.runtime.trees import Args, Function, Kwargs, Tree
@@ -34,9 +35,9 @@ class NotedReads(KnownData):
     ) -> Tree:
         """Run a function and note the number, or the number of elements, that it read."""
         output = super().__torch_function__(func, types, args, kwargs)
-        answer = _answer(getattr(func, "__name__", ""), args, output)
-        if answer is not None:
-            self._noted.setdefault(_line(), []).append(answer)
+        answers = _answers(getattr(func, "__name__", ""), args, output)
+        if answers:
+            self._noted.setdefault(_line(), []).extend(answers)
         return output
 
     @property
@@ -48,19 +49,21 @@ class NotedReads(KnownData):
         ]
 
 
-def _answer(name: str, args: Iterable[Tree], output: Tree) -> float | None:
-    """Return what ``PlannedReads`` must know of a read of data; None for other functions."""
+def _answers(name: str, args: Iterable[Tree], output: Tree) -> list[float]:
+    """Return what ``PlannedReads`` must know of a read of data; nothing for other functions."""
     if name in NUMBER_READS or name == "item":
-        return float(output)
+        return [float(output)]
+    if name == "tolist":
+        return [float(number) for number in tree_leaves(output)]
     if name in _COUNTED and isinstance(output, Tensor):
-        return float(output.shape[0])
+        return [float(output.shape[0])]
     if name == "where" and isinstance(output, tuple):
-        return float(output[0].shape[0])
+        return [float(output[0].shape[0])]
     if name == "__getitem__":
         _, index = args
         if isinstance(index, Tensor) and index.dtype is torch.bool:
-            return float(output.shape[0])
-    return None
+            return [float(output.shape[0])]
+    return []
 
 
 def _line() -> tuple[str, int]:

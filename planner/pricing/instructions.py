@@ -5,14 +5,14 @@ is whole in the next try: the modules around the place that failed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import OperatorGraph, Unit
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.trial import LayoutTrial, Refusal, TriedModule
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis
 from planner.strategy.nodes import NodeKind, NodeStrategy
-from planner.strategy.sharding import ModuleSharding, WholeModule
+from planner.strategy.sharding import ModuleSharding, SplitParameter, WholeModule
 from planner.vocabulary import Style, split_styles
 
 Solve = Callable[[frozenset[str]], ShardingSolution | None]
@@ -115,7 +115,37 @@ def module_shardings(solution: ShardingSolution) -> tuple[ModuleSharding, ...]:
             output_layout=_spelled(leaving, ndim),
             split=strategy.split,
         )
+        if strategy.split:
+            found |= _idle_holders(graph, unit, node.module, found[path])
     return tuple(found.values())
+
+
+def _idle_holders(
+    graph: OperatorGraph, unit: Unit, module: str, sharding: ModuleSharding
+) -> dict[str, ModuleSharding]:
+    """Instructions for modules that never run but hold what another one splits, by their paths.
+
+    A table that encoder and decoder have modules of their own for, say: their parameter has to be
+    the same one afterwards.
+    """
+    split = {f"{module}.{each.name}": each for each in sharding.split}
+    within = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
+    parts: dict[str, list[SplitParameter]] = {}
+    for parameter in graph.parameters:
+        mine = split.keys() & set(parameter.names)
+        for name in parameter.names if mine and len(parameter.names) > 1 else ():
+            holder, _, last = name.rpartition(".")
+            if not _runs(graph, holder) and f"{holder}.".startswith(within):
+                parts.setdefault(holder, []).append(replace(split[min(mine)], name=last))
+    return {
+        unit.path_of(holder): replace(sharding, module=unit.path_of(holder), split=tuple(held))
+        for holder, held in parts.items()
+    }
+
+
+def _runs(graph: OperatorGraph, module: str) -> bool:
+    forward = (op for op in graph.nodes if op.phase == "forward")
+    return not module or any(f"{op.module}.".startswith(f"{module}.") for op in forward)
 
 
 def _runs_as_is(strategy: NodeStrategy) -> bool:

@@ -153,9 +153,10 @@ class DryRun:
 
         block = part.model.get_submodule(path)
         block.register_forward_hook(note)
-        with _naming_modules(part.model, path), self._known_data(), suppress(_Done):
-            run_model(part.model, self.inputs)
-        _backward(tensors_of(seen))
+        with self._known_data():
+            with _naming_modules(part.model, path), suppress(_Done):
+                run_model(part.model, self.inputs)
+            _backward(tensors_of(seen))
         _check_gradients(block)
 
     def ends(

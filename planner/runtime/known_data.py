@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import FrameType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class PlannedReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
+        if _is_number_in_text(func, args):
+            return format(self.__torch_function__(Tensor.item, (), args[:1]), *args[1:])
         return self._run(func, func, args, kwargs or {})
 
     def _run(self, run: Function, func: Function, args: Args, kwargs: Kwargs) -> Tree:
@@ -81,12 +84,13 @@ class KnownData(PlannedReads):
     """Answers what a model asks of data on the meta device: by constants and inputs, or as planned.
 
     It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
-    the model branches on it. A tensor that was changed in place is not known any more.
+    the model asks for its data. What changes a tensor in place makes other data of it; views that
+    were taken before are not known any more.
     """
 
     def __init__(self, on_meta: Tree, real: Tree, reads: Sequence[DataRead] = ()) -> None:
         super().__init__(reads)
-        self._known: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
+        self._known: dict[tuple[int, int], tuple[Tensor, _Made]] = {}
         for tensor, data in zip(tensors_of(on_meta), tensors_of(real), strict=True):
             if not tensor.is_floating_point():
                 self._know(tensor, data.detach)
@@ -94,25 +98,43 @@ class KnownData(PlannedReads):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
+        if _is_number_in_text(func, args):
+            return super().__torch_function__(func, types, args)
         kwargs = kwargs or {}
-        if any(t.is_meta and self._key(t) not in self._known for t in tensors_of((args, kwargs))):
+        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__"):
+            args = args[0], self._with_positions(args[1]), *args[2:]
+        tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
+        sources = {id(tensor): self._source(tensor, func) for tensor in tensors}
+        known = {key: source for key, source in sources.items() if source is not None}
+        if len(known) < len(sources) or is_random(func):
             return self._run(functools.partial(run_on_meta, func), func, args, kwargs)
-        on_cpu = functools.cache(lambda: self._run_on_cpu(func, args, kwargs))
+        made = _MadeOnCpu(func, args, kwargs, known)
+        versions = [tensor._version for tensor in tensors]
         try:
             output = func(*args, **kwargs)
         except RuntimeError:  # it needs data
-            return tree_map_only(Tensor, self._known_meta, on_cpu())
+            return tree_map_only(Tensor, self._known_meta, made.output())
+        for tensor, version in zip(tensors, versions, strict=True):
+            if tensor._version != version:
+                made.changed.add(id(tensor))
+                self._know(tensor, functools.partial(made.left_in, tensor))
         for position, tensor in enumerate(tensors_of(output)):
-            if tensor.is_meta:
-                made = functools.partial(lambda i: tensors_of(on_cpu())[i], position)
-                self._known.setdefault(self._key(tensor), (tensor, made))
+            if tensor.is_meta and self._key(tensor) not in self._known:
+                self._know(tensor, functools.partial(made.tensor, position))
         return output
 
     @staticmethod
     def _key(tensor: Tensor) -> tuple[int, int]:
         return id(tensor), tensor._version
 
-    def _know(self, tensor: Tensor, data: Callable[[], Tensor]) -> None:
+    def _source(self, tensor: Tensor, func: Function) -> "_Made | None":
+        """Return what makes the data that a function reads of a tensor, None where none does."""
+        known = self._known.get(self._key(tensor))
+        if known is None and getattr(func, "__name__", "") in _SHAPE_ONLY:
+            return lambda: torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+        return None if known is None else known[1]
+
+    def _know(self, tensor: Tensor, data: "_Made") -> None:
         # The tensor is kept so that no other gets its id.
         self._known[self._key(tensor)] = tensor, data
 
@@ -121,15 +143,74 @@ class KnownData(PlannedReads):
         self._know(tensor, lambda: data)
         return tensor
 
-    def _run_on_cpu(self, func: Function, args: Args, kwargs: Kwargs) -> Tree:
-        def on_cpu(leaf: Tree) -> Tree:
-            if isinstance(leaf, torch.device):
-                return torch.device("cpu")
-            is_meta = isinstance(leaf, Tensor) and leaf.is_meta
-            return self._known[self._key(leaf)][1]() if is_meta else leaf
+    def _with_positions(self, index: Tree) -> Tree:
+        """Say by positions what masks with known data choose, of whatever tensor."""
+        places: list[Tree] = []
+        for each in index if isinstance(index, tuple) else (index,):
+            is_mask = isinstance(each, Tensor) and each.is_meta and each.dtype is torch.bool
+            known = self._known.get(self._key(each)) if is_mask else None
+            if known is None:
+                places.append(each)
+            else:
+                chosen = known[1]().nonzero(as_tuple=True)
+                places += [self._known_meta(positions) for positions in chosen]
+        return tuple(places) if isinstance(index, tuple) or len(places) != 1 else places[0]
 
-        cpu_args, cpu_kwargs = tree_map(on_cpu, (args, kwargs))
-        return func(*cpu_args, **cpu_kwargs)
+
+_Made: TypeAlias = Callable[[], Tensor]
+"""Makes the data of a tensor on the CPU."""
+
+_SHAPE_ONLY = frozenset(
+    {"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+)
+"""Functions whose result has nothing of the data of their input."""
+
+
+def is_random(func: Function) -> bool:
+    """Tell whether a function of torch draws random numbers."""
+    ops: Tree = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    overloads = ops.overloads() if hasattr(ops, "overloads") else ()
+    return any(torch.Tag.nondeterministic_seeded in getattr(ops, name).tags for name in overloads)
+
+
+class _MadeOnCpu:
+    """A function of known tensors, run on the CPU once where its data is asked for."""
+
+    def __init__(
+        self, func: Function, args: Args, kwargs: Kwargs, sources: Mapping[int, _Made]
+    ) -> None:
+        self._func = func
+        self._arguments = args, kwargs
+        self._sources = sources
+        self._done: tuple[Tree, Mapping[int, Tensor]] | None = None
+        self.changed: set[int] = set()
+        """Ids of arguments that the function changes in place."""
+
+    def output(self) -> Tree:
+        """Return what the function returns."""
+        return self._run()[0]
+
+    def tensor(self, position: int) -> Tensor:
+        """Return one of the tensors of that."""
+        return tensors_of(self.output())[position]
+
+    def left_in(self, argument: Tensor) -> Tensor:
+        """Return what the function leaves in one of its arguments."""
+        return self._run()[1][id(argument)]
+
+    def _run(self) -> tuple[Tree, Mapping[int, Tensor]]:
+        if self._done is None:
+            data = {key: made() for key, made in self._sources.items()}
+            data |= {key: data[key].clone() for key in self.changed}
+
+            def on_cpu(leaf: Tree) -> Tree:
+                if isinstance(leaf, torch.device):
+                    return torch.device("cpu")
+                return data.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+
+            args, kwargs = tree_map(on_cpu, self._arguments)
+            self._done = self._func(*args, **kwargs), data
+        return self._done
 
 
 NUMBER_READS: Mapping[str, Callable[[float], object]] = {
@@ -141,6 +222,13 @@ NUMBER_READS: Mapping[str, Callable[[float], object]] = {
     "__float__": float,
 }
 """Functions that read one number, and its type."""
+
+
+def _is_number_in_text(func: Function, args: Args) -> bool:
+    """Tell whether a whole number is written into text, of which names are made."""
+    if getattr(func, "__name__", "") != "__format__":
+        return False
+    return args[0].dim() == 0 and not args[0].is_floating_point()
 
 
 def _unpacked(answers: Sequence[tuple[float, int]]) -> list[float]:
@@ -166,6 +254,8 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
         if name == "where" or kwargs.get("as_tuple"):
             return _positions(size, source, source.dim())
         return torch.empty((size, source.dim()), dtype=torch.long, device=source.device)
+    if name == "tolist":
+        return _listed([next(answers) for _ in range(source.numel())], source)
     if name == "masked_select":
         return torch.empty(int(next(answers)), dtype=source.dtype, device=source.device)
     if name == "__getitem__":
@@ -175,6 +265,11 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
             places += _positions(int(next(answers)), index, index.dim()) if is_mask else [index]
         return func(source, tuple(places))
     raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
+
+
+def _listed(numbers: Sequence[float], source: Tensor) -> Tree:
+    """Return numbers as the nested lists of a tensor of this shape."""
+    return torch.tensor(numbers, dtype=source.dtype, device="cpu").view(source.shape).tolist()
 
 
 def _positions(size: int, of: Tensor, dims: int) -> tuple[Tensor, ...]:

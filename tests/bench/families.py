@@ -35,6 +35,7 @@ LAYOUTS = {
     "dp 2 x tp 2": {"tp": 2, "dp_shard": 2},
     "tp 2 x pp 2": {"tp": 2, "pp": 2},
     "tp 4": {"tp": 4},
+    "pp 2": {"pp": 2},
     "cp 2": {"cp": 2},
     "cp 2 x pp 2": {"cp": 2, "pp": 2},
     "ep 2": {"dp_shard": 2, "ep": 2},
@@ -88,7 +89,7 @@ SMALL = {
 }
 """Sizes by the names that configs have for them; those that a config lacks are left out."""
 
-DROPOUTS = re.compile(r"drop|layerdrop|jitter")
+DROPOUTS = re.compile(r"drop|layerdrop|jitter|mask_(time|feature)_prob")
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
 HYBRID = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
@@ -332,7 +333,7 @@ SPECIAL = {
         "out_features": None,
         "out_indices": None,
     },
-    "speech_to_text": {"conv_channels": 64, "max_source_positions": 500},
+    "speech_to_text": {"conv_channels": 64, "max_source_positions": 64},
     "moonshine": {
         "encoder_num_hidden_layers": 2,
         "decoder_num_hidden_layers": 2,

@@ -1,13 +1,23 @@
 """Hints and assumptions reach the script: what is planned with them trains."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from launch import arguments_of, largest_difference, outcome_of, run_jobs
+from launch import (
+    arguments_of,
+    largest_difference,
+    largest_weight_difference,
+    outcome_of,
+    run_jobs,
+)
 
 import planner
 from planner.cli.main import run
 from planner.errors import CodegenError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from families import fast_links, split_words
 
 pytestmark = pytest.mark.run
 
@@ -38,6 +48,26 @@ def test_a_script_gets_what_hints_and_assumptions_answer(tmp_path):
     assert largest_difference(outcome_of(tmp_path).losses, expected.losses) < 1e-8
 
 
+def test_lists_and_names_of_what_is_assumed_reach_the_script(tmp_path):
+    model = MODEL.with_name("listed_experts.py")
+    request = {**REQUEST, "cluster": fast_links(tmp_path), "fix": {"tp": 2}}
+    result = planner.plan(str(model), **request)
+    (reads,) = result.best.data_reads  # names and masks follow from constants
+    assert "# LISTED" in model.read_text().splitlines()[reads.line - 1]
+    # Two of four experts for each of 8 x 16 rows, evenly, in each of four blocks.
+    assert (set(reads.answers), sum(reads.repeats)) == ({64.0}, 16)
+    assert split_words(result.best).startswith("4/4 blocks")
+    names = {module.module for group in result.best.shardings for module in group.modules}
+    assert {"shared", "embed"} <= names
+    result.save(tmp_path / "plan")
+    folder = tmp_path / "plan"
+    run_jobs([(folder, arguments_of(folder, name="reference", extra=("--reference",)))])
+    run_jobs([(folder, arguments_of(folder))], num_processes=2)
+    expected, found = outcome_of(folder, name="reference"), outcome_of(folder)
+    assert largest_difference(found.losses, expected.losses) < 1e-8
+    assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
 def test_a_line_that_a_warning_names_takes_a_hint():
     plain = planner.trace(str(MODEL), hints={ASKED: False})
     assert any(HINTED in note for note in plain.graph.notes)
@@ -50,7 +80,7 @@ def test_what_the_script_cannot_answer_is_refused_at_planning(tmp_path, capsys):
     model = tmp_path / "model.py"
     text = MODEL.read_text()
     line = next(line for line in LINES if "# ASKED" in line)
-    model.write_text(text.replace(line, "        if x.abs().amax().tolist() > 1e6:  # ASKED"))
+    model.write_text(text.replace(line, "        if x.abs().amax().numpy() > 1e6:  # ASKED"))
     hint = f"model.py:{ASKED.rpartition(':')[2]}"
     result = planner.plan(str(model), hints={hint: 1.0}, **REQUEST)
     with pytest.raises(CodegenError, match="reads data") as caught:

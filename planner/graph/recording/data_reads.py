@@ -154,8 +154,14 @@ class DataReads:
         value = self._table.read(tensor, keep=True)
         real = self._known.compute(value)
         if real is not None:
+            line = next(lines_of_stack(), _NOWHERE)
+            if self._known.assumptions([value]):
+                with torch_private.modes_disabled():
+                    numbers: list[HintValue] = real.flatten().tolist()
+                for number in numbers:
+                    self._answer(line, number)
             self._note([value])
-            self._taken[next(lines_of_stack(), _NOWHERE)] = real
+            self._taken[line] = real
             return real
         before = self._taken.get(next(lines_of_stack(), _NOWHERE)) if self.again else None
         if before is not None and before.shape == tensor.shape:

@@ -1,0 +1,104 @@
+"""What a model reads without data: constants, what is changed in place, and what the plan says."""
+
+import inspect
+
+import pytest
+import torch
+
+from planner.runtime.known_data import DataRead, KnownData
+
+HERE = "test_known_data.py"
+META = torch.device("meta")
+
+
+def known(*, tokens=None, reads=()):
+    real = torch.tensor([[1, 2], [3, 0]]) if tokens is None else tokens
+    on_meta = real.to(META)
+    return on_meta, KnownData(on_meta, real, reads)
+
+
+def answered(line, *numbers):
+    """Say what a line of this file reads."""
+    return [DataRead(HERE, line, tuple((number, 1) for number in numbers))]
+
+
+def next_line():
+    return inspect.currentframe().f_back.f_lineno + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mask: mask.fill_(0),
+        lambda mask: mask.mul_(0),
+        lambda mask: mask.__setitem__((slice(None), 0), 0),
+        lambda mask: mask.masked_fill_(torch.ones(2, 2, dtype=torch.bool, device=META), 0),
+        lambda mask: mask.copy_(torch.zeros(2, 2, dtype=torch.int64, device=META)),
+    ],
+)
+def test_what_is_changed_in_place_stays_known(change):
+    _, mode = known()
+    with mode:
+        mask = torch.ones(2, 2, dtype=torch.int64, device=META)
+        before = mask + 0
+        change(mask)
+        assert not mask.all()
+        assert before.all()
+
+
+def test_a_view_is_not_known_after_its_memory_was_changed():
+    _, mode = known()
+    with mode:
+        mask = torch.ones(2, 2, device=META)
+        row = mask[0]
+        mask.fill_(0)
+        with pytest.raises(RuntimeError):
+            bool(row.any())
+
+
+def test_what_is_changed_by_unknown_data_is_not_known():
+    unknown = torch.empty(2, device=META)
+    _, mode = known()
+    with mode:
+        mask = torch.ones(2, device=META)
+        mask.mul_(unknown)
+        assert bool(torch.zeros_like(mask).any()) is False  # of its shape alone
+        with pytest.raises(RuntimeError):
+            bool(mask.all())
+
+
+def test_draws_are_what_the_plan_says():
+    line = next_line() + 3
+    _, mode = known(reads=answered(line, 0.0, 1.0))
+    with mode:
+        for expected in (False, True):
+            found = bool(torch.rand((), device=META) < 2)
+            assert found is expected
+        with pytest.raises(RuntimeError):
+            bool(torch.rand((), device=META) < 2)
+
+
+def test_a_known_mask_chooses_of_unknown_data():
+    tokens, mode = known()
+    with mode:
+        x = torch.empty(2, 2, 5, device=META, requires_grad=True)
+        chosen = x[tokens > 0]
+        assert chosen.shape == (3, 5)
+        assert x[:, tokens[0] > 1].shape == (2, 1, 5)
+        y = x * 1
+        y[tokens > 0] = chosen * 2
+        y.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_lists_and_names_are_made_of_numbers():
+    unknown = torch.empty(2, 2, dtype=torch.int64, device=META)
+    line = next_line() + 2
+    tokens, mode = known(reads=answered(line, 1, 2, 3, 4) + answered(line + 1, 7))
+    with mode:
+        assert unknown.tolist() == [[1, 2], [3, 4]]
+        assert f"expert_{unknown[0, 0]}" == "expert_7"
+        assert tokens.tolist() == [[1, 2], [3, 0]]
+        assert [f"{token:02d}" for token in tokens[1]] == ["03", "00"]
+        with pytest.raises(RuntimeError):
+            f"{unknown[0, 0]}"
