@@ -12,7 +12,7 @@ from pathlib import Path
 from planner.codegen.expected import expected_source
 from planner.codegen.imports import Needs, runtime_imports, sums_gradients
 from planner.codegen.model_files import ModelFiles, model_files
-from planner.codegen.reads import read_sources
+from planner.codegen.reads import chooses_parameters, read_sources
 from planner.codegen.source import (
     LINE_LENGTH,
     call_of,
@@ -31,7 +31,13 @@ from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
-from planner.vocabulary import MESH_ORDER, PLANNED_SCHEDULES, Axis, Recomputation
+from planner.vocabulary import (
+    MESH_ORDER,
+    PLANNED_SCHEDULES,
+    ZERO_BUBBLE_SCHEDULES,
+    Axis,
+    Recomputation,
+)
 
 MOST_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built whole on every rank: each draws its own shards."""
@@ -86,6 +92,7 @@ def emit_script(
         blocks=_blocks_source(blocks),
         has_pp=plan.degrees.pp > 1,
         data_reads=read_sources(plan),
+        has_choices=chooses_parameters(plan),
         stages=[_stage_source(plan, stage) for stage in plan.stages],
         recompute=recompute,
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
@@ -122,6 +129,8 @@ def _gradient_sums(plan: Plan) -> list[str]:
         sums.append(f"partial(average_experts, parts, {batches})")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
+    if chooses_parameters(plan) and plan.schedule not in ZERO_BUBBLE_SCHEDULES:
+        sums.append("unused.leave_out")
     return sums
 
 

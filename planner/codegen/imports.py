@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.codegen.reads import read_sources
+from planner.codegen.reads import chooses_parameters, read_sources
 from planner.plan.types import Plan
 from planner.vocabulary import Style
 
@@ -74,6 +74,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
         (plan.compile, ("compiled", "compile_blocks")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),
+        (chooses_parameters(plan), ("unused", "UnusedParameters")),
     )
     return {module: set(names) for is_wanted, (module, *names) in wanted if is_wanted}
 

@@ -9,6 +9,11 @@ def looks_at_model(plan: Plan) -> bool:
     return plan.degrees.pp > 1 or plan.degrees.splits_modules
 
 
+def chooses_parameters(plan: Plan) -> bool:
+    """Say whether ranks may use different parameters: their code goes by the data of samples."""
+    return bool(plan.data_reads) and plan.degrees.dp > 1
+
+
 def read_sources(plan: Plan) -> list[str]:
     """Write what the model reads there, nothing where the script does not look."""
     reads = plan.data_reads if looks_at_model(plan) else ()

@@ -68,6 +68,18 @@ def test_lists_and_names_of_what_is_assumed_reach_the_script(tmp_path):
     assert largest_weight_difference(found.weights, expected.weights) < 1e-8
 
 
+@pytest.mark.parametrize("fix", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 1}])
+def test_ranks_may_use_different_parameters_and_nobody_some(tmp_path, fix):
+    model = str(MODEL.with_name("skipped_experts.py"))
+    fix |= {"microbatch_size": 1, "reshard_after_forward": fix["dp_shard"] > 1}
+    planner.plan(model, **{**REQUEST, "global_batch_size": 4, "fix": fix}).save(tmp_path)
+    run_jobs([(tmp_path, arguments_of(tmp_path, name="reference", extra=("--reference",)))])
+    run_jobs([(tmp_path, arguments_of(tmp_path))], num_processes=2)
+    expected, found = outcome_of(tmp_path, name="reference"), outcome_of(tmp_path)
+    assert largest_difference(found.losses, expected.losses) < 1e-8
+    assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
 def test_a_line_that_a_warning_names_takes_a_hint():
     plain = planner.trace(str(MODEL), hints={ASKED: False})
     assert any(HINTED in note for note in plain.graph.notes)
