@@ -54,6 +54,7 @@ ORDERS = {
             "product_rules",
             "recompute",
             "scalars",
+            "unused",
         ),
         ("gradients", "reference"),
         ("sharding", "split_attention", "split_ops", "split_part", "stand_ins"),
