@@ -13,6 +13,7 @@ from planner.codegen.emit import emit_script
 from planner.codegen.files import RUNTIME_FOLDER, script_files
 from planner.codegen.model_files import CONFIG_MODEL_FILE
 from planner.errors import CodegenError
+from planner.graph.operator_graph import DataRead
 from planner.hardware.profiles import load_cluster
 from planner.plan.serialize import plan_digest
 from planner.runtime.log import Expected
@@ -28,6 +29,9 @@ def constants_of(script):
     """Return the source of each constant by its name."""
     nodes = [node for node in ast.parse(script).body if isinstance(node, ast.Assign)]
     return {node.targets[0].id: ast.unparse(node.value) for node in nodes}
+
+
+READ = DataRead(file="gpt.py", line=1, answers=(4.0,), repeats=(2,))
 
 
 def changed(plan, **changes):
@@ -261,6 +265,22 @@ EXPERTS_APART = UnitSharding(
 )
 
 
+@pytest.mark.parametrize(
+    ("degrees", "watches", "drops"),
+    [
+        ({"tp": 2}, False, False),  # ranks of tp share samples
+        ({"dp_shard": 2}, True, True),
+        ({"dp_replicate": 2, "tp": 2}, True, True),
+    ],
+)
+def test_ranks_that_may_use_other_parameters_are_watched(degrees, watches, drops):
+    plan = changed(make_plan(GPT, **degrees), data_reads=(READ,))
+    script = emit_script(plan, folder=FOLDER)
+    assert ("UnusedParameters(parts, mesh)" in script) == watches
+    assert ("unused.leave_out" in script) == drops
+    assert "Unused" not in emit_script(changed(plan, data_reads=()), folder=FOLDER)
+
+
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
     plans = (
         make_plan(HOOKED, dp_shard=2),
@@ -268,6 +288,7 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         changed(make_plan(GPT, dp_shard=2), compile=True),
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
         changed(make_plan(GPT, dp_shard=2, ep=2), shardings=(EXPERTS_APART,)),
+        changed(make_plan(GPT, dp_shard=2), data_reads=(READ,)),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:
