@@ -1,11 +1,17 @@
-"""The solver: PuLP with HiGHS. Nothing else in the program imports PuLP."""
+"""The solver: PuLP with HiGHS. Nothing else in the program imports either.
+
+Programs with decisions are PuLP's. Linear ones that are solved again and again as rows join them go
+to HiGHS as arrays: it takes them up where it left them, and PuLP would build each anew.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import highspy
+import numpy as np
 import pulp
+from numpy.typing import NDArray
 
 from planner.errors import SolverError
 
@@ -131,6 +137,69 @@ class Minimisation:
 
     def _has_integers(self) -> bool:
         return any(variable.cat == pulp.LpInteger for variable in self._problem.variables())
+
+
+class LinearProgram:
+    """A linear program of variables between 0 and a bound, whose rows are at most something.
+
+    Give coefficients of the order of 1 to 1000: the solver's tolerances are absolute (1e-7).
+    """
+
+    def __init__(self, costs: NDArray[np.float64], most: NDArray[np.float64]) -> None:
+        """Start without rows.
+
+        Args:
+            costs: What one of each variable costs.
+            most: What each variable is at most; may be endless.
+        """
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+            self._solver.setOptionValue(name, value)
+        self._solver.addVars(len(costs), np.zeros(len(costs)), most)
+        self._solver.changeColsCost(len(costs), np.arange(len(costs), dtype=np.int32), costs)
+
+    def add_rows(
+        self,
+        rows: NDArray[np.float64],
+        most: NDArray[np.float64],
+        least: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Require least <= rows @ variables <= most.
+
+        Args:
+            rows: A row of coefficients each.
+            most: One number for each row.
+            least: One number for each row, None for no such limit.
+        """
+        counts = np.count_nonzero(rows, axis=1)
+        at, variables = np.nonzero(rows)
+        self._solver.addRows(
+            len(rows),
+            np.full(len(rows), -highspy.kHighsInf) if least is None else least,
+            most,
+            len(at),
+            np.concatenate([[0], counts.cumsum()[:-1]]).astype(np.int32),
+            variables.astype(np.int32),
+            rows[at, variables],
+        )
+
+    def minimise(self) -> tuple[float, NDArray[np.float64]] | None:
+        """The least cost and the variables that it takes.
+
+        Returns:
+            None where the solver came to no optimum.
+
+        Raises:
+            NoSolutionError: There is no feasible point.
+        """
+        self._solver.run()
+        status = self._solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            raise NoSolutionError("the solver ended with a proof that there is no solution")
+        if status != highspy.HighsModelStatus.kOptimal:
+            return None
+        values = np.array(self._solver.getSolution().col_value)
+        return float(self._solver.getInfo().objective_function_value), values
 
 
 def _solver(most_checks: int, time_limit_s: float | None, presolve: str) -> "pulp.HiGHS":

@@ -15,6 +15,7 @@ state is held is a parameter of the configuration, what a framework does otherwi
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
@@ -322,7 +323,28 @@ class StageCosts:
         if not self._pipelined or first == end:
             return 0.0
         return sum(
-            point_to_point_s(self.model.entering_bytes[cut], link) + self._message_s
+            self._transfer_s(self.model.entering_bytes[cut], link)
             for cut, link in zip((first, end), links, strict=True)
             if 0 < cut < len(self.units) and link is not None
         )
+
+    def _transfer_s(self, num_bytes: int, link: LinkSpec) -> float:
+        return point_to_point_s(num_bytes, link) + self._message_s
+
+    def least_transfers_s(self, cuts: Sequence[int]) -> list[float]:
+        """Transfers of each stage for one microbatch, at the least.
+
+        Args:
+            cuts: Units that a stage may begin with, all but the first.
+        """
+        if not self._pipelined:
+            return [0.0]
+        sizes = {self.model.entering_bytes[cut] for cut in cuts}
+        links = self._boundary_links[1:-1]
+        by_link = {
+            link: min(self._transfer_s(num_bytes, link) for num_bytes in sizes)
+            for link in set(links)
+            if link is not None
+        }
+        between = [0.0, *(0.0 if link is None else by_link[link] for link in links), 0.0]
+        return [before + behind for before, behind in pairwise(between)]

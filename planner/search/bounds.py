@@ -27,6 +27,9 @@ least the given sum, and that each is at least the given share.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.cost.pipeline import Path
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import Actions, Pass, actions_by_rank, shortened
@@ -144,49 +147,48 @@ def _counted(actions: Actions, stages: int) -> Path:
 
 
 @lru_cache(maxsize=4096)
-def mean_path(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int, kind: int
-) -> tuple[tuple[float, ...], ...]:
-    """Mean over the ranks of one of their three paths, by part (``Path.counts``) and stage."""
+def mean_paths(
+    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
+) -> NDArray[np.float64]:
+    """Means over the ranks of their three paths: (path, part of ``Path.counts``, stage)."""
     paths = _paths(schedule, pp, virtual_stages, num_microbatches)
-    alike = paths[kind::3] if len(paths) > 1 else paths
-    return tuple(
-        tuple(sum(column) / len(alike) for column in zip(*part, strict=True))
-        for part in zip(*(path.counts for path in alike), strict=True)
-    )
+    counts = np.array([path.counts for path in paths], dtype=float)
+    if len(paths) == 1:
+        return counts
+    means: NDArray[np.float64] = counts.reshape(pp, 3, *counts.shape[1:]).mean(axis=0)
+    return means
+
+
+Parts = tuple[float, float, float]
+"""Seconds of what ``Path.counts`` counts: forward, backward, the backward's part for weights."""
 
 
 def least_s(
     configuration: Configuration,
     *,
-    forward_s: float,
-    backward_s: float,
-    weight_s: float = 0.0,
-    least_forward_s: float = 0.0,
-    least_backward_s: float = 0.0,
+    parts_s: Parts,
+    least_parts_s: Parts = (0.0, 0.0, 0.0),
+    transfers_s: Sequence[float] | None = None,
 ) -> float:
     """No cut of a model is faster under a configuration.
 
     Args:
         configuration: Schedule and microbatches.
-        forward_s: Forward of one microbatch through all stages, at the least.
-        backward_s: Backward likewise.
-        weight_s: The part of it that no stage waits for.
-        least_forward_s: Forward of one microbatch through each stage, at the least.
-        least_backward_s: The other part of its backward likewise.
+        parts_s: One microbatch through all stages, at the least.
+        least_parts_s: The same through each stage.
+        transfers_s: What each stage's transfers take beyond that, at the least: half of it in its
+            forward, half in the part of its backward that others wait for.
     """
-    key = (
+    means = mean_paths(
         configuration.schedule,
         configuration.degrees.pp,
         configuration.virtual_stages,
         configuration.num_microbatches,
     )
-    totals_s = forward_s, backward_s - weight_s, weight_s
-    least = least_forward_s, least_backward_s, 0.0
-    return max(sum(map(_cheapest_s, mean_path(*key, kind), totals_s, least)) for kind in range(3))
-
-
-def _cheapest_s(counts: Sequence[float], total_s: float, least_s: float) -> float:
-    """Every stage takes its least, the stage that counts least takes the rest."""
-    rest_s = total_s - least_s * len(counts)
-    return least_s * sum(counts) + rest_s * min(counts)
+    # Every stage takes its least, the stage that counts least takes the rest.
+    least = np.array(least_parts_s)
+    rest_s = np.array(parts_s) - least * means.shape[2]
+    seconds = means.sum(axis=2) @ least + means.min(axis=2) @ rest_s
+    if transfers_s is not None:
+        seconds = seconds + means[:, :2].sum(axis=1) @ np.array(transfers_s) / 2
+    return float(seconds.max())

@@ -22,6 +22,8 @@ from planner.search.stage_ilp import TOLERANCE
 
 _MOST_JOINS = 1_000_000
 """Joins of one more rank that are looked at at once."""
+_MOST_TIMES = 20_000_000
+"""Their times along all paths: 160 MB."""
 _MOST_LISTS = 2_000
 """Action lists that are run."""
 
@@ -40,7 +42,10 @@ class Combination:
 
 
 def best_combination(
-    search: ConfigurationSearch, held: Sequence[Sequence[Holding]], limit_s: float
+    search: ConfigurationSearch,
+    held: Sequence[Sequence[Holding]],
+    limit_s: float,
+    paths: Sequence[Path] = (),
 ) -> Combination | None:
     """Find the fastest choice below a limit.
 
@@ -48,11 +53,12 @@ def best_combination(
         search: A configuration whose columns stand for all runs of their length.
         held: What each rank can hold.
         limit_s: Steps that are no faster need not be found.
+        paths: Paths of the action list that are known to matter.
 
     Returns:
         None where there are too many choices, or too many seem to be the best.
     """
-    known = list(bounding_paths(search.configuration))
+    known = [*bounding_paths(search.configuration), *paths]
     joined = _Joins(search, held).run(known, limit_s)
     if joined is None:
         return None
@@ -103,7 +109,8 @@ class _Joins:
         times, once_s = np.zeros((1, len(paths))), np.full(1, self._search.once_s)
         units, places = np.zeros(1, dtype=np.intp), np.zeros((1, 0), dtype=np.intp)
         for rank in range(pp):
-            if len(units) * len(held[rank]) > _MOST_JOINS:
+            joins = len(units) * len(held[rank])
+            if joins > _MOST_JOINS or joins * len(paths) > _MOST_TIMES:
                 return None
             before, added = (
                 grid.ravel()

@@ -57,22 +57,18 @@ class ConfigurationSearch:
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
         whole = table.seconds_with(0, self.num_units, 0.0)
         passing_s = whole.compute_s + whole.tp_comm_s + whole.dp_comm_s
-        self.forward_s = table.total("forward", 0, self.num_units)
-        self.forward_s += table.total("tp_forward", 0, self.num_units)
-        self.backward_s = passing_s - self.forward_s
+        forward_s, _, weight_s = self.least_parts_s(0, self.num_units)
+        self.parts_s = forward_s, passing_s - forward_s - weight_s, weight_s
         """One microbatch through all stages, nothing recomputed or sent between stages."""
-        self.weight_s = self.least_parts_s(0, self.num_units)[2]
-        """The part of ``backward_s`` that no stage waits for, where backwards are divided."""
         ends_s = table.framework.step_s / configuration.virtual_stages
         self.once_s = (whole.step_s - ends_s) / configuration.degrees.pp + table.framework.step_s
         """Once per step on the rank that has most to do, at the least."""
         self.even_s = self.least_s(0, self.num_units) / configuration.num_stages
         """Even share of a stage."""
+        self.transfers_s = table.least_transfers_s(self.positions[1:-1])
+        """Transfers of one microbatch by stage, at the least."""
         self.bound_s = self.once_s + least_s(
-            configuration,
-            forward_s=self.forward_s,
-            backward_s=self.backward_s,
-            weight_s=self.weight_s,
+            configuration, parts_s=self.parts_s, transfers_s=self.transfers_s
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
@@ -144,7 +140,7 @@ class ConfigurationSearch:
         # Prices are differences of sums, which differ in their last digits.
         return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-15) for a, b in pairs)
 
-    def _representative(self, first: int, end: int) -> tuple[int, int]:
+    def representative(self, first: int, end: int) -> tuple[int, int]:
         """The run that stands for all alike ones."""
         start = self.alike_from
         if start is not None and first >= start and end < self.num_units:
@@ -164,7 +160,7 @@ class ConfigurationSearch:
 
     def _alike_column(self, stage: int, first: int, end: int) -> Column | None:
         """The column of the run that stands for all alike ones."""
-        start, stop = self._representative(first, end)
+        start, stop = self.representative(first, end)
         key = (self._kind_of_stage(stage), start, stop)
         if key not in self._columns:
             moments = self.fullest_moments(stage)
@@ -186,7 +182,7 @@ class ConfigurationSearch:
             return [] if column is None else [column]
         if not self.is_near_even(first, end):
             return []
-        start, stop = self._representative(first, end)
+        start, stop = self.representative(first, end)
         place = (self.table.links(stage), start, stop)
         if place not in self._shared_columns:
             self._shared_columns[place] = [
@@ -198,7 +194,7 @@ class ConfigurationSearch:
 
     def leanest(self, stage: int, first: int, end: int) -> Column:
         """The column of a run that keeps the least, one recomputation for all blocks."""
-        start, stop = self._representative(first, end)
+        start, stop = self.representative(first, end)
         place = (self.table.links(stage), start, stop)
         if place not in self._leanest:
             mix = self.maker.leanest(start, stop)
@@ -222,7 +218,7 @@ class ConfigurationSearch:
         model), and are left out.
         """
         pp = self.configuration.degrees.pp
-        held, gradients, kept, received = self._least_held(*self._representative(first, end))
+        held, gradients, kept, received = self._least_held(*self.representative(first, end))
         rank = self.configuration.rank_of(stage)
         moments = [moment[stage // pp] for moment in self.fullest_moments(rank)]
         return any(

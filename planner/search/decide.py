@@ -14,16 +14,19 @@ Bounds hold for any choice of stages in the searched set (``bounds``, ``partitio
 the same plan; seconds count where the user sets them.
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from planner.plan.types import Rejection, SolverReport
 from planner.search.columns import Column
 from planner.search.combination import best_combination
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+from planner.search.first_choices import FirstChoices
 from planner.search.incumbents import Incumbents, Solved
-from planner.search.interleaving import even_interleaving, sharpen
+from planner.search.interleaving import sharpen
 from planner.search.partition import best_partition
 from planner.search.refusals import memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
@@ -35,14 +38,33 @@ from planner.search.stage_ilp import (
     solve_stages,
 )
 from planner.search.stage_problem import stage_problem
+from planner.search.stage_relaxation import relaxed
 from planner.solver import NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""
 _MOST_PROGRAMS = 400
 """Joint programs of one search."""
+_MOST_OPEN = 8
+"""Configurations that joint programs may leave open before the rest stays so: a gap is there
+already."""
 _LEAST_SOLVER_S = 1.0
 """Time that the solver gets in any case: enough for most instances."""
+
+
+_NEWS = 0.005
+"""Share by which the best step must fall for a configuration to be relaxed again."""
+_MOST_MOVES = 40
+"""Moves of single units that may help one configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is known of an open configuration."""
+
+    problem: StageProblem
+    """Its choices in steps below the limit."""
+    limit_s: float
 
 
 class Decision:
@@ -61,13 +83,15 @@ class Decision:
         self._searches = list(searches)
         self._time_limit_s = time_limit_s
         self._deadline_s = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
+        self._most_open = _MOST_OPEN if time_limit_s is None else sys.maxsize
+        self._problems: dict[int, _Known] = {}
+        self._too_many: set[tuple[int, float]] = set()
         self.incumbents = Incumbents(top)
         """What was found."""
 
     def decide(self) -> SolverReport:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
-        self._visit(lambda search: not search.shares_ranks, self._partition)
-        self._visit(lambda search: search.shares_ranks, self._interleave)
+        self._visit()
         return self._prove()
 
     def rejections(self) -> Iterator[Rejection]:
@@ -80,19 +104,12 @@ class Decision:
             elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
                 yield from slower_refusals(search)
 
-    def _visit(
-        self,
-        is_meant: Callable[[ConfigurationSearch], bool],
-        visit: Callable[[ConfigurationSearch], bool],
-    ) -> None:
-        """Look at configurations, lowest bound first.
-
-        Args:
-            is_meant: Which of them.
-            visit: Looks at one; True where a relaxation tells too little of what it stands for.
-        """
-        queue = _Queue(filter(is_meant, self._searches))
+    def _visit(self) -> None:
+        """Look at all configurations, lowest bound first."""
+        queue = _Queue(self._searches)
         for search in queue:
+            visit = self._interleave if search.shares_ranks else self._partition
+            # Where a relaxation tells too little, what it stands for is looked at.
             if visit(search) and isinstance(search, Relaxation):
                 queue.add(self._members(search))
 
@@ -121,7 +138,7 @@ class Decision:
             sharpen(search)
         if search.bound_s >= self.incumbents.limit_s:
             return False
-        partition = even_interleaving(search)
+        partition = FirstChoices(search).first()
         if partition is not None:
             self._take(search, partition)
         return partition is not None and partition.objective_s < self.incumbents.limit_s
@@ -143,7 +160,8 @@ class Decision:
             if not batch:
                 break
             best_s = self.incumbents.nth_s(1)
-            if program == _MOST_PROGRAMS or time.monotonic() > self._deadline_s:
+            is_enough = program == _MOST_PROGRAMS or len(left_open) >= self._most_open
+            if is_enough or time.monotonic() > self._deadline_s:
                 break
             if not self._decide(batch, best_s):
                 left_open |= {id(search) for search, _ in batch}
@@ -167,10 +185,11 @@ class Decision:
             best_s = self.incumbents.nth_s(1)
             if search.bound_s >= best_s * (1 - TOLERANCE) or search.bound_s == float("inf"):
                 break
-            problem = stage_problem(search, best_s)
-            if problem is None:
-                search.bound_s = best_s
+            if self._is_news(search, best_s):
+                self._relax(search, best_s)
+                queue.add([search])
                 continue
+            problem = self._problems[id(search)].problem
             is_decided = problem.by_rank and self._combine(search, problem, best_s)
             if isinstance(search, Relaxation):
                 if search.bound_s < best_s * (1 - TOLERANCE):
@@ -184,10 +203,43 @@ class Decision:
             batch.append((search, problem))
         return batch
 
+    def _is_news(self, search: ConfigurationSearch, best_s: float) -> bool:
+        """Whether a configuration was never relaxed, or for much slower steps."""
+        known = self._problems.get(id(search))
+        return known is None or best_s < known.limit_s * (1 - _NEWS)
+
+    def _relax(self, search: ConfigurationSearch, best_s: float) -> None:
+        """Bound an open configuration without integers, and look for better choices of it."""
+        known = self._problems.get(id(search))
+        problem = stage_problem(search, best_s)
+        if problem is None:
+            search.bound_s = best_s
+            return
+        if known is not None:
+            problem = replace(problem, paths=known.problem.paths)
+        if search.shares_ranks and best_s < float("inf"):
+            found = relaxed(problem, best_s)
+            problem = replace(problem, paths=found.paths)
+            search.bound_s = max(search.bound_s, min(found.bound_s, best_s))
+        self._problems[id(search)] = _Known(problem=problem, limit_s=best_s)
+        if known is None and search.shares_ranks and search.bound_s < best_s * (1 - TOLERANCE):
+            self._improve(search)
+
+    def _improve(self, search: ConfigurationSearch) -> None:
+        """Look for better choices of a configuration that may be the best."""
+        choices = FirstChoices(search)
+        first = choices.first()
+        if first is not None:
+            self._take(search, choices.better(first, moves=_MOST_MOVES))
+
     def _combine(self, search: ConfigurationSearch, problem: StageProblem, best_s: float) -> bool:
         """Decide a configuration by enumeration; False where that would be too much work."""
-        found = best_combination(search, problem.choices, best_s)
+        known = id(search), best_s
+        if known in self._too_many:
+            return False
+        found = best_combination(search, problem.choices, best_s, problem.paths)
         if found is None:
+            self._too_many.add(known)
             return False
         if found.partition is not None:
             self._take(search, found.partition)

@@ -1,4 +1,4 @@
-"""Configurations whose ranks hold several stages: a bound without an ILP, and a first choice.
+"""Configurations whose ranks hold several stages: a bound without an ILP.
 
 The bound relaxes the ILP. All ranks together hold at least what the model keeps with the cheapest
 recomputation that lets their summed memory fit, a knapsack that may be filled in fractions; its
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.search.bounds import least_s
-from planner.search.columns import Column
-from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.vocabulary import Recomputation
 
 
@@ -23,13 +22,12 @@ def sharpen(search: ConfigurationSearch) -> None:
         return
     share_s = max(0.0, search.even_s - REACH_UNITS * search.unit_s)
     forward, backward = _least_shares(search)
+    forward_s, input_s, weight_s = search.parts_s
     bound_s = least_s(
         search.configuration,
-        forward_s=search.forward_s,
-        backward_s=search.backward_s + recompute_s,
-        least_forward_s=share_s * forward,
-        weight_s=search.weight_s,
-        least_backward_s=share_s * backward,
+        parts_s=(forward_s, input_s + recompute_s, weight_s),
+        least_parts_s=(share_s * forward, share_s * backward, 0.0),
+        transfers_s=search.transfers_s,
     )
     search.bound_s = max(search.bound_s, search.once_s + bound_s)
 
@@ -167,33 +165,3 @@ def _is_above(
     return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (
         middle[0] - left[0]
     )
-
-
-def even_interleaving(search: ConfigurationSearch) -> Partition | None:
-    """The cut nearest to even shares with a recomputation that fits, None where none is found.
-
-    On each rank the stage whose next recomputation frees most per second takes it, until the rank
-    fits.
-    """
-    cuts = search.even_cut()
-    pp, stages = search.configuration.degrees.pp, search.configuration.num_stages
-    choices = [search.columns(s, cuts[s], cuts[s + 1]) for s in range(stages)]
-    if not all(choices):
-        return None
-    chosen: list[Column] = [columns[0] for columns in choices]
-    for rank in range(pp):
-        mine = search.configuration.stages_of(rank)
-        places = dict.fromkeys(mine, 0)
-        while not search.fits(rank, [chosen[stage] for stage in mine]):
-            open_stages = [stage for stage in mine if places[stage] + 1 < len(choices[stage])]
-            if not open_stages:
-                return None
-            stage = min(
-                open_stages,
-                key=lambda stage: (
-                    choices[stage][places[stage] + 1].backward_s - chosen[stage].backward_s
-                ),
-            )
-            places[stage] += 1
-            chosen[stage] = choices[stage][places[stage]]
-    return search.partition(chosen)

@@ -96,6 +96,7 @@ def _extended(
     detours = bounding_paths(search.configuration)[3 * stage + 1 : 3 * stage + 3]
     later = search.configuration.num_stages - 1 - stage
     slowest_s = search.slowest_s(limit_s)
+    sending_s = sum(search.transfers_s[stage + 1 :])
     found: dict[int, list[_Label]] = {}
     for first in sorted(ends):
         for end in search.ends(stage, first, slowest_s):
@@ -104,7 +105,7 @@ def _extended(
             column = search.column(stage, first, end)
             if column is None or column.microbatch_s > slowest_s:
                 continue
-            rest_s = search.least_s(end, search.num_units)
+            rest_s = search.least_s(end, search.num_units) + sending_s
             detour_s = _detour_s(detours, stage, column)
             for label in ends[first]:
                 longer = _Label(

@@ -85,6 +85,8 @@ class StageProblem:
     None."""
     num_units: int | None
     """Units of the model where a column stands for all runs of its length; else None."""
+    paths: tuple[Path, ...] = ()
+    """Paths of the action list that are known to matter, beside ``bounding_paths``."""
 
     @property
     def by_rank(self) -> bool:
@@ -214,7 +216,7 @@ class _Model:
                 self._join(index, problem)
             else:
                 self._add_up(index, problem, problem.num_units)
-            for path in bounding_paths(problem.configuration):
+            for path in (*bounding_paths(problem.configuration), *problem.paths):
                 self.add_path(index, path)
             self._once_rows(index, problem)
             if problem.room_bytes is not None:

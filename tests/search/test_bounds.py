@@ -1,5 +1,7 @@
 """Paths and bounds against the action list itself."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,12 +63,24 @@ def test_no_path_is_longer_than_the_list(pipeline):
 @given(pipelines())
 def test_no_cut_is_faster_than_the_bound(pipeline):
     config, forward, backward, weight = pipeline
-    sums = {"forward_s": sum(forward), "backward_s": sum(backward), "weight_s": sum(weight)}
-    free = least_s(config, **sums)
     inputs = [b - w for b, w in zip(backward, weight, strict=True)]
-    shares = least_s(config, **sums, least_forward_s=min(forward), least_backward_s=min(inputs))
+    sums = sum(forward), sum(inputs), sum(weight)
+    free = least_s(config, parts_s=sums)
+    shares = least_s(config, parts_s=sums, least_parts_s=(min(forward), min(inputs), 0.0))
     assert free <= shares * (1 + 1e-10)
     assert shares <= time_s(config, forward, backward, weight) * (1 + 1e-10)
+
+
+@given(pipelines(), st.floats(0.0, 10.0), st.integers(0, 2**32 - 1))
+def test_no_transfers_are_faster_than_the_bound(pipeline, most_s, seed):
+    config, forward, backward, weight = pipeline
+    inputs = [b - w for b, w in zip(backward, weight, strict=True)]
+    draw = random.Random(seed)
+    transfers = [draw.uniform(0.0, most_s) for _ in forward]
+    bound = least_s(config, parts_s=(sum(forward), sum(inputs), sum(weight)), transfers_s=transfers)
+    sent = [[each + half / 2 for each, half in zip(part, transfers, strict=True)]
+            for part in (forward, backward)]  # fmt: skip
+    assert bound <= time_s(config, *sent, weight) * (1 + 1e-10)
 
 
 @pytest.mark.parametrize(
