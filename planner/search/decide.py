@@ -1,10 +1,12 @@
 """The decision among configurations: bounds, first choices, and the joint ILP's last word.
 
 Every configuration has a lower bound on its step, and where it may still be the best it gets a
-choice of stages, which is priced by its action list. Those whose bound is below the best step are
-then decided, lowest bound first: by enumeration where ranks of several stages allow it
-(``combination``), and by a joint ILP of a batch at a time elsewhere. Their result is no slower than
-any other choice of theirs, and the other configurations cannot be faster.
+choice of stages, which is priced by its action list (``first_choices`` where ranks hold several).
+Those whose bound is below the best step are then decided, lowest bound first. Ranks of several
+stages are relaxed to fractions (``stage_relaxation``), and what is still open is enumerated where
+there is not too much of it (``combination``); a joint ILP of a batch at a time decides the rest,
+with the paths that the relaxations took. Their result is no slower than any other choice of theirs,
+and the other configurations cannot be faster.
 
 Configurations that differ only in how many ranks share their state have a common bound
 (``relaxation``), and are looked at one by one only where it tells too little.
@@ -50,8 +52,6 @@ _MOST_OPEN = 8
 already."""
 _LEAST_SOLVER_S = 1.0
 """Time that the solver gets in any case: enough for most instances."""
-
-
 _NEWS = 0.005
 """Share by which the best step must fall for a configuration to be relaxed again."""
 _MOST_MOVES = 40
