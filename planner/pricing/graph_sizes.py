@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import kept_storages
 from planner.graph.analysis.shared import (
     SharedActivation,
@@ -52,6 +53,11 @@ class GraphSizes:
     def has_table(self, unit: Unit) -> bool:
         """Whether a unit reads a table."""
         return any(self.graph.parameters[index].storage in self.tables for index in unit.parameters)
+
+    @cached_property
+    def loss_rows(self) -> LossRows | str:
+        """The end of the model that can run some rows at a time, or why there is none."""
+        return loss_rows(self.graph)
 
     @cached_property
     def shared(self) -> tuple[SharedActivation, ...]:

@@ -12,7 +12,7 @@ from planner.cost.unit_work import UnitWork
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
-from planner.graph.analysis.loss_rows import LossRows, loss_rows
+from planner.graph.analysis.loss_rows import LossRows
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -245,7 +245,7 @@ def _chunked_work(
     sizes: GraphSizes, epilogue: ShardingSolution, choice: ShardingChoice, kernels: KernelForms
 ) -> UnitWork:
     """Work of the epilogue where its loss is taken in chunks."""
-    rows = loss_rows(sizes.graph)
+    rows = sizes.loss_rows
     assert isinstance(rows, LossRows)
     assert choice.tp == choice.cp == 1
     loss = ChunkedLoss(graph=sizes.graph, rows=rows, num_chunks=choice.loss_chunks)

@@ -138,7 +138,7 @@ class Decision:
             sharpen(search)
         if search.bound_s >= self.incumbents.limit_s:
             return False
-        partition = FirstChoices(search).first()
+        partition = FirstChoices(search).first(self.incumbents.limit_s)
         if partition is not None:
             self._take(search, partition)
         return partition is not None and partition.objective_s < self.incumbents.limit_s

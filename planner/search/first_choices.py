@@ -23,6 +23,8 @@ from planner.search.configuration_search import ConfigurationSearch, Partition
 
 _WINDOWS = 4
 """Places of the window that are tried at first."""
+_NEAR = 1.1
+"""Times a limit that the even cut may take for windows to be tried."""
 _ENDS = 6
 """Stages that units are taken from, and given to, in one step."""
 _TRIES = 6
@@ -40,11 +42,19 @@ class FirstChoices:
         self._positions = set(search.positions)
         self._held: dict[tuple[int, tuple[tuple[int, int], ...]], Holding | None] = {}
 
-    def first(self) -> Partition | None:
-        """The best of the even cut and of some windows, None where none fits."""
+    def first(self, limit_s: float = float("inf")) -> Partition | None:
+        """The best of the even cut and of some windows, None where none fits.
+
+        Args:
+            limit_s: Windows are looked at where the even cut is not much slower than this.
+        """
         cuts = self._search.even_cut()
         even = [end - first for first, end in pairwise(cuts)]
-        found = self._best([even, *self._windows(even[0], even[-1], _WINDOWS)])
+        found = self._best([even])
+        if found is None or found.objective_s < limit_s * _NEAR:
+            windows = self._best(self._windows(even[0], even[-1], _WINDOWS))
+            both = [each for each in (found, windows) if each is not None]
+            found = min(both, key=lambda partition: partition.objective_s, default=None)
         return None if found is None else replace(found, columns=placed(found.columns))
 
     def better(self, partition: Partition, *, moves: int) -> Partition:
