@@ -62,6 +62,7 @@ CASES = {
     "llama-selective": ("shallow_llama", {"tp": 2, "activation_checkpointing": "selective"}),
     "llama-cp_4": ("shallow_llama", {"cp": 4}),
     "llama-cp_2_pp_2": ("shallow_llama", {"cp": 2, "pp": 2, "schedule": "Interleaved1F1B"}),
+    "llama-cp_2_zero_bubble": ("shallow_llama", {"cp": 2, "pp": 2, "schedule": "ZBVZeroBubble"}),
     "gpt-cp_2": (
         "shallow_gpt",
         {"cp": 2, "dp_replicate": 2, "activation_checkpointing": "selective"},
@@ -104,6 +105,10 @@ CASES = {
     "routed_experts-ep_2_pp_2": (
         "routed_experts",
         {"dp_shard": 2, "ep": 2, "pp": 2, "schedule": "Interleaved1F1B"},
+    ),
+    "routed_experts-ep_2_zero_bubble": (
+        "routed_experts",
+        {"dp_shard": 2, "ep": 2, "pp": 2, "schedule": "InterleavedZeroBubble"},
     ),
     "routed_attention-tp_2_ep_2": (
         "routed_attention",
