@@ -285,10 +285,7 @@ def _lies_along(operand: Operand, found: Layout, ndim: int) -> bool:
     dim = found.dim - (ndim - len(operand.shape))
     if dim < 0 or operand.shape[dim] == 1:
         return operand.split is None
-    if operand.layout is None:
-        # A slice of a constant is one run of its elements.
-        return found.outer == 1
-    return operand.split == shard(dim, found.outer)
+    return operand.layout is None or operand.split == shard(dim, found.outer)
 
 
 NAMED_RULES: dict[str, Rule] = {

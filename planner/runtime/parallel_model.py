@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from .checkpoint import load_state, load_weights, state_of
 from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
 from .data import mixed_seed, seeded_elsewhere, split_batch
-from .model import UserModel
+from .model import UserModel, master_dtype
 from .part import Part, Runner, named_parameters
 from .processes import RankError, RunError
 from .torch_trace import UPDATE
@@ -163,8 +163,7 @@ class ParallelModel:
         schedule = self.user.function("lr_schedule")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups if schedule is not None else ():
-                base = group.setdefault("initial_lr", group["lr"])
-                group["lr"] = base * schedule(self.steps)
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * schedule(self.steps)
             optimizer.step()
         for part in self.parts:
             part.zero_grad()
@@ -182,8 +181,7 @@ class ParallelModel:
         """
         rest = (piece for batch in batches for piece in split_batch(batch, self.microbatch_size))
         size = self.runner.evaluated_together
-        modules = [module for part in self.parts for module in part.modules()]
-        modes = [module.training for module in modules]
+        modes = [(module, module.training) for part in self.parts for module in part.modules()]
         for part in self.parts:
             part.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -194,7 +192,7 @@ class ParallelModel:
             taken = ((new + taken) * size)[:size]
             losses = self.runner.evaluate(map(self._on_device, taken))
             total += self._summed(losses[: len(new)])
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode
             if isinstance(module, FSDPModule):
                 module.reshard()  # else they would outlive a load
@@ -231,9 +229,8 @@ class ParallelModel:
             RunError: It is of another model or optimiser.
         """
         self.writer.finish()
-        path: Path | None = Path(checkpoint)
-        if not Path(checkpoint, ".metadata").is_file():
-            path = newest_checkpoint(Path(checkpoint))
+        given = Path(checkpoint)
+        path = given if (given / ".metadata").is_file() else newest_checkpoint(given)
         if path is not None:
             load_state(self.parts, self.optimizers, path)
             self.steps, self.loaded = step_of(path), path
@@ -259,12 +256,15 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
-        """Seed what is drawn in a step: alike on the tp ranks of one stage, different elsewhere."""
+        """Seed what a step draws: alike on tp ranks of a stage; constants are of masters' dtype."""
         seed = mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, self.pp_rank)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), seeded_elsewhere(seed):
             torch.manual_seed(seed)
+            usual = torch.get_default_dtype()
+            torch.set_default_dtype(master_dtype(self.dtype))
             yield
+            torch.set_default_dtype(usual)
 
     def _summed(self, losses: Sequence[Tensor]) -> Tensor:
         """Return sum and number of losses on all ranks."""

@@ -164,11 +164,22 @@ def _cat_backward(call: Call, tp: int) -> Found:
     """Pieces of equal segments side by side along the dim in which each is split, or beside it."""
     dim = call.dim(1, 0, len(call.targets[0]))
     splits = [each.split for each in call.operands]
+    if None in splits:
+        splits = _beside_zeros(call, splits)
     if any(split is None or split.dim != dim for split in splits):
         return rule_of(call.op)(call, tp)  # type: ignore[misc]
     outers = [split.outer for split in splits if split is not None]
     sizes = [each.shape[dim] / outer for each, outer in zip(call.operands, outers, strict=True)]
     return [shard(dim, sum(outers))] if len(set(sizes)) == 1 else None
+
+
+def _beside_zeros(call: Call, splits: Sequence[Layout | None]) -> list[Layout | None]:
+    """Let constants lie as pieces that are alike: zeros for one that gets no gradient, say."""
+    found = {split for split in splits if split is not None}
+    alike = len(found) == 1 and len({each.shape for each in call.operands}) == 1
+    if not alike or any(each.layout is not None and not each.split for each in call.operands):
+        return list(splits)
+    return [*found] * len(splits)
 
 
 def _attention_backward(call: Call, tp: int) -> Found:

@@ -14,14 +14,22 @@ from planner.search.partition import best_partition
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.rules import FixedValues, broken_rule, configurations, divisors
+from planner.strategy.rules import (
+    FixedValues,
+    broken_rule,
+    configurations,
+    divisors,
+    heads_rule,
+)
 from planner.vocabulary import Recomputation
 
 
 def rule_of_thumb(space: LayoutSpace) -> Plan | None:
     """Find the baseline, None where nothing of its form fits."""
     for degrees in _in_order(space.cluster.num_gpus, space.cluster.gpus_per_node):
-        if broken_rule(degrees, space.facts, space.request.global_batch_size):
+        if broken_rule(degrees, space.facts, space.request.global_batch_size) or heads_rule(
+            degrees, space.facts, FixedValues()
+        ):
             continue
         for kind in (Recomputation.NONE, Recomputation.FULL):
             plan = _largest_microbatch(space, degrees, kind)

@@ -30,6 +30,7 @@ from planner.strategy.rules import (
     compile_rule,
     configurations,
     enumerate_degrees,
+    heads_rule,
     recomputation_rule,
 )
 from planner.units import DTYPE_BYTES
@@ -138,6 +139,7 @@ class LayoutSpace:
             experts=self.tries_experts,
         ):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
+            rule = rule or heads_rule(degrees, self.facts, request.fixed)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)

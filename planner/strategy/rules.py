@@ -122,21 +122,8 @@ def broken_rule(
 ) -> BrokenRule | None:
     """The first rule of the model's shapes that the degrees break.
 
-    Tensor parallelism splits heads (torch's DTensor cannot split part of a head, and repeats no
-    key or value heads); data parallelism splits samples. A table whose rows tp does not divide
-    stays whole.
+    Data parallelism splits samples. A table whose rows tp does not divide stays whole.
     """
-    for name, sizes in (
-        ("heads", facts.heads),
-        ("kv_heads", facts.kv_heads),
-    ):
-        for size in sizes:
-            if size % degrees.tp:
-                return BrokenRule(
-                    rule=f"{name} % tp",
-                    detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
-                    f"{_listed(divisors(size))}",
-                )
     refused = _context_rule(degrees, facts) or _expert_rule(degrees, facts)
     if refused is not None:
         return refused
@@ -160,6 +147,25 @@ def broken_rule(
             f"{degrees.dp}) = {global_batch_size % degrees.dp}; dp can be "
             f"{_listed(divisors(global_batch_size))}",
         )
+    return None
+
+
+def heads_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Tensor parallelism that does not divide the heads is tried where it is asked for alone.
+
+    Attention is then whole on each rank, while other modules are split: seldom the best layout, and
+    each degree more is one for which all units are laid out and tried.
+    """
+    for name, sizes in (("heads", facts.heads), ("kv_heads", facts.kv_heads)):
+        for size in sizes if fixed.tp is None else ():
+            if size % degrees.tp:
+                return BrokenRule(
+                    rule=f"{name} % tp",
+                    detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
+                    f"{_listed(divisors(size))}, or fixed: attention is then whole on each rank",
+                )
     return None
 
 

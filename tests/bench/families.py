@@ -111,7 +111,7 @@ SPECIAL = {
     "phi3": {"pad_token_id": 0},
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
-    "gpt_bigcode": {"multi_query": False},
+    "gpt_bigcode": {"multi_query": True},
     "nemotron": {"num_key_value_heads": 4},
     "esm": {"vocab_size": 32, "pad_token_id": 1, "mask_token_id": 31, "token_dropout": False},
     "beit": {"out_features": None, "out_indices": None, "stage_names": None},
@@ -176,6 +176,23 @@ SPECIAL = {
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 256,
         "sliding_window": 8,
+    },
+    "t5gemma": {
+        side: {
+            "vocab_size": 256,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_dropout": 0.0,
+            "dropout_rate": 0.0,
+        }
+        for side in ("encoder", "decoder")
     },
     "jetmoe": {"num_key_value_heads": 4, "num_attention_heads": 8},
     "marian": {"decoder_vocab_size": 256, "decoder_start_token_id": 0, "pad_token_id": 0},
@@ -343,7 +360,12 @@ SPECIAL = {
         "decoder_num_key_value_heads": 8,
     },
     **{name: {"vocab_size": 32, "conv_depthwise_kernel_size": 7} for name in ("wav2vec2-bert",)},
-    "wav2vec2-conformer": {**CONVOLUTIONS, "vocab_size": 32, "conv_depthwise_kernel_size": 7},
+    "wav2vec2-conformer": {
+        **CONVOLUTIONS,
+        "conv_stride": [10, 8, 8],
+        "vocab_size": 32,
+        "conv_depthwise_kernel_size": 7,
+    },
     **{
         name: CONVOLUTIONS
         for name in (

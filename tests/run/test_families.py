@@ -25,6 +25,7 @@ FAMILIES = {
     "qwen3": "decoder",  # norms of heads, grouped queries
     "t5": "encoder-decoder",  # relative bias that all blocks share
     "mixtral": "experts",
+    "falcon": "decoder",  # one key and value head, which attention is whole for
 }
 
 

@@ -19,6 +19,7 @@ from planner.strategy.rules import (
     configurations,
     divisors,
     enumerate_degrees,
+    heads_rule,
     recomputation_rule,
 )
 
@@ -131,10 +132,19 @@ def test_autocast_in_the_model_refuses_stages():
 
 
 def test_kv_heads_refuse_with_the_values_that_work():
-    rule = broken_rule(ParallelDegrees(tp=8), FACTS, 64)
+    rule = heads_rule(ParallelDegrees(tp=8), FACTS, FixedValues())
     assert rule == BrokenRule(
-        rule="kv_heads % tp", detail="kv_heads 4 % tp 8 = 4; tp can be 1, 2, 4"
+        rule="kv_heads % tp",
+        detail="kv_heads 4 % tp 8 = 4; tp can be 1, 2, 4, or fixed: attention is then whole on "
+        "each rank",
     )
+
+
+def test_heads_that_tp_does_not_divide_are_tried_where_tp_is_asked_for():
+    degrees = ParallelDegrees(tp=8)
+    assert heads_rule(degrees, FACTS, FixedValues(tp=8)) is None
+    assert broken_rule(degrees, FACTS, 64) is None
+    assert heads_rule(ParallelDegrees(tp=4), FACTS, FixedValues()) is None
 
 
 def test_batch_and_stages_refuse_and_odd_tables_stay_whole():
