@@ -126,7 +126,7 @@ def test_why_not_is_a_fresh_solve_under_the_restriction(planned, restriction):
     ("restriction", "words"),
     [
         ("tp=3", "does not divide 16"),
-        ("tp=16", "heads"),
+        ("cp=16", "% cp 16"),
         ("dp_replicate=16,activation_checkpointing=none", "short by"),
     ],
 )
