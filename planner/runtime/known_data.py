@@ -106,8 +106,11 @@ class KnownData(PlannedReads):
         tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
         sources = {id(tensor): self._source(tensor, func) for tensor in tensors}
         known = {key: source for key, source in sources.items() if source is not None}
-        if len(known) < len(sources) or is_random(func):
-            return self._run(functools.partial(run_on_meta, func), func, args, kwargs)
+        draws = is_random(func)
+        if len(known) < len(sources) or draws:
+            output = self._run(functools.partial(run_on_meta, func), func, args, kwargs)
+            # What is drawn on the CPU would be read as it is, by each rank as it comes.
+            return tree_map_only(Tensor, lambda t: t.to("meta"), output) if draws else output
         made = _MadeOnCpu(func, args, kwargs, known)
         versions = [tensor._version for tensor in tensors]
         try:

@@ -1,7 +1,8 @@
 """Plans tiny models of many families with tensor parallelism, runs the scripts, prints a table.
 
 Alone: ``python tests/bench/families.py [--out FILE.md] [--results FILE.jsonl] [TYPE ...]``.
-Results are appended to the second file as they come, and what it holds is not run again.
+Results are appended to the second file as they come, and what it holds is not run again; with
+``--known`` nothing else is run either, and the table shows the families that it holds.
 """
 
 import argparse
@@ -638,6 +639,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--layout", action="append", choices=LAYOUTS)
+    parser.add_argument("--known", action="store_true")
     options = parser.parse_args()
     layouts = options.layout or list(LAYOUTS)
     known = rows_of(options.results) if options.results and options.results.exists() else {}
@@ -647,10 +649,12 @@ def main() -> None:
         cluster = fast_links(Path(folder))
         for kind, model_type in wanted(options.types):
             start_s = time.perf_counter()
+            if options.known and (kind, model_type) not in known:
+                continue
             row = known.get((kind, model_type)) or Row(family=kind, model_type=model_type)
             rows.append(row)
             open_layouts = [name for name in layouts if name not in row.results]
-            if not open_layouts:
+            if not open_layouts or options.known:
                 continue
             new = try_family(kind, model_type, Path(folder), cluster, open_layouts)
             row.results |= new.results
@@ -688,10 +692,19 @@ def summary(rows: list[Row]) -> str:
     equal = sum(result.startswith("equal") for result in results)
     refused = sum(result.startswith("refused") for result in results)
     failed = len(results) - equal - refused
+    under_tp = [row.results["tp 2"] for row in rows if "tp 2" in row.results]
+    full = sum(is_split_throughout(result) for result in under_tp)
     return (
         f"{len(rows)} families, {len(results)} layouts: {equal} equal, {refused} refused, "
-        f"{failed} failed"
+        f"{failed} failed. Under tp 2 {full} of {len(under_tp)} are equal with something split in "
+        "every block"
     )
+
+
+def is_split_throughout(result: str) -> bool:
+    """Whether a result is equal, with something split in each of the blocks."""
+    found = re.match(r"equal \S+ (\d+)/(\d+) blocks", result)
+    return found is not None and found[1] == found[2]
 
 
 WORDS = """# Families under tensor parallelism
@@ -708,7 +721,7 @@ def document(rows: list[Row], layouts: list[str]) -> str:
     """The table with what it shows."""
     lines = ["| family | type | " + " | ".join(layouts) + " |", "|---" * (2 + len(layouts)) + "|"]
     for row in rows:
-        cells = [row.results[name].replace("|", "/") for name in layouts]
+        cells = [row.results.get(name, "not run").replace("|", "/") for name in layouts]
         lines.append(f"| {row.family} | {row.model_type} | " + " | ".join(cells) + " |")
     return WORDS + summary(rows) + ".\n\n" + "\n".join(lines) + "\n"
 
