@@ -112,7 +112,7 @@ SPECIAL = {
     "phi3": {"pad_token_id": 0},
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
-    "gpt_bigcode": {"multi_query": True},
+    "gpt_bigcode": {"multi_query": False},
     "nemotron": {"num_key_value_heads": 4},
     "esm": {"vocab_size": 32, "pad_token_id": 1, "mask_token_id": 31, "token_dropout": False},
     "beit": {"out_features": None, "out_indices": None, "stage_names": None},
