@@ -22,6 +22,7 @@ from planner.request_rules import (
     resolve_dtype,
     resolve_margin,
 )
+from planner.vocabulary import ORDER_SIGN
 
 if TYPE_CHECKING:
     from planner.framework.spec import FrameworkSpec
@@ -263,6 +264,7 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
         "reshard_after_forward": lambda value: value == "true",
         "sequence_parallel": lambda value: value == "true",
         "compile": lambda value: value == "true",
+        "mesh_order": lambda value: tuple(value.split(ORDER_SIGN)),
     }
     chosen: Any = {
         name: types.get(name, int)(value) for name, value in fixed.items() if name in names

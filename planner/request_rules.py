@@ -5,12 +5,12 @@ at once. Rules that need the model's shapes (heads, vocabulary) are the search's
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from planner.cost.pipeline import SPLIT_SCHEDULES
 from planner.errors import RequestError
+from planner.fix_rules import FIX_RULES, FRAMEWORK_FIX_RULES, check_choice
 from planner.graph.loading.hints import make_hints
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
@@ -18,14 +18,12 @@ from planner.request import PlanRequest
 from planner.vocabulary import (
     COMPUTE_DTYPES,
     MESH_ORDER,
+    ORDER_SIGN,
     PLANNED_AXES,
-    PLANNED_SCHEDULES,
-    RECOMPUTATIONS,
     SHARED_SCHEDULES,
     V_SCHEDULES,
     Axis,
     Dtype,
-    Recomputation,
 )
 
 LEAST_MARGIN = 0.05
@@ -48,7 +46,7 @@ def parse_fix(settings: Iterable[str]) -> dict[str, str]:
         if not (name and equals and value):
             raise RequestError(
                 f"--fix {setting}: a setting has the form NAME=VALUE",
-                hint=f"For example --fix tp=2. Names: {', '.join(_FIX_RULES)}.",
+                hint=f"For example --fix tp=2. Names: {', '.join(FIX_RULES)}.",
             )
         if fixed.setdefault(name, value) != value:
             raise RequestError(
@@ -130,7 +128,7 @@ def check_request(request: PlanRequest) -> PlanRequest:
         raise bad_share("--memory-margin", margin)
     if request.dtype is not None:
         known = COMPUTE_DTYPES if request.framework is None else tuple(Dtype)
-        _check_choice(f"--dtype {request.dtype}", request.dtype, known)
+        check_choice(f"--dtype {request.dtype}", request.dtype, known)
     make_hints(request.hints)
     fixed = _check_fixed(request)
     return _with_fixed(request, fixed)
@@ -145,7 +143,7 @@ def check_trace(*, microbatch_size: int, seq_len: int | None, dtype: str) -> Non
     _check_positive("microbatch_size", microbatch_size)
     if seq_len is not None:
         _check_positive("seq_len", seq_len)
-    _check_choice(f"--dtype {dtype}", dtype, COMPUTE_DTYPES)
+    check_choice(f"--dtype {dtype}", dtype, COMPUTE_DTYPES)
 
 
 def resolve_dtype(request: PlanRequest, device: DeviceSpec) -> str:
@@ -202,13 +200,20 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
         )
         if name in fixed and degree == 1
     ]
+    order = fixed["mesh_order"].split(ORDER_SIGN) if "mesh_order" in fixed else []
+    alone = [axis for axis in order if getattr(degrees, axis) == 1]
+    if len(order) < len(alone) + 2 and order:
+        sizes = ", ".join(f"{axis}=1" for axis in alone)
+        warnings.append(
+            f"--fix mesh_order={fixed['mesh_order']} has no effect: the plan has {sizes}"
+        )
     if plan.compile and plan.units == ("model",):
         warnings.append("--fix compile=true has no effect: the model has no blocks")
     return tuple(warnings)
 
 
 def _with_fixed(request: PlanRequest, fixed: Mapping[str, str]) -> PlanRequest:
-    ordered = tuple((name, fixed[name]) for name in _FIX_RULES if name in fixed)
+    ordered = tuple((name, fixed[name]) for name in FIX_RULES if name in fixed)
     return replace(request, fixed=ordered)
 
 
@@ -224,38 +229,16 @@ def _check_positive(option: str, value: int) -> None:
         )
 
 
-def _check_choice(setting: str, value: str, choices: Iterable[str]) -> str:
-    """Return the value if it is one of the choices.
-
-    Args:
-        setting: What was typed.
-        value: The value in it.
-        choices: What it can be.
-
-    Raises:
-        RequestError: If it is not, with the nearest choice.
-    """
-    known = tuple(choices)
-    if value in known:
-        return value
-    lowered = {choice.lower(): choice for choice in known}
-    near = get_close_matches(value.lower(), lowered, n=1, cutoff=0.4)
-    meant = f"Did you mean {lowered[near[0]]}? " if near else ""
-    raise RequestError(
-        f"{setting}: there is no such choice", hint=f"{meant}Choices: {', '.join(known)}."
-    )
-
-
 def _check_fixed(request: PlanRequest) -> dict[str, str]:
     fixed: dict[str, str] = {}
-    rules = _FIX_RULES if request.framework is None else _FRAMEWORK_RULES
+    rules = FIX_RULES if request.framework is None else FRAMEWORK_FIX_RULES
     for name, value in request.fixed:
         if name not in rules:
-            near = get_close_matches(name, _FIX_RULES, n=1, cutoff=0.4)
+            near = get_close_matches(name, FIX_RULES, n=1, cutoff=0.4)
             meant = f"Did you mean {near[0]}? " if near else ""
             raise RequestError(
                 f"--fix {name}={value}: nothing is named {name}",
-                hint=f"{meant}Names: {', '.join(_FIX_RULES)}.",
+                hint=f"{meant}Names: {', '.join(FIX_RULES)}.",
             )
         fixed[name] = rules[name](name, value)
     _check_product(request, fixed)
@@ -327,64 +310,3 @@ def _check_pipeline(fixed: Mapping[str, str]) -> None:
             "two or more stages per rank",
             hint="Use --fix schedule=1F1B, or --fix virtual_stages=2.",
         )
-
-
-def _whole_number(name: str, value: str) -> str:
-    digits = value.removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()) or int(digits) < 1:
-        raise RequestError(
-            f"--fix {name}={value}: {name} is a whole number, at least 1",
-            hint=f"For example --fix {name}=2.",
-        )
-    return str(int(digits))
-
-
-def _unplanned_with_frameworks(name: str, value: str) -> str:
-    if _whole_number(name, value) != "1":
-        raise RequestError(
-            f"--fix {name}={value} with --framework: the axis {name} is priced for the emitted "
-            "script alone",
-            hint=f"Use --fix {name}=1, or leave out --framework.",
-        )
-    return "1"
-
-
-def _boolean(name: str, value: str) -> str:
-    return _check_choice(f"--fix {name}={value}", value.lower(), ("true", "false"))
-
-
-def _of_script_alone(name: str, value: str) -> str:
-    raise RequestError(
-        f"--fix {name}={value} with --framework: how a framework computes stands in its profile",
-        hint="Leave out one of them; `plan profiles` shows what each profile is for.",
-    )
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
-    return lambda name, value: _check_choice(f"--fix {name}={value}", value, choices)
-
-
-_FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(PLANNED_AXES, _whole_number),
-    "schedule": _one_of(PLANNED_SCHEDULES),
-    "virtual_stages": _whole_number,
-    "microbatch_size": _whole_number,
-    "activation_checkpointing": _one_of(RECOMPUTATIONS),
-    "reshard_after_forward": _boolean,
-    "sequence_parallel": _boolean,
-    "compile": _boolean,
-    "loss_chunks": _whole_number,
-}
-"""What can be fixed, and how each value is checked and spelled."""
-
-_FRAMEWORK_RULES: Mapping[str, Callable[[str, str], str]] = {
-    **_FIX_RULES,
-    **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_with_frameworks),
-    **dict.fromkeys(("compile", "loss_chunks"), _of_script_alone),
-    "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
-    "activation_checkpointing": _one_of(tuple(Recomputation)),
-}
-"""The same for an estimate of another framework, which may do what the script does not."""
-
-FIX_NAMES = tuple(_FIX_RULES)
-"""Names that ``--fix`` takes."""

@@ -24,6 +24,9 @@ MESH_ORDER: tuple[str, ...] = (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.C
 """Axes from outermost to innermost: neighbours on tp and cp sit in one node, stages in different
 ones."""
 
+ORDER_SIGN = "-"
+"""Between the axes of an order, the outermost first: "dp_replicate-pp"."""
+
 PLANNED_AXES: tuple[str, ...] = (
     Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP, Axis.TP, Axis.PP, Axis.EP
 )  # fmt: skip

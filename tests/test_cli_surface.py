@@ -19,7 +19,7 @@ from planner.errors import (
     SolverError,
     VerificationError,
 )
-from planner.request_rules import FIX_NAMES
+from planner.fix_rules import FIX_NAMES
 
 REQUEST = {
     "--cluster",
@@ -91,6 +91,7 @@ def test_what_can_be_fixed():
         "sequence_parallel",
         "compile",
         "loss_chunks",
+        "mesh_order",
     )
 
 

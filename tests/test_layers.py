@@ -25,7 +25,7 @@ LAYERS = (
     ("pricing",),
     ("search",),
     ("codegen", "export", "report", "validation"),
-    ("checking",),
+    ("checking", "fix_rules"),
     ("request_rules", "result", "trace_result", "model_argument"),
     ("planning",),
     ("questions",),
@@ -36,7 +36,7 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "meshes", "processes", "stored_order", "torch_trace", "trees"),
+        ("layout", "mesh_order", "meshes", "processes", "stored_order", "torch_trace", "trees"),
         ("unread",),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
@@ -118,7 +118,7 @@ ORDERS = {
     "strategy": (
         ("mesh", "sharding", "unit_context", "zero_bubble"),
         ("schedules",),
-        ("conversion", "moments", "nodes"),
+        ("conversion", "moments", "nodes", "placement"),
         ("configuration",),
         ("propagation",),
         ("module_strategies",),
@@ -178,7 +178,7 @@ ORDERS = {
         ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
-        ("bounds", "fronts", "rank_units"),
+        ("bounds", "fronts", "orders", "rank_units"),
         ("columns",),
         ("stage_ilp",),
         ("configuration_search",),

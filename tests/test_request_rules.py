@@ -29,6 +29,18 @@ def refusal(*settings, **fields):
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("pp", "an order has two axes or more"),
+        ("pp-tp-pp", "each of them once"),
+        ("pp-dq", "there is no such choice"),
+    ],
+)
+def test_an_order_names_axes_once(value, words):
+    assert words in refusal(f"mesh_order={value}")
+
+
 def test_a_sound_request_passes_unchanged():
     assert check_request(REQUEST) == REQUEST
 
@@ -118,6 +130,23 @@ def test_settings_without_effect_are_named():
         "--fix schedule=1F1B has no effect: the plan has pp=1",
     )
     assert fix_warnings(REQUEST, plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("order", "warnings"),
+    [
+        ("tp-pp", ("--fix mesh_order=tp-pp has no effect: the plan has pp=1",)),
+        (
+            "pp-dp_shard",
+            ("--fix mesh_order=pp-dp_shard has no effect: the plan has pp=1, dp_shard=1",),
+        ),
+        ("tp-dp_replicate", ()),
+    ],
+)
+def test_an_order_of_axes_that_have_one_rank_has_no_effect(order, warnings):
+    request = check_request(request_with(f"mesh_order={order}"))
+    plan = make_plan(ParallelDegrees(dp_replicate=4, tp=2))
+    assert fix_warnings(request, plan) == warnings
 
 
 @pytest.mark.parametrize(("cluster", "dtype"), [("h100-sxm", "bfloat16"), ("v100-sxm", "float32")])

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +22,7 @@ from planner.plan.record import TrafficRow
 from planner.plan.serialize import load_saved_plan
 from planner.plan.types import Plan
 from planner.report.folder import write_folder
+from planner.strategy.placement import mesh_axis
 from planner.strategy.schedules import microbatches_per_round
 from planner.units import format_bytes
 from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, Axis, Schedule
@@ -160,7 +160,7 @@ def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
             hint="Check the same layout planned without --fix compile=true: collectives are the "
             "same, and memory is no less.",
         )
-    stride = _stride(plan)
+    stride = mesh_axis(plan.degrees, Axis.PP, plan.mesh_order).stride
     jobs = [(rank, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)]
     if run:
         check_size(saved)
@@ -191,13 +191,6 @@ def _script_folder(path: Path, plan: Plan, cluster: ClusterSpec) -> Iterator[Pat
     with TemporaryDirectory() as made:
         write_folder(Path(made), script_files(plan, cluster=cluster, folder=Path(made)), force=True)
         yield Path(made)
-
-
-def _stride(plan: Plan) -> int:
-    """Distance in ranks of pipeline ranks."""
-    order = list(plan.mesh_order)
-    inner = order[order.index(Axis.PP) + 1 :] if Axis.PP in order else order
-    return prod(int(getattr(plan.degrees, axis)) for axis in inner if axis != Axis.EP)
 
 
 def checked_microbatches(schedule: str, *, pp: int, number: int) -> tuple[int, ...]:

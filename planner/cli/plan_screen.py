@@ -145,7 +145,7 @@ def _recommended(record: PlanRecord) -> RenderableType:
     table = grid()
     table.add_row(Text("Plan", "bold"), Text(layout_words(best), "bold green"))
     table.add_row("", Text("   ".join(headline(record)), "bold"))
-    for term, meaning in explanation(best):
+    for term, meaning in explanation(best, record.cluster):
         table.add_row(Text(f"  {term}", "dim"), Text(meaning, "dim"))
     return table
 

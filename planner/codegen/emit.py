@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.codegen.expected import expected_source
-from planner.codegen.imports import Needs, runtime_imports, sums_gradients
+from planner.codegen.imports import Needs, is_usual_mesh, runtime_imports, sums_gradients
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import chooses_parameters, read_sources
 from planner.codegen.source import (
@@ -32,7 +32,6 @@ from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
 from planner.vocabulary import (
-    MESH_ORDER,
     PLANNED_SCHEDULES,
     ZERO_BUBBLE_SCHEDULES,
     Axis,
@@ -87,7 +86,6 @@ def emit_script(
         imports=runtime_imports(plan, needs),
         model_arguments=_model_arguments(plan.model, user),
         copies=user.provenance,
-        mesh=_mesh(plan),
         expected=expected_source(plan, cluster),
         blocks=_blocks_source(blocks),
         has_pp=plan.degrees.pp > 1,
@@ -96,11 +94,20 @@ def emit_script(
         stages=[_stage_source(plan, stage) for stage in plan.stages],
         recompute=recompute,
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
-        state_mesh=_state_mesh(plan),
         gradient_sums=_gradient_sums(plan),
         needs=needs,
+        **_meshes(plan),
         **_split(plan),
     )
+
+
+def _meshes(plan: Plan) -> dict[str, object]:
+    """The axes of the mesh, and how it and that of the state are made."""
+    return {
+        "mesh": _mesh(plan),
+        "is_usual_mesh": is_usual_mesh(plan),
+        "state_mesh": _state_mesh(plan),
+    }
 
 
 def _split(plan: Plan) -> dict[str, object]:
@@ -160,14 +167,6 @@ def _check(plan: Plan) -> None:
                 hint="give each stage to the rank that its schedule has for it",
             )
     _check_sequence(plan)
-    order = [axis for axis in plan.mesh_order if axis not in (Axis.PP, Axis.EP)]
-    wanted = [axis for axis in MESH_ORDER if axis in order]
-    if degrees.splits_modules and order != wanted:
-        raise CodegenError(
-            f"mesh order {' x '.join(plan.mesh_order)} has {degrees.split_axis} outside of data "
-            "parallelism, which FSDP2 does not take",
-            hint=f"order the axes as {' x '.join(wanted)}",
-        )
 
 
 def _check_sequence(plan: Plan) -> None:
@@ -343,7 +342,7 @@ def _summary(plan: Plan) -> list[str]:
     )
     sharding = "ZeRO-3" if plan.reshard_after_forward else "ZeRO-2"
     lines = [
-        ("Layout", _layout_words(plan.degrees)),
+        ("Layout", _layout_words(plan.degrees, plan.mesh_order)),
         ("Batch", batch),
         ("Schedule", f"{plan.schedule}, {len(plan.stages)} stages" if plan.stages[1:] else ""),
         ("Tensor", "sequence parallel between regions" if plan.sequence_parallel else ""),
@@ -365,8 +364,8 @@ def _counted(count: int, one: str, ending: str) -> str:
     return f"{count} {one}" if count == 1 else f"{count} {one}{ending}"
 
 
-def _layout_words(degrees: ParallelDegrees) -> str:
-    used = [f"{axis} {getattr(degrees, axis)}" for axis in MESH_ORDER if getattr(degrees, axis) > 1]
+def _layout_words(degrees: ParallelDegrees, order: Sequence[str]) -> str:
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in order if getattr(degrees, axis) > 1]
     if degrees.ep > 1:
         lenders = Axis.DP_SHARD if degrees.tp == 1 else "dp_shard and tp"
         used.append(f"ep {degrees.ep} (of {lenders})")

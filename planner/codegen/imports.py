@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from planner.codegen.reads import chooses_parameters, read_sources
 from planner.plan.types import Plan
-from planner.vocabulary import Style
+from planner.vocabulary import MESH_ORDER, Axis, Style
 
 _ALWAYS = {
     "checkpoint_folders": {"keep_newest", "newest_checkpoint"},
@@ -43,6 +43,8 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
     """
     names = dict(_ALWAYS) | _needed_imports(plan, needs)
     names["processes"] = {*_ALWAYS["processes"], *(() if needs.loads_data else ("RunError",))}
+    if not is_usual_mesh(plan):
+        names["mesh_order"] = {"device_mesh"}
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.splits_modules else {"examine"},
@@ -94,6 +96,19 @@ def _split_imports(plan: Plan) -> dict[str, set[str]]:
     if plan.degrees.ep > 1:
         names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
     return names
+
+
+def is_usual_mesh(plan: Plan) -> bool:
+    """Say whether the axes that are used lie around one another as ``init_device_mesh`` takes them.
+
+    FSDP2 is always applied, so that dp_shard counts as used.
+    """
+    order = [
+        axis
+        for axis in plan.mesh_order
+        if axis == Axis.DP_SHARD or getattr(plan.degrees, axis, 1) > 1
+    ]
+    return order == [axis for axis in MESH_ORDER if axis in order]
 
 
 def sums_gradients(plan: Plan) -> bool:

@@ -9,8 +9,9 @@ from planner.cost.model_units import ModelUnits, UnitSums
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
-from planner.hardware.topology import CommGroup
-from planner.strategy.configuration import Configuration, axis_group, expert_group, state_group
+from planner.hardware.topology import CommGroup, comm_group
+from planner.strategy.configuration import Configuration
+from planner.strategy.placement import axis_group, expert_axes, state_axes
 from planner.vocabulary import Axis, Recomputation
 
 Collective = Callable[[float, CommGroup], float]
@@ -51,9 +52,11 @@ class ShardedState:
         self._blocks = model.blocks
         self._passes = passes
         self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
-        self._shard = shard = state_group(cluster, configuration.degrees)
-        self._experts = expert_group(cluster, configuration.degrees)
-        self._replicate = axis_group(cluster, configuration.degrees, Axis.DP_REPLICATE)
+        place = configuration.degrees, configuration.mesh_order
+        self._shard = shard = comm_group(cluster, *state_axes(*place))
+        self._experts = comm_group(cluster, *expert_axes(*place))
+        degrees, order = place
+        self._replicate = axis_group(cluster, degrees, Axis.DP_REPLICATE, order)
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward

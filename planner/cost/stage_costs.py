@@ -24,8 +24,9 @@ from planner.cost.model_units import ModelUnits, UnitSums
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import CommGroup, link_between, shares_link
-from planner.strategy.configuration import Configuration, axis_group, mesh_axis
+from planner.hardware.topology import CommGroup, comm_group, link_between, shares_link
+from planner.strategy.configuration import Configuration
+from planner.strategy.placement import axis_group, copy_axes, mesh_axis
 from planner.vocabulary import Axis, Recomputation
 
 Links = tuple[LinkSpec | None, LinkSpec | None]
@@ -104,12 +105,12 @@ class StageCosts:
         self.framework = framework
         self.memory = StageMemory(model, configuration, cluster.device, framework)
         """What the same stages hold."""
-        degrees = configuration.degrees
-        self._tp = axis_group(cluster, degrees, degrees.split_axis)
+        degrees, order = configuration.degrees, configuration.mesh_order
+        self._tp = self._group(degrees.split_axis)
         self._pipelined = degrees.pp > 1
         stalled = cluster.num_nodes >= framework.congested_nodes
         self._message_s = framework.congested_message_s if stalled else framework.message_s
-        ranks = axis_group(cluster, degrees, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP)
+        ranks = comm_group(cluster, *copy_axes(degrees, order))
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
         self._passes = passes = self._unit_passes(ranks)
         self._whole: WholeState | None = None
@@ -117,7 +118,7 @@ class StageCosts:
         self._shards = degrees.shards if configuration.state_form == "fsdp" else 1
         """Parts that a stage's gradients are held in."""
         if configuration.state_form == "replicated":
-            shard = axis_group(cluster, degrees, Axis.DP_SHARD)
+            shard = self._group(Axis.DP_SHARD)
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         elif moves_state:
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
@@ -126,9 +127,14 @@ class StageCosts:
         self._recomputes: dict[tuple[int, str, bool], float] = {}
         self._build()
 
+    def _group(self, axis: str) -> CommGroup:
+        """The ranks of an axis."""
+        configuration = self.configuration
+        return axis_group(self.cluster, configuration.degrees, axis, configuration.mesh_order)
+
     def _unit_passes(self, ranks: CommGroup) -> UnitPasses:
         """What traffic of units crosses links of the data-parallel ranks."""
-        experts = axis_group(self.cluster, self.configuration.degrees, Axis.EP)
+        experts = self._group(Axis.EP)
         return UnitPasses(
             self.framework,
             tp_shares_link=self._tp_shares_link,
@@ -168,7 +174,7 @@ class StageCosts:
     def _boundary_links(self) -> tuple[LinkSpec | None, ...]:
         """The link in front of each stage and behind the last, None within a rank."""
         configuration, last = self.configuration, self.configuration.num_stages - 1
-        axis = mesh_axis(configuration.degrees, Axis.PP)
+        axis = mesh_axis(configuration.degrees, Axis.PP, configuration.mesh_order)
         found: list[LinkSpec | None] = []
         for stage in range(last + 2):
             # Nothing crosses the ends of a model.
@@ -179,7 +185,7 @@ class StageCosts:
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
-        return axis_group(self.cluster, self.configuration.degrees, Axis.PP).slowest
+        return self._group(Axis.PP).slowest
 
     @cached_property
     def recomputation_key(self) -> Hashable:
@@ -193,6 +199,7 @@ class StageCosts:
             *form,
             degrees.dp_replicate,
             degrees.shards,
+            configuration.mesh_order,
             configuration.num_microbatches,
         )
 

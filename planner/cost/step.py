@@ -12,8 +12,9 @@ from planner.cost.stage_costs import StageCosts, StageSeconds
 from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
-from planner.strategy.configuration import Configuration, axis_group
+from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment, StageMoment
+from planner.strategy.placement import axis_group
 from planner.vocabulary import Axis, Recomputation
 
 
@@ -138,13 +139,14 @@ def rank_spec(
 ) -> RankSpec:
     """What the price of a unit's work depends on under a configuration."""
     degrees = configuration.degrees
-    pipeline = axis_group(cluster, degrees, Axis.PP)
+    order = configuration.mesh_order
+    pipeline = axis_group(cluster, degrees, Axis.PP, order)
     by_rank = framework.issues_by_rank and pipeline.spans_nodes
     return RankSpec(
         device=cluster.device,
         dtype=dtype,
-        tp_group=axis_group(cluster, degrees, degrees.split_axis),
-        expert_group=axis_group(cluster, degrees, Axis.EP),
+        tp_group=axis_group(cluster, degrees, degrees.split_axis, order),
+        expert_group=axis_group(cluster, degrees, Axis.EP, order),
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

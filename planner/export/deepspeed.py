@@ -16,7 +16,7 @@ from planner.export.facts import (
     spread,
     whole_blocks,
 )
-from planner.export.own_models import chunk_losses, compile_losses, dtype_losses
+from planner.export.own_models import chunk_losses, compile_losses, dtype_losses, order_losses
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -80,6 +80,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from dtype_losses(plan)
     yield from compile_losses(plan)
     yield from chunk_losses(plan)
+    yield from order_losses(plan)
     if degrees.pp > 1:
         yield Loss(
             asked=f"{len(plan.stages)} pipeline stages of {spread(blocks_per_stage(plan))} blocks, "

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from planner.export.facts import block_lists, block_positions, whole_blocks
 from planner.export.terms import Loss
 from planner.plan.types import Plan
-from planner.vocabulary import Dtype
+from planner.vocabulary import MESH_ORDER, Dtype
 
 
 def model_losses(plan: Plan, framework: str) -> Iterator[Loss]:
@@ -46,6 +46,17 @@ def chunk_losses(plan: Plan) -> Iterator[Loss]:
             asked=f"a loss in {plan.loss_chunks} chunks of rows, without which more memory is "
             "needed than the plan says",
             instead="the loss as the target or your code takes it",
+        )
+
+
+def order_losses(plan: Plan) -> Iterator[Loss]:
+    """Axes that lie around one another in another order than those of the target."""
+    axes = plan.nested_axes
+    usual = [axis for axis in MESH_ORDER if axis in axes]
+    if list(axes) != usual:
+        yield Loss(
+            asked=f"ranks in the order {' around '.join(axes)}",
+            instead=f"{' around '.join(usual)}, over other links",
         )
 
 

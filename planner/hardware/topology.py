@@ -30,6 +30,15 @@ class MeshAxis:
     stride: int
     """Distance of neighbours in rank order: the ranks of all axes inside it."""
 
+    def is_even(self, unit: int) -> bool:
+        """Whether all units of so many ranks that hold some of a group hold them alike."""
+        end = self.size * self.stride
+        return (
+            unit % end == 0
+            or self.stride % unit == 0
+            or (unit % self.stride == 0 and end % unit == 0)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
@@ -153,18 +162,10 @@ def _joined(axes: Sequence[MeshAxis]) -> tuple[MeshAxis, ...]:
     return tuple(found)
 
 
-def _is_even(unit: int, axis: MeshAxis) -> bool:
-    """Whether all units that hold ranks of a group hold as many, and at the same places."""
-    end = axis.size * axis.stride
-    return (
-        unit % end == 0 or axis.stride % unit == 0 or (unit % axis.stride == 0 and end % unit == 0)
-    )
-
-
 @lru_cache(maxsize=2**16)
 def _parts(unit: int, num_gpus: int, axes: tuple[MeshAxis, ...]) -> tuple[int, int]:
     """Units that a group lies in, at the most, and its ranks in the one that holds fewest."""
-    if unit >= num_gpus or all(_is_even(unit, axis) for axis in axes):
+    if unit >= num_gpus or all(axis.is_even(unit) for axis in axes):
         num_ranks = inside = 1
         for axis in axes:
             num_ranks *= axis.size
@@ -184,7 +185,7 @@ def _joins(unit: int, num_gpus: int, axis: MeshAxis, first: int, second: int) ->
     """Whether two places of an axis lie in one unit, for all groups of the axis."""
     if unit >= num_gpus:
         return True
-    origins = np.zeros(1, dtype=int) if _is_even(unit, axis) else _origins(num_gpus, (axis,))
+    origins = np.zeros(1, dtype=int) if axis.is_even(unit) else _origins(num_gpus, (axis,))
     units = (origins[:, None] + np.array([first, second]) * axis.stride) // unit
     return bool((units[:, 0] == units[:, 1]).all())
 

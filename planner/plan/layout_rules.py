@@ -83,10 +83,10 @@ def _degrees(plan: Plan) -> Iterator[str]:
 
 
 def _mesh(plan: Plan) -> Iterator[str]:
-    """Each axis once, in the order that links were priced for."""
-    order = tuple(axis for axis in plan.mesh_order if axis != Axis.EP)
-    if order != MESH_ORDER:
-        yield f"mesh order {' x '.join(plan.mesh_order)} is not {' x '.join(MESH_ORDER)}"
+    """Each axis once, in any order."""
+    if sorted(plan.mesh_order) != sorted(MESH_ORDER):
+        found, wanted = (" x ".join(axes) for axes in (plan.mesh_order, MESH_ORDER))
+        yield f"the mesh has the axes {found}, not those of {wanted}"
 
 
 def _batch(plan: Plan) -> Iterator[str]:

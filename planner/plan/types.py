@@ -126,6 +126,11 @@ class Plan:
     the optimiser's states alone ("replicated": estimates of other frameworks)."""
 
     @property
+    def nested_axes(self) -> tuple[str, ...]:
+        """Axes of several ranks, from the outermost to the innermost."""
+        return tuple(axis for axis in self.mesh_order if getattr(self.degrees, axis) > 1)
+
+    @property
     def splits_stream(self) -> bool:
         """Whether a rank has a part of the sequence of what flows between blocks."""
         return self.sequence_parallel or self.degrees.cp > 1

@@ -71,36 +71,46 @@ class ModelPricer:
             is_tried: Give only layouts that the script's own runtime has run.
         """
         self._graphs = graphs
-        self._cluster = cluster
+        self.cluster = cluster
+        """Devices and links."""
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
         self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._unit_works: UnitWorks = {}
-        self._priced: dict[tuple[ShardingChoice, float], PricedModel | None] = {}
+        self._priced: dict[tuple[ShardingChoice, float, int], PricedModel | None] = {}
 
-    def rank(self, choice: ShardingChoice) -> RankSpec:
-        """Device, links between the ranks of the split axis, and host times."""
+    def rank(self, choice: ShardingChoice, *, stride: int = 1) -> RankSpec:
+        """Device, links between the ranks of the split axis, and host times.
+
+        Args:
+            choice: Over how many ranks modules are split.
+            stride: Distance of neighbours on that axis. Layouts are chosen with 1.
+        """
+        experts = MeshAxis(size=choice.ep, stride=stride if choice.tp == 1 else 1)
         return RankSpec(
-            device=self._cluster.device,
+            device=self.cluster.device,
             dtype=self._dtype,
-            tp_group=comm_group(self._cluster, MeshAxis(size=choice.ranks, stride=1)),
-            expert_group=comm_group(self._cluster, MeshAxis(size=choice.ep, stride=1)),
+            tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=stride)),
+            expert_group=comm_group(self.cluster, experts),
             collective_host_s=self._collective_host_s,
         )
 
-    def priced(self, choice: ShardingChoice, *, network_host_s: float = 0.0) -> PricedModel | None:
+    def priced(
+        self, choice: ShardingChoice, *, network_host_s: float = 0.0, stride: int = 1
+    ) -> PricedModel | None:
         """Price all units, None where some unit cannot run under the choice.
 
         Args:
             choice: The layouts.
             network_host_s: As in ``RankSpec``.
+            stride: As in ``rank``.
         """
-        key = (choice, network_host_s)
+        key = (choice, network_host_s, stride)
         if key not in self._priced:
             work, solutions = self.work(choice), self._layouts.of(choice)
-            rank = replace(self.rank(choice), network_host_s=network_host_s)
+            rank = replace(self.rank(choice, stride=stride), network_host_s=network_host_s)
             self._priced[key] = (
                 None
                 if work is None or solutions is None

@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator
 
-from planner.cost.node_pricing import RankSpec, conversion_s, forward_op_s
+from planner.cost.node_pricing import (
+    RankSpec,
+    backward_ops_by_forward,
+    conversion_s,
+    forward_op_s,
+    price_node,
+)
 from planner.cost.work import forward_work, shares_of
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
@@ -10,6 +16,7 @@ from planner.plan.types import Plan
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.pricing.sharding_ilp import ShardingSolution
+from planner.strategy.placement import canonical_stride, mesh_axis
 from planner.vocabulary import Style
 
 
@@ -38,7 +45,8 @@ def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
     choice = plan_choice(plan)
     priced = pricer.priced(choice)
     assert priced is not None
-    rank = pricer.rank(choice)
+    axis = mesh_axis(plan.degrees, plan.degrees.split_axis, plan.mesh_order)
+    rank = pricer.rank(choice, stride=canonical_stride(pricer.cluster, axis))
     stage_of_unit = {
         unit: stage.index
         for stage in plan.stages
@@ -65,9 +73,9 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) 
     problem = solution.problem
     entering = {value: (p, q) for value, p, q in solution.conversions}
     rows: dict[int, _Row] = {}
-    for node, strategy, price in zip(
-        problem.folded.nodes, solution.chosen, solution.prices, strict=True
-    ):
+    backward_ops = backward_ops_by_forward(problem)
+    for node, strategy in zip(problem.folded.nodes, solution.chosen, strict=True):
+        price = price_node(problem, node, strategy, rank, backward_ops)
         share = shares_of(strategy, problem.context.ranks)
         for position, op_id in enumerate(node.ops):
             op = graph.nodes[op_id]

@@ -114,5 +114,6 @@ def plan_configuration(plan: Plan) -> Configuration:
         sequence_parallel=plan.sequence_parallel,
         compile=plan.compile,
         loss_chunks=plan.loss_chunks,
+        mesh_order=plan.mesh_order,
         state_form="fsdp" if plan.state_form == "fsdp" else "replicated",
     )

@@ -56,8 +56,6 @@ class ShardingSolution:
     """What was decided."""
     chosen: tuple[NodeStrategy, ...]
     """One strategy per node."""
-    prices: tuple[NodePrice, ...]
-    """Their prices."""
     conversions: tuple[tuple[int, Layout, Layout], ...]
     """Changes of layout on the way into modules: value, from, to."""
     objective_s: float
@@ -212,14 +210,12 @@ def _decode(
         strategies[k] for strategies, k in zip(problem.strategies, positions, strict=True)
     )
     conversions = conversions_of(problem, chosen)
-    picked = tuple(row[k] for row, k in zip(prices, positions, strict=True))
     graph = problem.context.graph
     return ShardingSolution(
         problem=problem,
         chosen=chosen,
-        prices=picked,
         conversions=conversions,
-        objective_s=sum(price.total_s for price in picked)
+        objective_s=sum(row[k].total_s for row, k in zip(prices, positions, strict=True))
         + sum(sum(conversion_s(graph, v, p, q, rank)) for v, p, q in conversions),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError, RequestError
+from planner.fix_rules import FIX_NAMES
 from planner.plan.record import PlanRecord
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -14,7 +15,7 @@ from planner.planning import Machine, TracedModel
 from planner.progress import PhaseEvent, ProgressCallback
 from planner.questions.sweep import REFUSALS
 from planner.request import PlanRequest
-from planner.request_rules import FIX_NAMES, check_request, fix_warnings, resolve_margin
+from planner.request_rules import check_request, fix_warnings, resolve_margin
 from planner.units import GIB
 
 MORE_BANDWIDTH = 2.0

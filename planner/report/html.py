@@ -32,7 +32,7 @@ def summary_html(record: PlanRecord) -> str:
         layout=layout_words(best),
         details=detail_words(best),
         headline=headline(record),
-        explanation=explanation(best),
+        explanation=explanation(best, record.cluster),
         memory=memory_table(best, record.cluster),
         step=step_parts(best.costs),
         others=[

@@ -13,7 +13,7 @@ from planner.plan.record import OpRow, PlanRecord
 from planner.plan.serialize import checkpointing_word
 from planner.plan.types import Plan, Rejection
 from planner.report.figures import exposed_comm_s, plan_figures
-from planner.vocabulary import Axis
+from planner.vocabulary import ORDER_SIGN, Axis
 
 DEGREE_COLUMNS = tuple(Axis)
 
@@ -33,6 +33,7 @@ REPORT_COLUMNS = (
     "sequence_parallel",
     "compile",
     "loss_chunks",
+    "mesh_order",
     "step_time_s",
     "compute_s",
     "recompute_s",
@@ -76,6 +77,7 @@ _TEXT_COLUMNS = (
     "reject_detail",
     "schedule",
     "activation_checkpointing",
+    "mesh_order",
     "solver_status",
 )
 
@@ -181,6 +183,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "sequence_parallel": plan.sequence_parallel,
         "compile": plan.compile,
         "loss_chunks": plan.loss_chunks,
+        "mesh_order": ORDER_SIGN.join(plan.mesh_order),
         "step_time_s": figures.step_time_s,
         **asdict(plan.costs),
         "exposed_comm_s": exposed_comm_s(plan.costs),

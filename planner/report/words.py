@@ -1,8 +1,11 @@
 """Plans in words: the same terms on screen, in HTML and in messages."""
 
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import units_of
 from planner.plan.serialize import checkpointing_counts
 from planner.plan.types import Plan, SolverReport
 from planner.report.figures import cost_differences
+from planner.strategy.placement import axis_group
 from planner.units import format_s
 from planner.vocabulary import V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Axis, Recomputation
 
@@ -60,7 +63,7 @@ def detail_words(plan: Plan) -> str:
     )
 
 
-def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
+def explanation(plan: Plan, cluster: ClusterSpec) -> tuple[tuple[str, str], ...]:
     """Explain a plan to someone who meets these terms for the first time.
 
     Returns:
@@ -82,7 +85,25 @@ def explanation(plan: Plan) -> tuple[tuple[str, str], ...]:
         )
     if plan.loss_chunks > 1:
         lines.append(("loss", _loss_words(plan)))
+    if mesh := mesh_words(plan, cluster):
+        lines.append(("mesh", mesh))
     return tuple(lines)
+
+
+def mesh_words(plan: Plan, cluster: ClusterSpec) -> str:
+    """Say which axis crosses which links, "" where one link joins all ranks."""
+    units = units_of(cluster)
+    used = plan.nested_axes
+    if units[0] == units[-1] or not used:
+        return ""
+    by_links: dict[str, list[str]] = {}
+    for axis in reversed(used):
+        group = axis_group(cluster, plan.degrees, axis, plan.mesh_order)
+        links = " and ".join(each.link.name for each in group.crossings)
+        by_links.setdefault(links, []).append(axis)
+    crossed = "; ".join(f"{', '.join(axes)} over {links}" for links, axes in by_links.items())
+    nested = f"{' around '.join(used)}: " if len(used) > 1 else ""
+    return f"{nested}{crossed}"
 
 
 def _loss_words(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 A script gets those of them that its plan needs, as a folder beside it. In the order of use:
 
-``options``, ``processes``   command line, process group, mesh
+``options``, ``processes``   command line, process group; ``mesh_order`` of other orders
 ``model``, ``data``          the user's model, its functions, and the microbatches of a step;
                              ``loaders`` where it has a ``data_loader``
 ``first_weights``            of models too large to be built whole; ``weights`` in files of others

@@ -1,7 +1,8 @@
 """The ranks that share the state where a sample is split over ranks."""
 
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from .mesh_order import divided_mesh
 from .meshes import axis_names
 
 
@@ -12,5 +13,5 @@ def state_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """
     sizes = {name: mesh[name].size() for name in axis_names(mesh)}
     sizes["dp_shard_cp"] = sizes.pop("dp_shard") * sizes.pop("cp")
-    merged = init_device_mesh(mesh.device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    merged = divided_mesh(mesh, sizes)
     return merged[tuple(name for name in sizes if name != "pp")]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
+from .mesh_order import divided_mesh
 from .meshes import axis_names, local_tensor
 from .sharding import mixed_precision
 from .split_part import SplitPart
@@ -21,7 +22,7 @@ def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
     sizes = {name: mesh[name].size() for name in axis_names(mesh)}
     sizes["dp_shard_mod_ep"] = sizes.pop("dp_shard") * sizes.pop("tp", 1) // ep
     sizes["ep"] = ep
-    return init_device_mesh(mesh.device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return divided_mesh(mesh, sizes)
 
 
 def shard_experts(

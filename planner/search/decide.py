@@ -11,6 +11,8 @@ and the other configurations cannot be faster.
 Configurations that differ only in how many ranks share their state have a common bound
 (``relaxation``), and are looked at one by one only where it tells too little.
 
+Other orders of the mesh are tried for configurations whose first choice is near to the best.
+
 Bounds hold for any choice of stages in the searched set (``bounds``, ``partition``,
 ``interleaving`` say what they take for granted). Limits count work, so that a busy machine finds
 the same plan; seconds count where the user sets them.
@@ -18,7 +20,7 @@ the same plan; seconds count where the user sets them.
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
@@ -52,6 +54,8 @@ _MOST_OPEN = 8
 already."""
 _LEAST_SOLVER_S = 1.0
 """Time that the solver gets in any case: enough for most instances."""
+NEAR_SHARE = 0.05
+"""Share by which a step may be longer than the best for other orders of the mesh to be tried."""
 _NEWS = 0.005
 """Share by which the best step must fall for a configuration to be relaxed again."""
 _MOST_MOVES = 40
@@ -71,7 +75,12 @@ class Decision:
     """The best choice of stages among some configurations."""
 
     def __init__(
-        self, searches: Sequence[ConfigurationSearch], *, top: int, time_limit_s: float | None
+        self,
+        searches: Sequence[ConfigurationSearch],
+        *,
+        top: int,
+        time_limit_s: float | None,
+        others: Callable[[ConfigurationSearch], Iterable[ConfigurationSearch]] = lambda _: (),
     ) -> None:
         """Set up.
 
@@ -79,8 +88,11 @@ class Decision:
             searches: Configurations with their prices.
             top: Layouts that the user wants to see.
             time_limit_s: Time after which no more is proven, None for a limit of work.
+            others: The same configuration in other orders of the mesh.
         """
         self._searches = list(searches)
+        self._others = others
+        self._in_other_orders: set[int] = set()
         self._time_limit_s = time_limit_s
         self._deadline_s = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
         self._most_open = _MOST_OPEN if time_limit_s is None else sys.maxsize
@@ -91,7 +103,8 @@ class Decision:
 
     def decide(self) -> SolverReport:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
-        self._visit()
+        self._visit(self._searches)
+        self._visit_orders()
         return self._prove()
 
     def rejections(self) -> Iterator[Rejection]:
@@ -99,14 +112,29 @@ class Decision:
         solved = {id(each.search) for each in self.incumbents.solved}
         best_s = self.incumbents.nth_s(1)
         for search in self._searches:
+            if id(search) in self._in_other_orders:
+                continue
             if search.bound_s == float("inf"):
                 yield from memory_refusals(search)
             elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
                 yield from slower_refusals(search)
 
-    def _visit(self) -> None:
-        """Look at all configurations, lowest bound first."""
-        queue = _Queue(self._searches)
+    def _visit_orders(self) -> None:
+        """Look at the configurations that came near to the best in other orders of the mesh."""
+        limit_s = self.incumbents.nth_s(1) * (1 + NEAR_SHARE)
+        near = {
+            id(each.search): each.search
+            for each in self.incumbents.solved
+            if each.objective_s <= limit_s
+        }
+        found = [other for search in near.values() for other in self._others(search)]
+        self._in_other_orders |= {id(other) for other in found}
+        self._searches += found
+        self._visit(found)
+
+    def _visit(self, searches: Iterable[ConfigurationSearch]) -> None:
+        """Look at configurations, lowest bound first."""
+        queue = _Queue(searches)
         for search in queue:
             visit = self._interleave if search.shares_ranks else self._partition
             # Where a relaxation tells too little, what it stands for is looked at.

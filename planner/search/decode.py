@@ -13,7 +13,6 @@ from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import UnitSharding
-from planner.vocabulary import MESH_ORDER
 
 _LOSS = ("loss",)
 """Name of the loss where it is a unit of its own."""
@@ -61,7 +60,7 @@ def plan_of(
     return Plan(
         model=context.model,
         degrees=configuration.degrees,
-        mesh_order=MESH_ORDER,
+        mesh_order=configuration.mesh_order,
         schedule=configuration.schedule,
         virtual_stages=configuration.virtual_stages,
         microbatch_size=configuration.microbatch_size,

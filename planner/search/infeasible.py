@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.errors import InfeasiblePlanError
@@ -66,7 +67,8 @@ def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
             return f"It fits with less than {device.margin_words}: --memory-margin 0."
     for setting in ("activation_checkpointing", "microbatch_size"):
         value = getattr(fixed, setting)
-        if value is not None and _fits(space, space.cluster, replace(fixed, **{setting: None})):
+        open_value: Any = {setting: None}
+        if value is not None and _fits(space, space.cluster, replace(fixed, **open_value)):
             return f"It fits without --fix {setting}={value}."
     free = replace(fixed, dp_replicate=None, dp_shard=None, cp=None, tp=None, pp=None, ep=None)
     if free != fixed and _fits(space, space.cluster, free):

@@ -1,5 +1,7 @@
 """The search: from a traced model and a cluster to the best plan, with its proof."""
 
+from dataclasses import replace
+
 from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trace import paused_collector
@@ -11,7 +13,7 @@ from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
 from planner.runtime.layout import SplitAxis
 from planner.search.configuration_search import ConfigurationSearch
-from planner.search.decide import Decision
+from planner.search.decide import NEAR_SHARE, Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
 from planner.search.infeasible import Resize, nothing_fits, smallest
@@ -94,9 +96,14 @@ class Search:
         if not searches:
             raise self._nothing_legal()
         decision = Decision(
-            searches, top=self._request.top, time_limit_s=self._request.time_limit_s
+            searches,
+            top=self._request.top,
+            time_limit_s=self._request.time_limit_s,
+            others=self._space.in_other_orders,
         )
         report = decision.decide()
+        orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
+        report = replace(report, limits=(*report.limits, *orders))
         if not decision.incumbents.solved:
             raise nothing_fits(self._space, searches, self._resize)
         return decision, report
@@ -126,8 +133,9 @@ class Search:
         plans: list[Plan] = []
         seen: set[Configuration] = set()
         for solved in incumbents.ranked():
-            if solved.search.configuration not in seen:
-                seen.add(solved.search.configuration)
+            layout = solved.search.configuration.in_default_order
+            if layout not in seen:
+                seen.add(layout)
                 plans.append(decode_plan(solved.search, solved.columns, self._space.context))
         return plans
 

@@ -18,6 +18,7 @@ from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
+from planner.search.orders import MeshOrders
 from planner.search.relaxation import Relaxation, widest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
@@ -85,8 +86,9 @@ class LayoutSpace:
             collective_host_s=framework.collective_host_s,
             is_tried=framework.name == SCRIPT,
         )
+        self.orders = MeshOrders(cluster, request.fixed.mesh_order or ())
         self._tried_chunks = False
-        self._known: dict[tuple[ShardingChoice, float, Hashable], KnownMixes] = {}
+        self._known: dict[tuple[ShardingChoice, float, int, Hashable], KnownMixes] = {}
 
     @property
     def tries_contexts(self) -> bool:
@@ -143,6 +145,7 @@ class LayoutSpace:
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)
+            rule = rule or self.orders.broken_rule(degrees)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
                 if rule is None
@@ -150,7 +153,7 @@ class LayoutSpace:
             )
             for item in items:
                 if isinstance(item, Configuration):
-                    found.append(item)
+                    found.append(replace(item, mesh_order=self.orders.of(degrees)[0]))
                 else:
                     refused.append(Rejection(degrees=degrees, rule=item.rule, detail=item.detail))
         return found, refused
@@ -197,11 +200,13 @@ class LayoutSpace:
             )
             key = replace(configuration, degrees=degrees), configuration.degrees.ep
             alike.setdefault(key, []).append(configuration)
+        is_placed = bool(self.request.fixed.mesh_order)  # where an axis lies changes with others
         for each in alike.values():
-            if len(each) == 1:
-                yield from self.searches(each[0])
-            else:
+            if len(each) > 1 and not is_placed:
                 yield from self._relaxations(each)
+                continue
+            for configuration in each:
+                yield from self.searches(configuration)
 
     def _relaxations(self, alike: Sequence[Configuration]) -> Iterator[Relaxation]:
         """What bounds configurations that differ in dp_shard."""
@@ -210,6 +215,13 @@ class LayoutSpace:
             parts = self._parts(configuration, split=split, moves_state=False)
             if parts is not None:
                 yield Relaxation(alike, *parts, search=partial(self._search, split=split))
+
+    def in_other_orders(self, search: ConfigurationSearch) -> Iterator[ConfigurationSearch]:
+        """Price what was priced in one order of the mesh in all others."""
+        configuration, split = search.configuration, search.priced.choice.split_tables
+        for order in self.orders.of(configuration.degrees):
+            if order != configuration.mesh_order:
+                yield self._search(replace(configuration, mesh_order=order), split=split)
 
     def _search(self, configuration: Configuration, *, split: bool) -> ConfigurationSearch:
         """Price a configuration of which another with the same choice was priced."""
@@ -254,12 +266,14 @@ class LayoutSpace:
             loss_chunks=configuration.loss_chunks,
         )
         rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
-        priced = self.pricer.priced(choice, network_host_s=rank.network_host_s) if kinds else None
+        host_s = rank.network_host_s
+        stride = self.orders.stride(configuration.degrees, configuration.mesh_order)
+        priced = self.pricer.priced(choice, network_host_s=host_s, stride=stride) if kinds else None
         if priced is None:
             return None
         table = StageCosts(
             priced.model, configuration, self.cluster, self.framework, moves_state=moves_state
         )
-        key = (choice, rank.network_host_s, table.recomputation_key)
+        key = (choice, host_s, stride, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)

@@ -1,10 +1,8 @@
 """One point of the outer search: everything but stage cuts, recomputation and layouts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.framework.spec import StateForm
-from planner.hardware.spec import ClusterSpec
-from planner.hardware.topology import CommGroup, MeshAxis, comm_group
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import (
     MeanStarts,
@@ -13,8 +11,9 @@ from planner.strategy.moments import (
     fullest_moments,
     mean_starts,
 )
+from planner.strategy.placement import MeshOrder
 from planner.strategy.schedules import rank_of_stage, stages_of_rank
-from planner.vocabulary import MESH_ORDER, ZERO_BUBBLE_SCHEDULES, Axis
+from planner.vocabulary import MESH_ORDER, ZERO_BUBBLE_SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +38,16 @@ class Configuration:
     """Blocks run compiled (``torch.compile``)."""
     loss_chunks: int = 1
     """Chunks of rows that the loss of a microbatch is taken in."""
+    mesh_order: MeshOrder = MESH_ORDER
+    """Axes from outermost to innermost."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
     optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1)."""
+
+    @property
+    def in_default_order(self) -> "Configuration":
+        """The same under ``MESH_ORDER``: what is told of one layout, whatever its order."""
+        return self if self.mesh_order == MESH_ORDER else replace(self, mesh_order=MESH_ORDER)
 
     @property
     def num_stages(self) -> int:
@@ -92,32 +98,3 @@ class Configuration:
     def _moves(self) -> StateMoves:
         is_fsdp = self.state_form == "fsdp"
         return StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp)
-
-
-def mesh_axis(degrees: ParallelDegrees, axis: str) -> MeshAxis:
-    """Where the ranks of an axis lie; those of ep lie side by side."""
-    if axis == Axis.EP:
-        return MeshAxis(size=degrees.ep, stride=1)
-    stride = 1
-    for inner in reversed(MESH_ORDER):
-        if inner == axis:
-            return MeshAxis(size=getattr(degrees, axis), stride=stride)
-        stride *= getattr(degrees, inner)
-    raise AssertionError(f"no mesh axis {axis}")
-
-
-def axis_group(cluster: ClusterSpec, degrees: ParallelDegrees, *axes: str) -> CommGroup:
-    """The ranks of one or several mesh axes and the links between them."""
-    return comm_group(cluster, *(mesh_axis(degrees, axis) for axis in axes))
-
-
-def state_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
-    """The ranks that share the state of FSDP2: those of dp_shard and cp."""
-    return axis_group(cluster, degrees, Axis.DP_SHARD, Axis.CP)
-
-
-def expert_group(cluster: ClusterSpec, degrees: ParallelDegrees) -> CommGroup:
-    """The ranks that share the state of the same experts."""
-    if degrees.ep == 1:
-        return state_group(cluster, degrees)
-    return comm_group(cluster, MeshAxis(size=degrees.expert_shards, stride=degrees.ep))

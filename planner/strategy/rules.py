@@ -24,8 +24,7 @@ LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
 
 CHUNK_BYTES = 2**30
-"""Most that the logits of a chunk take in float32 where the chunks of a loss are left open. Fewer
-rows would add to the gradient of the table more often than their product takes time."""
+"""Most that a chunk of logits takes in float32 where open: smaller ones add gradients too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,7 @@ class FixedValues:
     sequence_parallel: bool | None = None
     compile: bool | None = None
     loss_chunks: int | None = None
+    mesh_order: tuple[str, ...] | None = None  # axes that keep this order, outermost first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,10 +226,6 @@ def test_the_model_file_of_a_config_needs_torch_and_transformers_only():
             {"degrees": ParallelDegrees(pp=2), "schedule": "ZB-1p"},
             "schedule 'ZB-1p'",
         ),
-        (
-            {"degrees": ParallelDegrees(dp_shard=2, tp=2), "mesh_order": ("tp", "dp_shard")},
-            "tp outside of data parallelism",
-        ),
     ],
 )
 def test_what_the_script_cannot_do_is_refused(changes, message):

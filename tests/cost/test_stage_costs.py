@@ -17,9 +17,10 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.topology import comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer
-from planner.strategy.configuration import Configuration, mesh_axis
+from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import StageMoment
+from planner.strategy.placement import mesh_axis
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORK = load_framework(SCRIPT)

@@ -263,6 +263,16 @@ def test_what_is_lost_is_listed_and_refused(plan, name, words):
     assert "Not expressed" in exported.text
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_another_order_of_the_mesh_is_lost(name):
+    plan = replace(
+        make_plan(ParallelDegrees(dp_replicate=2, dp_shard=4)),
+        mesh_order=("pp", "dp_shard", "dp_replicate", "cp", "tp"),
+    )
+    text = text_of(plan, name, allow_lossy=True)
+    assert "ranks in the order dp_shard around dp_replicate" in text
+
+
 def test_a_last_node_that_is_not_full_is_named_or_refused():
     plan = make_plan(ParallelDegrees(dp_shard=12), global_batch_size=12, microbatch_size=1)
     for target in ("torchtitan", "megatron", "deepspeed"):

@@ -358,7 +358,7 @@ MUTATIONS = {
     "cp without split modules": ("flat", "split modules", change_degrees(cp=2)),
     "an axis is missing": ("flat", "mesh", change(mesh_order=MESH_ORDER[:-1])),
     "tp is outermost": (
-        "tensor", "mesh", change(mesh_order=("tp", *MESH_ORDER[:-1]))
+        "tensor", "mesh", change(mesh_order=("tp", *MESH_ORDER[1:]))
     ),
     "another global batch": ("flat", "batch", change(global_batch_size=63)),
     "another microbatch size": ("pipelined", "batch", change(microbatch_size=3)),

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from plan_factory import make_costs, make_plan
+from plan_factory import make_cluster, make_costs, make_plan
 
 from planner.plan.types import SolverReport
 from planner.report.words import (
@@ -53,17 +53,31 @@ def test_a_faster_plan_names_what_it_saves():
 
 def test_an_explanation_covers_each_axis_in_use():
     plan = make_plan(ParallelDegrees(dp_shard=2, tp=2, pp=2), policy="selective")
-    words = dict(explanation(plan))
+    words = dict(explanation(plan, make_cluster()))
     assert list(words) == ["data", "tensor", "pipeline", "recompute"]
     assert "ZeRO-3" in words["data"]
     assert "sequence parallel" in words["tensor"]
     assert "1F1B" in words["pipeline"]
     assert "selective" in words["recompute"]
-    assert list(dict(explanation(make_plan(ParallelDegrees())))) == ["data", "recompute"]
+    assert list(dict(explanation(make_plan(ParallelDegrees()), make_cluster()))) == [
+        "data",
+        "recompute",
+    ]
+
+
+def test_the_links_of_each_axis_are_said_where_there_are_several():
+    plan = replace(
+        make_plan(ParallelDegrees(dp_shard=8, pp=2, tp=2)),
+        mesh_order=("dp_replicate", "dp_shard", "cp", "pp", "tp"),
+    )
+    assert dict(explanation(plan, make_cluster(32)))["mesh"] == (
+        "dp_shard around pp around tp: tp, pp over NVLink 4; dp_shard over NVLink 4 and EFA 400 "
+        "Gbit/s"
+    )
 
 
 def test_kept_parameters_are_zero_2():
-    words = dict(explanation(make_plan(reshard_after_forward=False)))
+    words = dict(explanation(make_plan(reshard_after_forward=False), make_cluster()))
     assert "ZeRO-2" in words["data"]
 
 

@@ -10,6 +10,7 @@ from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import rank_of_stage
 from planner.strategy.sharding import ModuleSharding, SplitParameter, UnitSharding
+from planner.vocabulary import MESH_ORDER
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -173,6 +174,7 @@ def make_plan(
     cp=1,
     ep=1,
     tp=1,
+    mesh_order=MESH_ORDER,
     schedule="1F1B",
     virtual_stages=1,
     cuts=None,
@@ -225,7 +227,7 @@ def make_plan(
             num_parameters=num_parameters,
         ),
         degrees=degrees,
-        mesh_order=("pp", "dp_replicate", "dp_shard", "cp", "tp"),
+        mesh_order=mesh_order,
         schedule=schedule if pp > 1 else "none",
         virtual_stages=virtual_stages,
         microbatch_size=microbatch_size,

@@ -139,6 +139,22 @@ CASES = {
         "routed_attention",
         {"tp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2, "sequence_parallel": False},
     ),
+    "llama-tp_around_pp": (
+        "shallow_llama",
+        {"tp": 2, "pp": 2, "sequence_parallel": True, "mesh_order": "tp-pp"},
+    ),
+    "llama-cp_around_dp_shard": (
+        "shallow_llama",
+        {"cp": 2, "dp_shard": 2, "mesh_order": "cp-dp_shard"},
+    ),
+    "gpt-cp_around_dp_replicate": (
+        "shallow_gpt",
+        {"cp": 2, "dp_replicate": 2, "mesh_order": "cp-dp_replicate"},
+    ),
+    "routed_experts-ep_2_around_pp": (
+        "routed_experts",
+        {"dp_shard": 4, "ep": 2, "pp": 2, "schedule": "1F1B", "mesh_order": "dp_shard-pp"},
+    ),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
 }

@@ -111,7 +111,7 @@ def clusters(draw):
     """One to three levels of links, each 0.01 to 1 times as fast as the shipped one."""
     cluster = load_cluster("h100-sxm", gpus=16)
     inside, between = cluster.links
-    ranks = draw(st.sampled_from([(), (2,), (4,), (2, 4)]))
+    ranks = draw(st.sampled_from([(), (2,), (4,), (2, 4), (3,), (5,)]))
     levels = [replace(inside, ranks=number) for number in ranks] + [replace(between, ranks=None)]
     links = []
     for level in levels:

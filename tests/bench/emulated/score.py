@@ -50,7 +50,7 @@ class Pricer:
             calibration=self._calibration,
         )
         pricer = self._pricer(run.model, network.num_ranks)
-        work = pricer.work(plan_choice(plan))
+        work = pricer.work(plan_choice(plan, cluster))
         assert work is not None
         price = price_plan(plan, work, cluster, framework)
         memory = price.peak_memory

@@ -1,0 +1,65 @@
+"""Orders of the mesh that the search tries, and what it says of them."""
+
+from collections.abc import Iterable, Sequence
+
+from planner.hardware.spec import ClusterSpec
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.placement import MeshOrder, canonical_stride, mesh_axis, mesh_orders
+from planner.strategy.rules import BrokenRule
+from planner.vocabulary import ORDER_SIGN, Axis
+
+
+class MeshOrders:
+    """Orders of the axes of a mesh on one cluster, one for each choice of links."""
+
+    def __init__(self, cluster: ClusterSpec, kept: Sequence[str]) -> None:
+        """Set up.
+
+        Args:
+            cluster: Devices and links.
+            kept: Axes that the request keeps in this order, from the outermost to the innermost.
+        """
+        self._cluster = cluster
+        self._kept = tuple(kept)
+
+    def of(self, degrees: ParallelDegrees) -> tuple[MeshOrder, ...]:
+        """Orders that the request and the runtime take, the most usual one first."""
+        return mesh_orders(self._cluster, degrees, self._kept)
+
+    def stride(self, degrees: ParallelDegrees, order: MeshOrder) -> int:
+        """Distance of the ranks over which modules are split, the least for their links."""
+        return canonical_stride(self._cluster, mesh_axis(degrees, degrees.split_axis, order))
+
+    def broken_rule(self, degrees: ParallelDegrees) -> BrokenRule | None:
+        """Refuse degrees that have none of the orders that the request asks for."""
+        if self.of(degrees):
+            return None
+        lenders = Axis.DP_SHARD, Axis.TP
+        outer = [axis for axis in self._kept if axis not in lenders]
+        works = ORDER_SIGN.join([*outer, *(axis for axis in lenders if axis in self._kept)])
+        return BrokenRule(
+            rule="mesh_order with ep and tp",
+            detail=f"mesh_order={ORDER_SIGN.join(self._kept)} with ep {degrees.ep} and tp "
+            f"{degrees.tp}: the ranks of ep are those of tp and neighbours on dp_shard, so that "
+            f"dp_shard around tp lies inside all other axes; mesh_order can be {works}, or ep 1",
+        )
+
+    def limits(self, tried: Iterable[ParallelDegrees], near: float) -> tuple[str, ...]:
+        """Say which orders were searched, nothing where each layout has one.
+
+        Args:
+            tried: Layouts.
+            near: Share by which the step of those may be longer than the best that are tried in
+                more than one order.
+        """
+        layouts = dict.fromkeys(tried)
+        if all(len(self.of(each)) == 1 for each in layouts):
+            return ()
+        usual = f"the usual one with {' around '.join(self._kept)}" if self._kept else "the usual"
+        words = f"orders of the mesh beside {usual} for layouts within {near:.0%} of the fastest"
+        splits = any(len({self.stride(each, o) for o in self.of(each)}) > 1 for each in layouts)
+        if splits:
+            words += ", modules laid out as on the innermost links"
+        if any(each.ep > 1 and each.tp > 1 for each in layouts):
+            words += ", ep with tp innermost"
+        return (words,)

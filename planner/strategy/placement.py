@@ -1,0 +1,129 @@
+"""Which mesh axis lies on which links: orders of the mesh.
+
+The axes of a mesh may lie around one another in any order. What an order decides is which links
+each axis crosses, and with how many ranks side by side; orders that agree in this are one.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import permutations
+
+from planner.hardware.spec import ClusterSpec
+from planner.hardware.topology import CommGroup, MeshAxis, comm_group, crossed_links, units_of
+from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import MESH_ORDER, Axis
+
+MeshOrder = tuple[str, ...]
+"""Every axis of a mesh, from the outermost to the innermost; ep is the innermost part of
+dp_shard."""
+
+
+def mesh_axis(degrees: ParallelDegrees, axis: str, order: MeshOrder = MESH_ORDER) -> MeshAxis:
+    """Where the ranks of an axis lie; those of ep are the innermost of dp_shard and tp."""
+    place = axis
+    if axis == Axis.EP:
+        place = Axis.TP if degrees.tp > 1 else Axis.DP_SHARD
+    stride = 1
+    for inner in reversed(order):
+        if inner == place:
+            return MeshAxis(size=getattr(degrees, axis), stride=stride)
+        stride *= getattr(degrees, inner)
+    raise AssertionError(f"no mesh axis {axis}")
+
+
+def state_axes(degrees: ParallelDegrees, order: MeshOrder = MESH_ORDER) -> tuple[MeshAxis, ...]:
+    """The ranks that share the state of FSDP2: those of dp_shard and cp."""
+    return mesh_axis(degrees, Axis.DP_SHARD, order), mesh_axis(degrees, Axis.CP, order)
+
+
+def expert_axes(degrees: ParallelDegrees, order: MeshOrder = MESH_ORDER) -> tuple[MeshAxis, ...]:
+    """The ranks that share the state of the same experts."""
+    if degrees.ep == 1:
+        return state_axes(degrees, order)
+    experts = mesh_axis(degrees, Axis.EP, order)
+    return (MeshAxis(size=degrees.expert_shards, stride=experts.stride * degrees.ep),)
+
+
+def copy_axes(degrees: ParallelDegrees, order: MeshOrder = MESH_ORDER) -> tuple[MeshAxis, ...]:
+    """All ranks that hold the same part of the model, shared or not."""
+    return mesh_axis(degrees, Axis.DP_REPLICATE, order), *state_axes(degrees, order)
+
+
+def axis_group(
+    cluster: ClusterSpec, degrees: ParallelDegrees, axis: str, order: MeshOrder = MESH_ORDER
+) -> CommGroup:
+    """The ranks of a mesh axis and the links between them."""
+    return comm_group(cluster, mesh_axis(degrees, axis, order))
+
+
+def mesh_orders(
+    cluster: ClusterSpec, degrees: ParallelDegrees, kept: Sequence[str] = ()
+) -> tuple[MeshOrder, ...]:
+    """Orders of the mesh that differ in the links of some axis, ``MESH_ORDER`` first.
+
+    Args:
+        cluster: Devices and links.
+        degrees: Size of each axis.
+        kept: Axes that are to lie in this order, from the outermost to the innermost.
+    """
+    return _mesh_orders(units_of(cluster), degrees, tuple(kept))
+
+
+@lru_cache(maxsize=2**14)
+def _mesh_orders(
+    units: tuple[int, ...], degrees: ParallelDegrees, kept: tuple[str, ...]
+) -> tuple[MeshOrder, ...]:
+    found: dict[object, MeshOrder] = {}
+    for order in _permutations(degrees):
+        named = [axis for axis in order if axis in kept and getattr(degrees, axis) > 1]
+        if named == [axis for axis in kept if getattr(degrees, axis) > 1]:
+            found.setdefault(_links_of_axes(units, degrees, order), order)
+            if units[0] == units[-1]:
+                break
+    return tuple(found.values())
+
+
+def _permutations(degrees: ParallelDegrees) -> Iterator[MeshOrder]:
+    """Orders of the axes that have several ranks; the others stay at their places."""
+    used = [axis for axis in MESH_ORDER if getattr(degrees, axis) > 1]
+    for permutation in permutations(used):
+        inside = (*(axis for axis in (Axis.DP_SHARD, Axis.TP) if axis in used),)
+        if degrees.ep > 1 and degrees.tp > 1 and permutation[-len(inside) :] != inside:
+            continue  # ranks of ep are those of tp and neighbours on dp_shard
+        left = iter(permutation)
+        yield tuple(next(left) if axis in used else axis for axis in MESH_ORDER)
+
+
+def _links_of_axes(
+    units: tuple[int, ...], degrees: ParallelDegrees, order: MeshOrder
+) -> tuple[object, ...]:
+    """What prices depend on of an order."""
+    pipeline = mesh_axis(degrees, Axis.PP, order)
+    groups = (
+        (mesh_axis(degrees, degrees.split_axis, order),),
+        state_axes(degrees, order),
+        expert_axes(degrees, order),
+        (mesh_axis(degrees, Axis.DP_REPLICATE, order),),
+        copy_axes(degrees, order),
+        (pipeline,),
+    )
+    links = tuple(crossed_links(units, axes) for axes in groups)
+    # Between which stages a link lies follows from these where units hold stages alike.
+    is_even = all(pipeline.is_even(unit) for unit in units)
+    return links if is_even else (*links, pipeline.stride)
+
+
+@lru_cache(maxsize=2**14)
+def _canonical(units: tuple[int, ...], axis: MeshAxis) -> int:
+    wanted = crossed_links(units, (axis,))
+    return next(
+        stride
+        for stride in range(1, axis.stride + 1)
+        if (units[-1] // axis.size) % stride == 0
+        and crossed_links(units, (MeshAxis(size=axis.size, stride=stride),)) == wanted
+    )
+
+
+def canonical_stride(cluster: ClusterSpec, axis: MeshAxis) -> int:
+    """The least distance of neighbours under which an axis crosses the same links."""
+    return _canonical(units_of(cluster), axis)
