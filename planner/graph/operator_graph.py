@@ -230,7 +230,7 @@ class RefusedCut:
     after_unit: int
     """The place lies between this unit and the next."""
     reason: str
-    """What crosses it that no stage can hand over, as a clause."""
+    """Why no stage can end there, as a clause: what it could not hand over, say."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -233,6 +233,7 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         used_hints=recorder.data.used_hints,
         asked_places=recorder.data.asked_places,
         data_reads=recorder.data.answered,
+        decisions=tuple(recorder.data.decisions),
     )
 
 

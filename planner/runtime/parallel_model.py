@@ -1,7 +1,6 @@
 """A model that is trained as a plan says, for any training loop."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -250,17 +249,17 @@ class ParallelModel:
         self.group.close()
 
     def _on_device(self, batch: Microbatch) -> Microbatch:
-        there = functools.partial(Tensor.to, device=self.device, non_blocking=True)
-        inputs, targets = tree_map_only(Tensor, there, batch)
-        return cast_floats(inputs, self.dtype), targets
+        given = tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
+        return cast_floats(given[0], self.dtype), given[1]
 
     @contextlib.contextmanager
     def _step_seed(self) -> Iterator[None]:
-        """Seed what a step draws: alike on tp ranks of a stage; constants are of masters' dtype."""
-        seed = mixed_seed(self.recipe.seed, self.steps, self.data_parallel_rank, self.pp_rank)
+        """Seed what a step draws: on hosts alike, on GPUs by samples and stage."""
+        seed = mixed_seed(self.recipe.seed, self.steps)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), seeded_elsewhere(seed):
-            torch.manual_seed(seed)
+            torch.manual_seed(mixed_seed(seed, self.data_parallel_rank, self.pp_rank))
+            torch.default_generator.manual_seed(seed)  # all ranks leave out the same layers
             usual = torch.get_default_dtype()
             torch.set_default_dtype(master_dtype(self.dtype))
             yield

@@ -34,6 +34,8 @@ class ModelFacts:
     """Pipeline stages that the legal cuts allow."""
     recompute_refusals: Mapping[str, str]
     """Recomputations under which the model would fail, with the reason."""
+    no_cut_reason: str = ""
+    """Why there is but one stage, as a sentence; "" where there may be more."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "" where none does."""
     loss: LossRows | str = "not looked for"
@@ -68,6 +70,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         max_stages=len(graph.cuts) + 1,
         recompute_refusals=recompute_refusals(graph),
         autocast=graph.autocast,
+        no_cut_reason=graph.no_cut_reason,
         loss=loss_rows(graph),
     )
 

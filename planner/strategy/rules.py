@@ -131,7 +131,7 @@ def broken_rule(
         return BrokenRule(
             rule="stages > cuts",
             detail=f"pp {degrees.pp} needs {degrees.pp} stages, but the model can be cut into "
-            f"{facts.max_stages} at most",
+            f"{facts.max_stages} at most. {facts.no_cut_reason}".removesuffix(". "),
         )
     if degrees.pp > 1 and facts.autocast:
         return BrokenRule(

@@ -14,7 +14,7 @@ from launch import (
 
 import planner
 from planner.cli.main import run
-from planner.errors import CodegenError
+from planner.errors import CodegenError, RequestError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from families import fast_links, split_words
@@ -78,6 +78,34 @@ def test_ranks_may_use_different_parameters_and_nobody_some(tmp_path, fix):
     expected, found = outcome_of(tmp_path, name="reference"), outcome_of(tmp_path)
     assert largest_difference(found.losses, expected.losses) < 1e-8
     assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        {"dp_shard": 2, "microbatch_size": 4},
+        {"dp_replicate": 2, "dp_shard": 1, "microbatch_size": 4},
+        {"tp": 2, "microbatch_size": 8},
+    ],
+)
+def test_all_ranks_leave_out_the_blocks_that_one_process_does(tmp_path, fix):
+    """By draws of the host, of which one process makes as many as each rank."""
+    model = str(MODEL.with_name("skipped_blocks.py"))
+    alone = {**REQUEST, "gpus": 1, "fix": {"microbatch_size": 8}}
+    planner.plan(model, **alone).save(tmp_path / "alone")
+    planner.plan(model, **{**REQUEST, "fix": fix}).save(tmp_path / "two")
+    run_jobs([(tmp_path / "alone", arguments_of(tmp_path / "alone"))])
+    run_jobs([(tmp_path / "two", arguments_of(tmp_path / "two"))], num_processes=2)
+    expected, found = outcome_of(tmp_path / "alone"), outcome_of(tmp_path / "two")
+    assert largest_difference(found.losses, expected.losses) < 1e-8
+    assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
+def test_a_block_that_a_draw_may_leave_out_is_no_place_for_a_stage():
+    model = str(MODEL.with_name("skipped_blocks.py"))
+    with pytest.raises(RequestError, match="a random draw that skipped_blocks") as caught:
+        planner.plan(model, **REQUEST)
+    assert "pp 2 needs 2 stages" in str(caught.value)
 
 
 def test_a_line_that_a_warning_names_takes_a_hint():

@@ -78,12 +78,37 @@ def find_layout(recording: Recording) -> Layout:
     places = _places(calls)
     unit_of_op = _assign_ops(recording, bounds, places)
     cuts, refused = find_cuts(recording, calls, unit_of_op)
+    is_chain = _is_chain(recording, calls, cuts)
+    place = _decided_between(recording, calls)
+    if place:
+        reason = f"a random draw that {place} reads decides which of the blocks run"
+        refused = tuple(
+            RefusedCut(after_unit=after, reason=reason)
+            for after in sorted(each.after_unit for found in (cuts, refused) for each in found)
+        )
+        cuts = ()
     return Layout(
         units=_spans(recording, unit_of_op, places),
-        is_chain=_is_chain(recording, calls, cuts),
+        is_chain=is_chain,
         cuts=cuts,
         refused_cuts=refused,
         no_cut_reason="" if cuts else _no_cut_reason(refused, places),
+    )
+
+
+def _decided_between(recording: Recording, calls: Sequence[Block]) -> str:
+    """The line that decides between two blocks by a draw, which may leave out one; "" for none.
+
+    A stage cannot know which of another stage's blocks run.
+    """
+    return next(
+        (
+            each.place
+            for each in recording.decisions
+            for left, right in pairwise(calls)
+            if left.end_op <= each.before_op <= right.first_op
+        ),
+        "",
     )
 
 

@@ -36,10 +36,16 @@ class Assumed:
     """Why it is what it is."""
     position: int
     """Which result it is."""
-    make: Callable[[list[Tensor]], Tensor]
+    make: "Make"
     """Makes the data, from the data of the op's inputs where it needs them."""
     needs_inputs: bool = False
     """Whether it needs them."""
+    ends: "tuple[Make, Make] | None" = None
+    """Make it at the low and at the high end of its draws; None where it is no draw."""
+
+
+Make = Callable[[list[Tensor]], Tensor]
+"""Makes data, from the data of an op's inputs where it needs them."""
 
 
 def assumed_values(
@@ -58,8 +64,8 @@ def assumed_values(
     """
     args, kwargs = arguments
     if name in _MEANS:
-        mean = _MEANS[name](args)
-        return None if mean is None else _filled(Assumption.MEAN, made[0], mean)
+        draw = _MEANS[name](args)
+        return None if draw is None else _drawn(made[0], *draw)
     if name == "bernoulli":
         dtype = made[0].dtype
         return Assumed(
@@ -67,44 +73,64 @@ def assumed_values(
             position=0,
             make=lambda known: (known[0] > 0.5).to(dtype),
             needs_inputs=True,
+            ends=(lambda known: (known[0] >= 1).to(dtype), lambda known: (known[0] > 0).to(dtype)),
         )
     if name == "randperm":
         return Assumed(assumption=Assumption.MEAN, position=0, make=lambda _: torch.arange(args[0]))
     if name in _CHOSEN:
         return _routed(name, args, kwargs, made)
     finite = _finite(name, args, inputs)
-    return None if finite is None else _filled(Assumption.FINITE, made[0], finite)
+    if finite is None:
+        return None
+    return Assumed(assumption=Assumption.FINITE, position=0, make=_filled(made[0], finite))
 
 
 def _argument(args: Sequence[Any], position: int, default: float) -> float:
     return args[position] if len(args) > position else default
 
 
-def _middle(args: Sequence[Any]) -> float:
-    return (_argument(args, 1, 0.0) + _argument(args, 2, 1.0)) / 2
+_Draw = tuple[float, float, float]
+"""Mean of a draw (of two outcomes the likelier), and the ends of its range."""
+
+_FAR = 1e9
+"""Farther than any draw of a normal distribution."""
 
 
-def _middle_integer(args: Sequence[Any]) -> int:
+def _uniform(args: Sequence[Any]) -> _Draw:
+    low, high = _argument(args, 1, 0.0), _argument(args, 2, 1.0)
+    return (low + high) / 2, low, high
+
+
+def _integer(args: Sequence[Any]) -> _Draw:
     low, high = (0, args[0]) if isinstance(args[1], (list, tuple)) else args[:2]
-    return int(low + high - 1) // 2
+    return int(low + high - 1) // 2, low, high - 1
 
 
-def _likelier(args: Sequence[Any]) -> float | None:
-    probability = _argument(args, 1, 0.5)
-    return float(probability > 0.5) if isinstance(probability, (int, float)) else None
+def _normal(args: Sequence[Any]) -> _Draw:
+    return _argument(args, 1, 0.0), -_FAR, _FAR
 
 
-_MEANS: Mapping[str, Callable[[Sequence[Any]], float | None]] = {
-    "rand": lambda _: 0.5,
-    "rand_like": lambda _: 0.5,
-    "uniform_": _middle,
-    "randn": lambda _: 0.0,
-    "randn_like": lambda _: 0.0,
-    "normal_": lambda args: _argument(args, 1, 0.0),
-    "randint": _middle_integer,
-    "bernoulli_": _likelier,
+def _of_two(args: Sequence[Any]) -> _Draw | None:
+    share = _argument(args, 1, 0.5)
+    if not isinstance(share, (int, float)):
+        return None
+    return float(share > 0.5), float(share >= 1), float(share > 0)
+
+
+_BELOW_ONE = 1 - 2**-24
+"""The largest float32 below 1."""
+
+_MEANS: Mapping[str, Callable[[Sequence[Any]], _Draw | None]] = {
+    "rand": lambda _: (0.5, 0.0, _BELOW_ONE),
+    "rand_like": lambda _: (0.5, 0.0, _BELOW_ONE),
+    "uniform_": _uniform,
+    "randn": lambda _: (0.0, -_FAR, _FAR),
+    "randn_like": lambda _: (0.0, -_FAR, _FAR),
+    "normal_": _normal,
+    "randint": _integer,
+    "bernoulli_": _of_two,
 }
-"""Mean of a draw by op, from its arguments; of two outcomes the likelier."""
+"""A draw by op, from its arguments."""
 
 _CHOSEN: Mapping[str, int] = {
     "topk": 1,
@@ -118,12 +144,17 @@ _CHOSEN: Mapping[str, int] = {
 """Ops that choose along a dim, with the position of the chosen indices among their results."""
 
 
-def _filled(assumption: Assumption, form: Tensor, number: float) -> Assumed:
+def _filled(form: Tensor, number: float) -> Make:
     shape, dtype = form.shape, form.dtype
+    return lambda _: torch.full(shape, number, dtype=dtype)
+
+
+def _drawn(form: Tensor, mean: float, low: float, high: float) -> Assumed:
     return Assumed(
-        assumption=assumption,
+        assumption=Assumption.MEAN,
         position=0,
-        make=lambda _: torch.full(shape, number, dtype=dtype),
+        make=_filled(form, mean),
+        ends=(_filled(form, low), _filled(form, high)),
     )
 
 

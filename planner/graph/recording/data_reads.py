@@ -1,6 +1,6 @@
 """Answers to a model that reads data while it is traced without any."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any
@@ -16,6 +16,7 @@ from planner.graph.operator_graph import DataRead
 from planner.graph.recording.assumed import Assumption
 from planner.graph.recording.choices import choice_of
 from planner.graph.recording.known_values import KnownValues, run_for_real
+from planner.graph.recording.recording import Decision
 from planner.graph.recording.value_table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
 
@@ -48,7 +49,13 @@ class DataReads:
     ``notes``), what a hint says. Otherwise the model cannot be traced.
     """
 
-    def __init__(self, table: ValueTable, known: KnownValues, hints: Sequence[Hint]) -> None:
+    def __init__(
+        self,
+        table: ValueTable,
+        known: KnownValues,
+        hints: Sequence[Hint],
+        count_ops: Callable[[], int],
+    ) -> None:
         self.failure: PlannerError | None = None
         """The error that was raised, which the model's own code may have caught."""
         self.again = False
@@ -62,6 +69,9 @@ class DataReads:
         self._answers: dict[UserLine, set[HintValue]] = {}
         self._taken: dict[UserLine, Tensor] = {}
         self._answered: dict[UserLine, list[float]] = {}
+        self._count_ops = count_ops
+        self.decisions: list[Decision] = []
+        """What draws decide."""
 
     @property
     def used_hints(self) -> tuple[Hint, ...]:
@@ -181,6 +191,7 @@ class DataReads:
     ) -> HintValue:
         known = self._compute(inputs)
         results = None if known is None else run_for_real(func, *arguments, known)
+        self._look_for_decision(func, arguments, inputs)
         if results is not None:
             number: HintValue = results[0].item()
             if self._known.assumptions(inputs):
@@ -190,6 +201,24 @@ class DataReads:
             return number
         dtype = torch.bool if name in _TRUTH_RESULTS else arguments[0][0].dtype
         return self._number(name, dtype)
+
+    def _look_for_decision(
+        self,
+        func: TorchOp,
+        arguments: tuple[Sequence[Any], dict[str, Any]],
+        inputs: Sequence[int],
+    ) -> None:
+        """Note a number that other draws would change."""
+        if self.again or Assumption.MEAN not in self._known.assumptions(inputs):
+            return
+        numbers = set()
+        for reals in zip(*map(self._known.at_ends, inputs), strict=True):
+            known = [real for real in reals if real is not None]
+            results = run_for_real(func, *arguments, known) if len(known) == len(reals) else None
+            numbers.add(None if results is None else results[0].item())
+        if len(numbers) > 1 or None in numbers:
+            place = next(lines_of_stack(), _NOWHERE).place
+            self.decisions.append(Decision(before_op=self._count_ops(), place=place))
 
     def _index(self, func: TorchOp, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         """Index with masks, each replaced by the positions where it is true."""

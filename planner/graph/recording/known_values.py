@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from planner.graph import torch_private
-from planner.graph.recording.assumed import Assumed, Assumption, assumed_values
+from planner.graph.recording.assumed import Assumed, Assumption, Make, assumed_values
 from planner.graph.recording.value_table import ViewKey
 from planner.graph.torch_private import TorchOp
 
@@ -40,6 +40,8 @@ class _Recipe:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     make: Callable[[list[Tensor]], Sequence[Tensor] | None]
+    ends: tuple[Make, Make] | None = None
+    """Make it at the ends of a draw's range; None for what is no draw."""
 
 
 class KnownValues:
@@ -158,7 +160,8 @@ class KnownValues:
     def _assume(self, value: int, assumed: Assumed, inputs: tuple[int, ...]) -> None:
         needed = inputs if assumed.needs_inputs else ()
         if all([self.knows(each) for each in needed]):
-            self._keep(needed, (value,), lambda known: [assumed.make(known)])
+            made = _Recipe(needed, (value,), lambda known: [assumed.make(known)], ends=assumed.ends)
+            self._recipes[value] = made
             self._assumptions[value] = self.assumptions(needed) | {assumed.assumption}
 
     def compute(self, value: int) -> Tensor | None:
@@ -187,6 +190,40 @@ class KnownValues:
             self._computed.clear()
             self._computed_elements = 0
         return found
+
+    def at_ends(self, value: int) -> tuple[Tensor | None, Tensor | None]:
+        """Compute the data of a value where all draws are at the low, and at the high end.
+
+        None where it is unknown.
+        """
+        return self._at_end(value, 0), self._at_end(value, 1)
+
+    def _at_end(self, value: int, end: int) -> Tensor | None:
+        known: dict[int, Tensor] = {}
+        pending = [value]
+        while pending:
+            current = pending[-1]
+            results: Sequence[Tensor | None] | None
+            outputs: tuple[int, ...]
+            if current in known:
+                pending.pop()
+                continue
+            if Assumption.MEAN not in self.assumptions([current]):
+                results, outputs = [self.compute(current)], (current,)
+            else:
+                recipe = self._recipes[current]
+                missing = [needed for needed in recipe.inputs if needed not in known]
+                if missing:
+                    pending.extend(missing)
+                    continue
+                inputs, outputs = [known[needed] for needed in recipe.inputs], recipe.outputs
+                with torch_private.modes_disabled():
+                    results = [recipe.ends[end](inputs)] if recipe.ends else recipe.make(inputs)
+            for output, result in zip(outputs, results or (None,), strict=False):
+                if result is None:
+                    return None
+                known[output] = result
+        return known[value]
 
     def _find(self, value: int) -> Tensor | None:
         given = self._given.get(value)

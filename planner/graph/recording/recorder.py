@@ -60,7 +60,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         """In order of entry, None while a call is open."""
         self.known = KnownValues()
         self.table = ValueTable(self.known.observe_renewal)
-        self.data = DataReads(self.table, self.known, hints)
+        self.data = DataReads(self.table, self.known, hints, lambda: len(self.ops))
         self.real_tensors = RealTensors(self.table, self.known)
         self._gradients = Gradients(self.table)
         self.phase = Phase.FORWARD

@@ -35,6 +35,16 @@ class ModuleListing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A number that the model's code reads, and that other random draws would change."""
+
+    before_op: int
+    """The op that is recorded next."""
+    place: str
+    """Line that reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """Every op of one training step; the fields are those of ``OperatorGraph``, ops its nodes."""
 
@@ -62,3 +72,5 @@ class Recording:
     """Lines that read data which nothing but a hint can tell, or which is assumed."""
     data_reads: tuple[DataRead, ...] = field(default=(), compare=False)
     """What hints and assumptions answered in the forward pass."""
+    decisions: tuple[Decision, ...] = ()
+    """What draws decide in the forward pass, in order."""
