@@ -98,6 +98,8 @@ class Decision:
         self._most_open = _MOST_OPEN if time_limit_s is None else sys.maxsize
         self._problems: dict[int, _Known] = {}
         self._too_many: set[tuple[int, float]] = set()
+        self._left_open: set[int] = set()
+        self._placed: set[int] = set()
         self.incumbents = Incumbents(top)
         """What was found."""
 
@@ -105,7 +107,10 @@ class Decision:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
         self._visit(self._searches)
         self._visit_orders()
-        return self._prove()
+        report = self._prove()
+        while self._visit_orders():  # of what came near to the best by a proof alone
+            report = self._prove()
+        return report
 
     def rejections(self) -> Iterator[Rejection]:
         """Say of every configuration without a solution why it was refused, once all is decided."""
@@ -119,18 +124,25 @@ class Decision:
             elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
                 yield from slower_refusals(search)
 
-    def _visit_orders(self) -> None:
-        """Look at the configurations that came near to the best in other orders of the mesh."""
+    def _visit_orders(self) -> bool:
+        """Look at the configurations that came near to the best in other orders of the mesh.
+
+        Returns:
+            Whether there are some that were not looked at before.
+        """
         limit_s = self.incumbents.nth_s(1) * (1 + NEAR_SHARE)
         near = {
             id(each.search): each.search
             for each in self.incumbents.solved
             if each.objective_s <= limit_s
         }
-        found = [other for search in near.values() for other in self._others(search)]
+        new = [search for at, search in near.items() if at not in self._placed]
+        found = [other for search in new for other in self._others(search)]
         self._in_other_orders |= {id(other) for other in found}
+        self._placed |= near.keys() | self._in_other_orders
         self._searches += found
         self._visit(found)
+        return bool(found)
 
     def _visit(self, searches: Iterable[ConfigurationSearch]) -> None:
         """Look at configurations, lowest bound first."""
@@ -182,7 +194,7 @@ class Decision:
 
         Configurations of which nothing is known to fit, and nothing to be slower, are open too.
         """
-        left_open: set[int] = set()
+        left_open = self._left_open
         for program in range(_MOST_PROGRAMS + 1):
             batch = self._batch(left_open)
             if not batch:

@@ -1,7 +1,9 @@
 """Orders of the mesh that are tried, refused and told of."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import permutations
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from searches import search_for
 
 from planner.hardware.profiles import load_cluster
 from planner.search.decide import NEAR_SHARE, Decision
+from planner.search.first_choices import FirstChoices
 from planner.search.orders import MeshOrders
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.placement import mesh_orders
@@ -31,9 +34,12 @@ def in_every_order(configuration):
 
 
 @settings(max_examples=60)
-@given(models(), clusters(), st.data())
-def test_the_best_order_is_found_and_proven(model, cluster, data):
-    """Against all permutations, also of clusters that the mesh does not fill evenly."""
+@given(models(), clusters(), st.booleans(), st.data())
+def test_the_best_order_is_found_and_proven(model, cluster, has_first_choices, data):
+    """Against all permutations, also of clusters that the mesh does not fill evenly.
+
+    Without first choices of interleaved stages nothing is near to the best before the proof.
+    """
     configuration = data.draw(st.sampled_from(list(configurations(model))))
     best_s = min(enumerated_s(search_of(model, c, cluster)) for c in in_every_order(configuration))
 
@@ -44,7 +50,9 @@ def test_the_best_order_is_found_and_proven(model, cluster, data):
 
     usual = search_of(model, configuration, cluster)
     decision = Decision([usual], top=2, time_limit_s=None, others=others)
-    report = decision.decide()
+    blind = patch.object(FirstChoices, "first", lambda *_: None)
+    with nullcontext() if has_first_choices else blind:
+        report = decision.decide()
     if best_s == float("inf"):
         assert not decision.incumbents.solved
         return
