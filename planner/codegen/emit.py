@@ -136,6 +136,7 @@ def _gradient_sums(plan: Plan) -> list[str]:
         sums.append(f"partial(average_experts, parts, {batches})")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
+    # torch writes gradients of a divided backward itself, so that no hook says which were used.
     if chooses_parameters(plan) and plan.schedule not in ZERO_BUBBLE_SCHEDULES:
         sums.append("unused.leave_out")
     return sums

@@ -14,8 +14,8 @@ from planner.strategy.mesh import ParallelDegrees
 from planner.vocabulary import MESH_ORDER, Axis
 
 MeshOrder = tuple[str, ...]
-"""Every axis of a mesh, from the outermost to the innermost; ep is the innermost part of
-dp_shard."""
+"""Every axis of a mesh, from the outermost to the innermost; ranks of ep are
+those of tp and neighbours on dp_shard."""
 
 
 def mesh_axis(degrees: ParallelDegrees, axis: str, order: MeshOrder = MESH_ORDER) -> MeshAxis:
