@@ -23,6 +23,9 @@ from typing import Literal
 from planner.errors import RequestError
 from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec
 
+ATTENTION_CURVES = ("attention forward", "attention backward")
+"""Names of the curves of fused attention; the second one's is that of backward."""
+
 OpKind = Literal["matmul", "attention", "memory", "reduction", "embedding"]
 """matmul (and convolution), fused attention, pointwise and copies ("memory"), norms and softmax
 ("reduction"), row gathers and scatters ("embedding")."""
@@ -85,9 +88,9 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     bandwidth = device.memory_bandwidth_bytes_per_s
     num_bytes = work.read_bytes + work.write_bytes
     launch_s = device.kernel_launch_s
-    if work.name in device.op_curves:
-        size = work.flop if work.kind == "matmul" else num_bytes
-        return launch_s + curve_s(device.op_curves[work.name], size)
+    curve = device.op_curves.get(curve_name(work))
+    if curve is not None:
+        return launch_s + _measured_s(work, curve, efficiency)
     if work.kind == "memory":
         return launch_s + num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
     if work.kind == "reduction":
@@ -101,6 +104,26 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     compute_s = _matmul_s(work, device, dtype)
     memory_s = num_bytes / (bandwidth * efficiency.matmul_bandwidth_fraction)
     return launch_s + efficiency.matmul_setup_s + _joined_s(compute_s, memory_s)
+
+
+def curve_name(work: OpWork) -> str:
+    """Name of the curve of a measured device that prices an op.
+
+    Fused attention goes by its direction and not by its kernel, of which each kind of device has
+    its own.
+    """
+    if work.kind == "attention" and work.m:
+        return ATTENTION_CURVES[work.backward]
+    return work.name
+
+
+def _measured_s(work: OpWork, curve: Curve, efficiency: EfficiencySpec) -> float:
+    """Time of an op by its measured curve; attention's is that of a score, by head dim."""
+    if work.kind == "attention":
+        computed = work.flop - work.masked_flop * (1 - efficiency.attention_masked_share)
+        return work.batch * work.m * work.n * computed / work.flop * curve_s(curve, work.k)
+    size = work.flop if work.kind == "matmul" else work.read_bytes + work.write_bytes
+    return curve_s(curve, size)
 
 
 def curve_s(curve: Curve, size: float) -> float:

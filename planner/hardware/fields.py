@@ -111,18 +111,18 @@ class FieldReader:
         return tuple((m, n) for m, n in pairs)
 
     def curve(self, key: str) -> tuple[tuple[float, float], ...]:
-        """Take a list of (size, value) pairs above zero, both rising."""
+        """Take a list of (size, value) pairs above zero, of rising sizes."""
         value = self._entry(key)["value"]
         pairs = value if isinstance(value, list) else []
         sound = all(
             isinstance(pair, list) and len(pair) == 2 and all(_is_positive(each) for each in pair)
             for pair in pairs
         )
-        rising = sound and all(
-            first[0] < second[0] and first[1] <= second[1] for first, second in pairwise(pairs)
-        )
+        rising = sound and all(first[0] < second[0] for first, second in pairwise(pairs))
         if not pairs or not rising:
-            raise self.error(key, f"has the value {value!r}, not a list of rising [size, value]")
+            raise self.error(
+                key, f"has the value {value!r}, not a list of [size, value] with rising sizes"
+            )
         return tuple((float(size), float(each)) for size, each in pairs)
 
     def has(self, key: str) -> bool:

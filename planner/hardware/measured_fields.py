@@ -8,8 +8,8 @@ from planner.units import GB, MIB, us_to_s
 
 _OPS = "ops"
 
-_SIZE_KEYS = {"us_by_mib": MIB, "us_by_gflop": GB}
-"""Keys of a measured op's curve, and the unit of its sizes."""
+_CURVE_KEYS = {"us_by_mib": (MIB, 1e-6), "us_by_gflop": (GB, 1e-6), "ns_by_head_dim": (1, 1e-9)}
+"""Keys of a measured op's curve, and the units of its sizes and times."""
 
 _SCRIPT = "script"
 
@@ -27,9 +27,10 @@ def read_ops(reader: FieldReader) -> dict[str, Curve]:
     found = {}
     for index, table in enumerate(reader.tables(_OPS) if reader.has(_OPS) else []):
         each = FieldReader(path=reader.path, table=table, prefix=f"{_OPS}[{index}].")
-        key = next((key for key in _SIZE_KEYS if each.has(key)), "us_by_mib")
+        key = next((key for key in _CURVE_KEYS if each.has(key)), "us_by_mib")
+        size_unit, seconds = _CURVE_KEYS[key]
         found[each.text("name")] = tuple(
-            (size * _SIZE_KEYS[key], us_to_s(us)) for size, us in each.curve(key)
+            (size * size_unit, time * seconds) for size, time in each.curve(key)
         )
         each.finish()
     return found

@@ -39,7 +39,8 @@ ATTENTION_FILL_KEYS = 235.0
 keys (Triton; FlashAttention-3 rises the same way), pytorch/benchmark #2391."""
 
 Curve = tuple[tuple[float, float], ...]
-"""Seconds by size, both rising: bytes moved, or FLOPs of ops that are limited by them."""
+"""Seconds by rising size: bytes moved, FLOPs of ops that are limited by them, or of fused attention
+its head dim, the seconds being those of one score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ a core, which all ranks on a core have in common (``full_speed_ranks_per_node`` 
 
 A training step writes each result to memory that it has not just used, since it keeps what its
 backward needs. So what calls return is kept for a while: written to the same place again and again,
-a result stays in a cache and takes less time.
+a result stays in a cache and takes less time. (Operands: ``planner.profiling.kernels.in_turn``.)
 """
 
 import statistics
@@ -28,7 +28,8 @@ LEAST_REPEATS = 5
 MOST_REPEATS = 50
 
 KEPT_BYTES = 32 * 2**20
-"""Results of a CPU that are kept: as long as a cache of the last level, or longer."""
+"""Results of a CPU that are kept, and copies of operands that are used in turn: as long as a cache
+of the last level, or longer."""
 
 CPU_STRETCHES = 5
 """Stretches of calls on a CPU, each of which is one repeat."""
@@ -63,14 +64,14 @@ class Clock:
     def __init__(self, device: torch.device, *, most_repeats: int = MOST_REPEATS) -> None:
         self.device = device
         self._most_repeats = most_repeats
-        self._is_gpu = device.type == "cuda"
+        self.is_gpu = device.type == "cuda"
         self._flushed = torch.empty(
-            FLUSH_BYTES if self._is_gpu else 0, dtype=torch.uint8, device=device
+            FLUSH_BYTES if self.is_gpu else 0, dtype=torch.uint8, device=device
         )
 
     def now(self) -> Moment:
         """Mark the end of the work that was issued so far."""
-        if not self._is_gpu:
+        if not self.is_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -78,7 +79,7 @@ class Clock:
 
     def wait(self) -> None:
         """Wait until the device has done all that was issued."""
-        if self._is_gpu:
+        if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
     def flush(self) -> None:
@@ -90,7 +91,7 @@ class Clock:
 
         On a GPU each starts from a cold L2, and the call itself must not wait for the device.
         """
-        if not self._is_gpu:
+        if not self.is_gpu:
             return self._time_on_cpu(call, limit_s)
         for _ in range(WARM_UP_CALLS):
             call()
@@ -135,7 +136,7 @@ class Clock:
 
     def heat_up(self, duration_s: float) -> None:
         """Keep a GPU busy until its clocks are those of a training load."""
-        if not self._is_gpu:
+        if not self.is_gpu:
             return
         left = torch.randn(8192, 8192, dtype=torch.bfloat16, device=self.device)
         right = torch.randn_like(left)

@@ -68,8 +68,8 @@ def _products(*, quick: bool) -> Iterator[KernelCase]:
     more = ((2048, 1024, 1024), (512, 64, 256), (128, 2048, 512), (4096, 128, 128), (33, 65, 129))
     for tokens, wide, deep in shapes if quick else (*shapes, *more):
         yield linear("float32", tokens, wide, deep)
-    attentions = ((8, 64, 8), (4, 128, 32), (1, 512, 64))
-    more_attentions = ((2, 256, 64), (16, 64, 16), (1, 1024, 64))
+    attentions = ((8, 64, 8), (8, 64, 16), (4, 128, 32), (2, 256, 64))
+    more_attentions = ((4, 128, 8), (2, 256, 16), (1, 512, 64), (1, 256, 128))
     for batch, length, head_dim in attentions if quick else (*attentions, *more_attentions):
         yield attention("float32", batch, 8, 8, length, head_dim, causal=True)
         yield attention("float32", batch, 8, 8, length, head_dim, causal=False)

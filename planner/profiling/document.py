@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 
+from planner.cost.op import ATTENTION_CURVES
+from planner.cost.work import op_kind
 from planner.hardware.fields import FORMAT
 from planner.hardware.profiles import PEAK_KEYS
 from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec, Provenance, ScriptHost
@@ -74,7 +76,11 @@ def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes:
         f"description = {json.dumps(writer.where)}",
         "",
         writer.number("memory_gib", device.memory_bytes / GIB, "memory of the machine"),
-        writer.number("reserve_gib", reserve_bytes / GIB, "resident memory of an idle rank"),
+        writer.number(
+            "reserve_gib",
+            reserve_bytes / GIB,
+            "memory of a rank that has trained, its tensors freed",
+        ),
         measured(
             "memory_bandwidth_gb_per_s",
             device.memory_bandwidth_bytes_per_s / GB,
@@ -128,9 +134,12 @@ def _fitted(efficiency: EfficiencySpec, writer: Writer) -> Iterable[str]:
 
 
 def _curve(op: str, curve: Curve, writer: Writer) -> str:
-    is_product = "convolution" in op or op == "_grouped_mm"
-    key, unit = ("us_by_gflop", GB) if is_product else ("us_by_mib", MIB)
-    points = [[float(f"{size / unit:.5g}"), float(f"{s * 1e6:.5g}")] for size, s in curve]
+    key, unit, second = "us_by_mib", MIB, 1e6
+    if op in ATTENTION_CURVES:
+        key, unit, second = "ns_by_head_dim", 1, 1e9
+    elif op_kind(op) == "matmul":
+        key, unit = "us_by_gflop", GB
+    points = [[float(f"{size / unit:.5g}"), float(f"{s * second:.5g}")] for size, s in curve]
     return writer.number(key, points, "beyond what any op takes", spread=writer.spread)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -128,7 +129,7 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
     device = fit_device(machine, points)
     writer = Writer(machine, settings, date, device.spread)
     script = fit_script(device.device, points)
-    reserve_bytes = next(p["resident_bytes"] for p in points if p["kind"] == "overhead")
+    reserve_bytes = next(p["used_bytes"] for p in points if p["kind"] == "residue")
     full_speed = full_speed_ranks(machine, settings, points)
     links = fit_links(
         device.device,
@@ -161,16 +162,17 @@ def full_speed_ranks(machine: Machine, settings: Settings, points: Sequence[Poin
     """Find how many ranks of a host get on as fast as one alone would.
 
     No more than it has cores; less where cores share what they work with. It is told by how much
-    longer all ranks take for more work between the same collectives.
+    longer all ranks take for more work between the same collectives, at the median of some times.
     """
     if machine.device != "cpu":
         return float(settings.processes)
     cores = float(min(settings.processes, machine.cores))
-    found = sorted((p["own_s"], p["both_s"]) for p in points if p["kind"] == "work")
-    if not found:
-        return cores
-    own_s, both_s = (most - least for least, most in zip(found[0], found[-1], strict=True))
-    return min(cores, float(settings.processes * own_s / max(both_s, own_s)))
+    works = [(p["own_s"], p["both_s"]) for p in points if p["kind"] == "work"]
+    found = []
+    for (less_own_s, less_both_s), (own_s, both_s) in zip(works[::2], works[1::2], strict=True):
+        more_s = own_s - less_own_s
+        found.append(settings.processes * more_s / max(both_s - less_both_s, more_s))
+    return min(cores, float(statistics.median(found))) if found else cores
 
 
 def _points(

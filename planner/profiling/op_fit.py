@@ -1,6 +1,5 @@
 """The numbers of a device from its measured ops."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.cost.device_fit import fit_efficiency, price_op, with_efficiency
-from planner.cost.op import OpWork, op_s
+from planner.cost.op import ATTENTION_CURVES, OpWork, curve_name, op_s
 from planner.cost.tables import OpSample
 from planner.cost.work import op_kind
 from planner.graph.analysis.causal import masked_pairs
@@ -35,7 +34,7 @@ _START = EfficiencySpec(
     attention_backward_fraction=0.5,
     sustained_fraction=1.0,
     attention_fill_keys=0.0,
-    attention_head_overhead=8.0,
+    attention_head_overhead=0.0,
     attention_masked_share=1.0,
 )
 """Where the search begins on a CPU: register tiles of its matrix library, one core."""
@@ -150,7 +149,7 @@ def _work(row: Mapping[str, Any]) -> OpWork:
         m=m,
         n=n,
         k=row["k"],
-        backward=row["phase"] == "backward",
+        backward=row["phase"] == "backward" or row["kernel"].endswith("_backward"),
     )
 
 
@@ -181,7 +180,10 @@ def _curves(samples: Sequence[OpSample]) -> dict[str, Curve]:
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         (work,) = sample.works
-        if work.kind != "attention" and not work.m:
+        if work.kind == "attention":
+            scores = work.batch * work.m * work.n
+            found[curve_name(work)][work.k].append(sample.measured_s / scores)
+        elif not work.m:
             size = work.flop if work.kind == "matmul" else _bytes(sample)
             if size:
                 found[work.name][size].append(sample.measured_s)
@@ -191,7 +193,7 @@ def _curves(samples: Sequence[OpSample]) -> dict[str, Curve]:
         if op_kind(name) == "matmul":  # shapes differ at equal FLOPs: one rate for all
             rates = [size / seconds for size, seconds in points]
             points = [(points[-1][0], points[-1][0] / statistics.median(rates))]
-        curves[name] = _rising(points)
+        curves[name] = tuple(points) if name in ATTENTION_CURVES else _rising(points)
     return curves
 
 
@@ -206,13 +208,16 @@ def _rising(points: Sequence[tuple[float, float]]) -> Curve:
 
 def _with_efficiency(device: DeviceSpec, samples: Sequence[OpSample]) -> DeviceSpec:
     """Fit the shares of what is priced by its shape; the others stand for ops without a curve."""
+    peak = device.peak_flop_per_s[Dtype.FLOAT32]
     efficiency = replace(
         device.efficiency,
         pointwise_bandwidth_fraction=_share(device, "memory"),
         reduction_bandwidth_fraction=_share(device, "reduction"),
         embedding_bandwidth_fraction=_share(device, "embedding"),
+        attention_forward_fraction=_attention_rate(samples, backward=False) / peak,
+        attention_backward_fraction=_attention_rate(samples, backward=True) / peak,
     )
-    device = replace(device, efficiency=_with_attention(efficiency, device, samples))
+    device = replace(device, efficiency=efficiency)
     products = [s for s in samples if s.works[0].kind == "matmul" and s.works[0].m]
     in_float32 = [sample for sample in products if sample.dtype == Dtype.FLOAT32]
     found = fit_efficiency(
@@ -230,33 +235,13 @@ def _share(device: DeviceSpec, kind: str) -> float:
     return min(1.0, statistics.median(rates) / device.memory_bandwidth_bytes_per_s)
 
 
-def _with_attention(
-    efficiency: EfficiencySpec, device: DeviceSpec, samples: Sequence[OpSample]
-) -> EfficiencySpec:
-    """Least squares in the logarithm over two terms of a score: its products, and itself."""
-    peak = device.peak_flop_per_s[Dtype.FLOAT32]
-    found = {}
-    best = math.inf
-    for overhead in (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0):
-        shares, errors = {}, []
-        for backward in (False, True):
-            logs = [
-                math.log(work.flop * (1 + overhead / work.k) / (peak * sample.measured_s))
-                for sample in samples
-                for work in sample.works
-                if work.kind == "attention" and work.backward == backward
-            ]
-            middle = statistics.fmean(logs)
-            shares[backward] = math.exp(middle)
-            errors += [abs(each - middle) for each in logs]
-        if statistics.fmean(errors) < best and max(shares.values()) <= 1:
-            best = statistics.fmean(errors)
-            found = {"overhead": overhead, "forward": shares[False], "backward": shares[True]}
-    return replace(
-        efficiency,
-        attention_head_overhead=found["overhead"],
-        attention_forward_fraction=found["forward"],
-        attention_backward_fraction=found["backward"],
+def _attention_rate(samples: Sequence[OpSample], *, backward: bool) -> float:
+    """The middle rate of attention, FLOP/s."""
+    works = [(sample.works[0], sample.measured_s) for sample in samples]
+    return statistics.median(
+        work.flop / seconds
+        for work, seconds in works
+        if work.kind == "attention" and work.backward == backward
     )
 
 

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ from planner.profiling.collective_timing import (
 from planner.profiling.cpu_cases import cpu_cases
 from planner.profiling.kernel_cases import kernel_groups
 from planner.profiling.kernels import KernelCase
-from planner.runtime.log import peak_memory_bytes
+from planner.runtime.processes import keep_freed_memory
 
 MARK = "planner-point: "
 """Begins the lines that are points: libraries may print too."""
@@ -91,15 +92,13 @@ class Rank:
         for index, case in enumerate(self._cases()):
             run = partial(self._op, case)
             yield Job(name=f"{index} {case.label}", kind="op", run=run)
+        yield from self._works("after ops")
         payloads = QUICK_PAYLOADS if self._task.quick else PAYLOADS
         for groups, kind, payload in product(self._groups, COLLECTIVES, payloads):
             name = f"{kind} of {groups.num_ranks}, {groups.stride} apart, {payload} B"
             run = partial(self._collective, kind, payload, groups)
             yield Job(name=name, kind="collective", run=run)
-        if self._device.type == "cpu" and self._groups:
-            for work_s in WORKED_S:
-                run = partial(self._work, work_s)
-                yield Job(name=f"work of {work_s} s", kind="work", run=run)
+        yield from self._works("after collectives")
         yield Job(name="script", kind="script", run=self._script)
         if self._groups:
             nearest = min(self._groups, key=lambda groups: (groups.stride, groups.num_ranks))
@@ -109,6 +108,15 @@ class Rank:
         for elements in UPDATED_ELEMENTS:
             run = partial(self._update, elements)
             yield Job(name=f"update {elements}", kind="update", run=run)
+        yield from self._works("at the end")
+        yield Job(name="memory beyond tensors", kind="residue", run=self._residue)
+
+    def _works(self, when: str) -> Iterator[Job]:
+        """Work between collectives, more than once: what else runs for a moment shows here."""
+        if self._device.type == "cpu" and self._groups:
+            for work_s in WORKED_S:
+                run = partial(self._work, work_s)
+                yield Job(name=f"work of {work_s} s, {when}", kind="work", run=run)
 
     def _cases(self) -> list[KernelCase]:
         if self._device.type == "cpu":
@@ -147,7 +155,6 @@ class Rank:
         found = host_terms.op_overhead(self._clock)
         return {
             "calls": [asdict(call) for call in found["calls"]],
-            "resident_bytes": peak_memory_bytes(torch.device("cpu")),
             **_over_ranks(found["spread"]),
         }
 
@@ -201,6 +208,18 @@ class Rank:
         spread = self._clock.time_call(step, limit_s=self._task.limit_s)
         return {"elements": elements, **_over_ranks(spread)}
 
+    def _residue(self) -> Found:
+        """What a rank takes of its device beyond tensors; rank 0 alone asks."""
+        if self._device.type == "cuda":
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+            used_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+        elif dist.get_rank() == 0:
+            command = [sys.executable, "-W", "ignore", "-m", "planner.profiling.residue"]
+            used_bytes = int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        else:
+            used_bytes = 0
+        return {"used_bytes": used_bytes}
+
 
 def _fields(spread: Spread) -> Found:
     return {
@@ -228,6 +247,7 @@ def main(task: Task) -> None:
     else:
         device = torch.device("cpu")
         torch.set_num_threads(1)
+        keep_freed_memory()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")  # no TF32
     dist.init_process_group("nccl" if task.device == "cuda" else "gloo")

@@ -1,6 +1,7 @@
 """Profiles say what was measured: points made from known numbers give these numbers back."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -86,7 +87,8 @@ def collective(kind, payload_bytes, spread=1.0):
 def points(settings, spread=1.0):
     """What a machine with the numbers above would tell."""
     tiny = [row("add", 0.0, read_bytes=8)] * 10
-    yield {"kind": "overhead", "calls": tiny, "seconds": 10 * LAUNCH_S, "resident_bytes": 2**28}
+    yield {"kind": "overhead", "calls": tiny, "seconds": 10 * LAUNCH_S}
+    yield {"kind": "residue", "used_bytes": 2**28}
     yield {"kind": "op", "rows": list(rows())}
     turns = settings.processes / FULL_SPEED
     for kind in ("all_gather", "all_reduce", "send_recv"):
@@ -110,9 +112,9 @@ def points(settings, spread=1.0):
         yield {"kind": "update", "elements": elements, "seconds": 1e-4 + elements * 3e-9}
 
 
-def profiled(folder, settings, spread=1.0):
+def profiled(folder, settings, spread=1.0, *, told=None):
     file = PointFile(folder / "my-points.jsonl", MACHINE, settings)
-    for number, point in enumerate(points(settings, spread)):
+    for number, point in enumerate(points(settings, spread) if told is None else told):
         file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
     found = profile("my", file, MACHINE, settings)
     for name, text in found.files.items():
@@ -155,7 +157,9 @@ def test_a_rank_alone_knows_no_link(tmp_path, capsys):
     """Its profile plans one rank, and refuses more with what would help."""
     file = PointFile(tmp_path / "my-points.jsonl", MACHINE, settings_of(1))
     alone = [
-        p for p in points(settings_of(1)) if p["kind"] in ("overhead", "op", "script", "update")
+        point
+        for point in points(settings_of(1))
+        if point["kind"] in ("overhead", "residue", "op", "script", "update")
     ]
     for number, point in enumerate(alone):
         file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
@@ -188,6 +192,45 @@ def test_no_more_ranks_get_on_at_full_speed_than_there_are_cores(more_s, ranks):
     assert full_speed_ranks(MACHINE, settings_of(4), works) == pytest.approx(ranks)
     assert full_speed_ranks(MACHINE, settings_of(4), []) == MACHINE.cores
     assert full_speed_ranks(MACHINE, settings_of(1), []) == 1
+
+
+def test_what_else_runs_for_a_moment_does_not_slow_ranks_down():
+    quiet, disturbed = ((0.005, 0.01), (0.015, 0.02)), ((0.005, 0.02), (0.015, 0.06))
+    for times in permutations((quiet, disturbed, quiet)):
+        works = [
+            {"kind": "work", "own_s": own_s, "both_s": both_s}
+            for pair in times
+            for own_s, both_s in pair
+        ]
+        assert full_speed_ranks(MACHINE, settings_of(2), works) == pytest.approx(2.0)
+
+
+def test_attention_takes_what_its_head_dim_took(tmp_path):
+    """Narrow heads may take longer than wider ones, as those of 8 do here."""
+    heads = {8: 4e-9, 16: 2e-9, 64: 6e-9}
+    name, scores = "_scaled_dot_product_flash_attention_for_cpu", 8 * 64 * 64
+    measured = [point for point in points(settings_of(2)) if point["kind"] != "op"]
+    ops = [each for each in rows() if each["kernel"] != name]
+    for head_dim, score_s in heads.items():
+        for phase, factor in (("forward", 1), ("backward", 3)):
+            ops.append(row(
+                name, CALL_S + factor * score_s * scores, flop=4 * scores * head_dim,
+                sizes=(8, 64, 64, head_dim), phase=phase,
+            ))  # fmt: skip
+    profiled(tmp_path, settings_of(2), told=[*measured, {"kind": "op", "rows": ops}])
+    device = load_cluster(str(tmp_path / "my.toml"), gpus=1).device
+
+    def attention_s(head_dim, *, backward):
+        work = OpWork(
+            name="_scaled_dot_product_flash_attention", kind="attention", batch=2, m=128, n=128,
+            k=head_dim, flop=4 * 2 * 128 * 128 * head_dim, backward=backward, read_bytes=0,
+            write_bytes=0,
+        )  # fmt: skip
+        return (op_s(work, device, "float32") - device.kernel_launch_s) / (2 * 128 * 128)
+
+    for head_dim, score_s in {**heads, 40: 4e-9, 128: 12e-9}.items():
+        assert attention_s(head_dim, backward=False) == pytest.approx(score_s)
+        assert attention_s(head_dim, backward=True) == pytest.approx(3 * score_s)
 
 
 def test_every_number_says_when_where_and_how(tmp_path):

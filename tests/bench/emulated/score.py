@@ -5,11 +5,14 @@ table that ``experiment.py --out`` has written.
 """
 
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
+from driver import IMPORTED
 from layouts import DTYPE, MODELS
 from measure import CLUSTERS, MeasuredRun
 
@@ -50,7 +53,7 @@ class Pricer:
             calibration=self._calibration,
         )
         pricer = self._pricer(run.model, network.num_ranks)
-        work = pricer.work(plan_choice(plan, cluster))
+        work = pricer.work(plan_choice(plan))
         assert work is not None
         price = price_plan(plan, work, cluster, framework)
         memory = price.peak_memory
@@ -78,7 +81,7 @@ class Pricer:
             "bubble_s": costs.bubble_s,
             "optimizer_s": costs.optimizer_s,
             "measured_memory_mib": max(run.memory_bytes) / MIB,
-            "predicted_memory_mib": (memory.total_bytes - memory.reserve_bytes) / MIB,
+            "predicted_memory_mib": (memory.total_bytes - start_bytes()) / MIB,
             "measured_sent_mb": sum_of_hosts(run) / 1e6,
             "predicted_sent_mb": sent_bytes(plan, pricer) / 1e6,
             "load": run.load,
@@ -101,6 +104,14 @@ class Pricer:
                 is_tried=True,
             )
         return self._pricers[model, ranks]
+
+
+@cache
+def start_bytes() -> int:
+    """Resident memory of a rank before its script begins, which the reserve of a profile holds."""
+    resident = "int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()"
+    words = f"import resource, {', '.join(IMPORTED)}; print({resident})"
+    return int(subprocess.run([sys.executable, "-c", words], check=True, stdout=subprocess.PIPE).stdout)
 
 
 def sum_of_hosts(run: MeasuredRun) -> int:
