@@ -111,7 +111,9 @@ def start_bytes() -> int:
     """Resident memory of a rank before its script begins, which the reserve of a profile holds."""
     resident = "int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()"
     words = f"import resource, {', '.join(IMPORTED)}; print({resident})"
-    return int(subprocess.run([sys.executable, "-c", words], check=True, stdout=subprocess.PIPE).stdout)
+    return int(
+        subprocess.run([sys.executable, "-c", words], check=True, stdout=subprocess.PIPE).stdout
+    )
 
 
 def sum_of_hosts(run: MeasuredRun) -> int:
