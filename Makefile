@@ -35,6 +35,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/bench/mypy.ini
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench -m bench -s
