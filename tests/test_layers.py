@@ -152,7 +152,7 @@ ORDERS = {
         ("clock", "host_model", "points"),
         ("collective_timing", "kernels"),
         ("host_terms", "kernel_cases"),
-        ("cpu_cases",),
+        ("cpu_cases", "residue"),
         ("rank",),
         ("node",),
         ("op_fit",),
