@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-from driver import IMPORTED
 from layouts import DTYPE, MODELS
 from measure import CLUSTERS, MeasuredRun
+from paced import IMPORTED
 
 from planner.framework.script import SCRIPT, framework_on_cluster
 from planner.graph.loading.load import load_model
