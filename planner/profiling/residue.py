@@ -25,6 +25,8 @@ WIDTH = 256
 """Of a block whose products are as large as libraries have buffers for."""
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""A host is measured, also where it has GPUs."""
 
 
 def residue_bytes() -> int:
@@ -35,6 +37,7 @@ def residue_bytes() -> int:
     the peak, it is that.
     """
     with process_group(1, timeout_s=60.0) as device:
+        assert device.type == "cpu"
         step = script_step(**SHAPES[0], device=device)
         for _ in range(2):
             step()
@@ -43,7 +46,7 @@ def residue_bytes() -> int:
         (Block(WIDTH, heads=8), torch.randn(16, 128, WIDTH)),
         (nn.Conv2d(64, 64, 3, padding=1), torch.randn(8, 64, 32, 32)),
     ):
-        torch.autograd.backward(module.to(device)(given.to(device)).sum())
+        torch.autograd.backward(module(given).sum())
     del module, given
     gc.collect()
     pages = Path("/proc/self/statm")
@@ -56,7 +59,7 @@ def residue_bytes() -> int:
 if __name__ == "__main__":
     for name in [each for each in os.environ if each.startswith("TORCHELASTIC_")]:
         del os.environ[name]  # rank 0 of a measurement starts it
-    os.environ.update(ALONE)
+    os.environ.update(ALONE | ON_CPU)
     sys.stdout.write(f"{residue_bytes()}\n")
     sys.stdout.flush()
     os._exit(0)  # threads of the group are not waited for
