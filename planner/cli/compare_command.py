@@ -11,7 +11,7 @@ from planner.cli.options import ExampleCommand, verbosity_options
 _EXAMPLES = """
 Examples:
   plan compare plans/gpt --measured plans/gpt/log.jsonl        the log of a run of its script
-  plan compare plans/gpt --measured trace/rank-0.json          the parts of a step, from a trace
+  plan compare plans/gpt --measured trace/                     the parts of a step, from traces
   plan compare plans/gpt plans/other                           the terms in which two plans differ
 """
 
@@ -31,7 +31,8 @@ def compare_command(**options: Unpack[CompareOptions]) -> None:
     """Hold a plan to a measured run of its script, or to another plan, part by part.
 
     PLAN.json is what `plan MODEL` wrote, or its folder. A log has the step time and the memory; a
-    trace of torch's profiler the parts of a step on one rank: compute, exposed collectives by axis,
+    trace of torch's profiler the parts of a step on one rank (of a folder of traces, the one that
+    computes longest): compute, exposed collectives by axis,
     bubble, optimiser, host.
     """
     from planner.cli.compare_screen import run_compare

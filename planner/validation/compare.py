@@ -125,10 +125,10 @@ def _beside_log(run: LoggedRun) -> Comparison:
     return Comparison(plan=run.saved, other=None, parts=tuple(parts), notes=(*run.notes, told))
 
 
-def _beside_trace(saved: SavedPlan, trace: TorchTrace, file: Path) -> Comparison:
+def _beside_trace(saved: SavedPlan, trace: TorchTrace, path: Path) -> Comparison:
     if trace.plan != saved.digest:
         raise RequestError(
-            f"{file}: its steps are of the plan {trace.plan}, and {saved.file} is the plan "
+            f"{path}: its steps are of the plan {trace.plan}, and {saved.file} is the plan "
             f"{saved.digest}",
             hint="Give the trace together with the plan of its script.",
         )
@@ -146,7 +146,8 @@ def _beside_trace(saved: SavedPlan, trace: TorchTrace, file: Path) -> Comparison
         ("host_s", once_s, seen.host_s),
     )
     notes = (
-        f"median of {len(trace.steps)} steps of rank {trace.rank}; torch's profiler slows hosts "
+        f"median of {len(trace.steps)} steps of rank {trace.rank}"
+        f"{', which computes longest' * path.is_dir()}; torch's profiler slows hosts "
         "down",
         "compute is with recomputation; where kernels wait for the host, the plan counts that in "
         "compute",

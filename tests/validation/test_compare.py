@@ -138,6 +138,19 @@ def test_a_trace_stands_beside_its_plan(folders, tmp_path):
     assert parts["dp_comm_s"].first == costs.dp_comm_s > 0
 
 
+def test_of_a_folder_of_traces_the_rank_that_computes_longest_is_taken(folders, tmp_path):
+    saved = load_saved_plan(folders / "staged")
+    with pytest.raises(RequestError, match="holds no trace"):
+        compare_measured(folders / "staged", tmp_path)
+    for rank, computed_us in enumerate((1e6, 3e6)):
+        events = [span("plan: step", 0, 4e6), span("aten::mm", 0, computed_us, cat="cpu_op")]
+        write_trace(tmp_path / f"rank-{rank}.json", saved.digest, events)
+    comparison = compare_measured(folders / "staged", tmp_path)
+    (compute,) = [part for part in comparison.parts if part.name == "compute_s"]
+    assert compute.second == pytest.approx(3)
+    assert "which computes longest" in comparison.notes[0]
+
+
 def test_a_log_has_the_step_and_the_memory(folders, tmp_path, capsys):
     saved = load_saved_plan(folders / "sharded")
     rows = [

@@ -92,17 +92,26 @@ class TorchTrace:
         )
 
 
-def is_torch_trace(file: Path) -> bool:
-    """Whether a file is named as traces are, and not as logs."""
-    return file.suffix in (".json", ".gz")
+def is_torch_trace(path: Path) -> bool:
+    """Whether a file is named as traces are, and not as logs; a folder holds traces."""
+    return path.is_dir() or path.suffix in (".json", ".gz")
 
 
-def read_torch_trace(file: Path) -> TorchTrace:
-    """Read a trace.
+def read_torch_trace(path: Path) -> TorchTrace:
+    """Read a trace; of a folder with those of several ranks the rank that computes longest.
 
     Raises:
-        RequestError: It cannot be read, or is not of an emitted script.
+        RequestError: It cannot be read, is not of an emitted script, or the folder has none.
     """
+    if not path.is_dir():
+        return _read_file(path)
+    files = sorted(path.glob("rank-*.json*"))
+    if not files:
+        raise RequestError(f"{path}: this folder holds no trace rank-*.json", hint=_TORCH_TRACE)
+    return max(map(_read_file, files), key=lambda trace: trace.median.compute_s)
+
+
+def _read_file(file: Path) -> TorchTrace:
     document = _document(file)
     events = [
         event
