@@ -6,6 +6,7 @@ A script gets those of them that its plan needs, as a folder beside it. In the o
 ``model``, ``data``          the user's model, its functions, and the microbatches of a step;
                              ``loaders`` where it has a ``data_loader``
 ``first_weights``            of models too large to be built whole; ``weights`` in files of others
+``draws``                    random numbers, alike where ranks must agree
 ``part``                     what a rank trains, and its microbatches; ``split_part`` where it does
                              not have all of each tensor
 ``anatomy``, ``stages``      pipeline stages: what a model consists of, and how it is cut

@@ -1,9 +1,6 @@
 """The microbatches of a step."""
 
-import contextlib
-import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -95,17 +92,3 @@ def mixed_seed(*numbers: int) -> int:
     for number in numbers:
         mixed = (mixed * 1_000_003 + number + 1) % 2**63
     return mixed
-
-
-@contextlib.contextmanager
-def seeded_elsewhere(seed: int) -> Iterator[None]:
-    """Seed Python's generator and, where it is loaded, numpy's, which go on as before after it."""
-    numpy = getattr(sys.modules.get("numpy"), "random", None)
-    state = random.getstate(), numpy and numpy.get_state()
-    random.seed(seed)
-    if numpy:
-        numpy.seed(seed % 2**32)
-    yield
-    random.setstate(state[0])
-    if numpy:
-        numpy.set_state(state[1])

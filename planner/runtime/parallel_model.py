@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from .checkpoint import load_state, load_weights, state_of
 from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
-from .data import mixed_seed, seeded_elsewhere, split_batch
+from .data import mixed_seed, split_batch
+from .draws import given_back, seed_draws
 from .model import UserModel, master_dtype
 from .part import Part, Runner, named_parameters
 from .processes import RankError, RunError
@@ -83,8 +84,6 @@ class ParallelModel:
     """Position among the ranks that read different samples."""
     data_parallel_size: int = field(init=False)
     """Number of ranks that read different samples."""
-    pp_rank: int = field(init=False)
-    """Position in the pipeline; a mesh is too slow to be asked in every step."""
     steps: int = 0
     """Optimiser steps taken, those before a loaded checkpoint included."""
     loaded: Path | None = None
@@ -100,7 +99,8 @@ class ParallelModel:
         self.optimizers = [configure(named) for named in trained if named]
         data_parallel = _position(self.mesh, "dp_replicate", "dp_shard")
         self.data_parallel_rank, self.data_parallel_size = data_parallel
-        self.pp_rank, _ = _position(self.mesh, "pp")
+        for part in self.parts:
+            part.seed_draws = self._seed_microbatch
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -146,7 +146,7 @@ class ParallelModel:
                 f"a step takes {self.runner.num_microbatches} microbatches of "
                 f"{self.microbatch_size} samples on each rank, not {len(microbatches)}"
             )
-        with self._step_seed():
+        with self._seeded():
             losses = self.runner.train(map(self._on_device, microbatches))
         with record_function(UPDATE):
             self._update()
@@ -189,7 +189,8 @@ class ParallelModel:
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
-            losses = self.runner.evaluate(map(self._on_device, taken))
+            with self._seeded():
+                losses = self.runner.evaluate(map(self._on_device, taken))
             total += self._summed(losses[: len(new)])
         for module, mode in modes:
             module.training = mode
@@ -253,17 +254,17 @@ class ParallelModel:
         return cast_floats(given[0], self.dtype), given[1]
 
     @contextlib.contextmanager
-    def _step_seed(self) -> Iterator[None]:
-        """Seed what a step draws: on hosts alike, on GPUs by samples and stage."""
-        seed = mixed_seed(self.recipe.seed, self.steps)
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), seeded_elsewhere(seed):
-            torch.manual_seed(mixed_seed(seed, self.data_parallel_rank, self.pp_rank))
-            torch.default_generator.manual_seed(seed)  # all ranks leave out the same layers
+    def _seeded(self) -> Iterator[None]:
+        """Give all generators back after what microbatches seed and draw."""
+        with given_back(self.device):
             usual = torch.get_default_dtype()
             torch.set_default_dtype(master_dtype(self.dtype))
             yield
             torch.set_default_dtype(usual)
+
+    def _seed_microbatch(self, index: int) -> None:
+        seed = mixed_seed(self.recipe.seed, self.steps, index)
+        seed_draws(seed, samples=self.data_parallel_rank)
 
     def _summed(self, losses: Sequence[Tensor]) -> Tensor:
         """Return sum and number of losses on all ranks."""

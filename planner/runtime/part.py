@@ -1,6 +1,6 @@
 """What a rank trains: the user's model, or one pipeline stage of it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class Part(nn.Module):
         self.orders: dict[str, Any] = {}  # a StoredOrder, where checkpoints have another than ranks
         self.stays_sharded = False
         self.has_weights = True
+        self.seed_draws: Callable[[int], None] = lambda _: None
         for parameter in model.parameters():
             if not parameter.numel():  # nothing to train, and FSDP2 reduces no empty gradients
                 parameter.requires_grad_(False)  # noqa: FBT003
@@ -108,6 +109,9 @@ class Runner:
     """The model, or this rank's stages in model order."""
     num_microbatches: int
     """Microbatches per step."""
+    replicas: int = 1
+    """Data-parallel ranks whose microbatches it runs one after the other; each draws as it would
+    by itself."""
 
     @property
     def evaluated_together(self) -> int:
@@ -132,6 +136,7 @@ class Runner:
                 part.set_requires_gradient_sync(is_last or part.stays_sharded)
                 part.set_reshard_after_backward(is_last or part.stays_sharded)
                 part.set_requires_all_reduce(is_last)
+            part.seed_draws(len(losses) % (self.num_microbatches // self.replicas))
             loss = part(inputs=inputs, targets=targets)
             torch.autograd.backward(loss / self.num_microbatches)
             losses.append(loss.detach())
@@ -140,7 +145,11 @@ class Runner:
     def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
         (part,) = self.parts
-        return [part(inputs=inputs, targets=targets) for inputs, targets in microbatches]
+        losses: list[Tensor] = []
+        for inputs, targets in microbatches:
+            part.seed_draws(len(losses))
+            losses.append(part(inputs=inputs, targets=targets))
+        return losses
 
 
 def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:

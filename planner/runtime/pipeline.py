@@ -1,6 +1,7 @@
 """Microbatches under torch's pipeline schedules."""
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
-from .data import joined_batch
+from .data import joined_batch, mixed_seed
 from .meshes import axis_names
 from .part import Runner
 from .stages import Stage
@@ -73,7 +74,13 @@ def _leave() -> None:
 
 
 class _Stage(PipelineStage):
-    """A stage that keeps no gradient which it has handed on."""
+    """A stage that keeps no gradient which it has handed on, and seeds what a microbatch draws."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> Tree:
+        """Run the forward of a microbatch."""
+        assert isinstance(self.submod, Stage)
+        self.submod.seed_draws(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> None:
         """Run the backward of a microbatch, or the part of it for the inputs.
@@ -104,6 +111,9 @@ def pipeline_runner(
         num_microbatches: Microbatches per step.
         sequence_dim: Dim of the stream that is split over tp or cp, None where it is whole.
     """
+    for stage in stages:
+        for _, block in stage.block_items()[:1]:
+            block.register_forward_pre_hook(functools.partial(_draw_apart, stage.index))
     device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
     axis = "cp" if "cp" in axis_names(mesh) else "tp"
@@ -125,6 +135,12 @@ def pipeline_runner(
         num_microbatches=num_microbatches,
         schedule=_schedule(schedule, made, num_microbatches),
     )
+
+
+def _draw_apart(stage: int, *_: Tree) -> None:
+    """Let the blocks of a stage draw other numbers on GPUs than those of the others."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(mixed_seed(torch.cuda.initial_seed(), stage))
 
 
 def _schedule(

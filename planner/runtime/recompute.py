@@ -1,6 +1,7 @@
 """Blocks that run again in backward."""
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from .draws import python_state, set_python_state
 from .part import Part
 from .trees import Function, Tree
 
@@ -51,6 +53,33 @@ def recompute_activations(part: Part) -> None:
             continue
         if mode not in options:
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
-        block.forward = functools.partial(
-            checkpoint, block.forward, use_reentrant=False, **options[mode]
-        )
+        block.forward = functools.partial(_recomputed, block.forward, options[mode])
+
+
+def _recomputed(forward: Function, options: Mapping[str, Any], *args: Tree, **kwargs: Tree) -> Tree:
+    if not torch.compiler.is_compiling():  # a graph draws of torch alone
+        forward = _drawing_again(forward)
+    return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+def _drawing_again(function: Function) -> Callable[..., Tree]:
+    """Return a function that draws of Python and numpy what it drew when it ran first.
+
+    ``torch.utils.checkpoint`` sees to torch's own generators alone.
+    """
+    state = python_state()
+    has_run = False
+
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        nonlocal has_run
+        if not has_run:
+            has_run = True
+            return function(*args, **kwargs)
+        now = python_state()
+        set_python_state(state)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_python_state(now)
+
+    return run

@@ -25,10 +25,10 @@ class _Whole(Part):
 
 
 def reference_runner(
-    model: nn.Module, user: UserModel, dtype: torch.dtype, num_microbatches: int
+    model: nn.Module, user: UserModel, dtype: torch.dtype, num_microbatches: int, replicas: int
 ) -> Runner:
-    """Run all microbatches of a step on the plain model."""
+    """Run the microbatches of a step of all data-parallel ranks on the plain model."""
     part = _Whole(cast_parameters(model, dtype), user, blocks=())
     part.dtype = dtype
     part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return Runner(parts=[part], num_microbatches=num_microbatches)
+    return Runner(parts=[part], num_microbatches=num_microbatches * replicas, replicas=replicas)

@@ -34,7 +34,7 @@ def test_constants_of_a_step_have_the_dtype_of_the_parameters(dtype, expected):
         max_grad_norm=1.0,
         configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
     )
-    runner = reference_runner(model, user, dtype, 1)
+    runner = reference_runner(model, user, dtype, 1, 1)
     trained = ParallelModel(user=user, runner=runner, recipe=recipe, dtype=dtype)
     trained.step_over([(torch.ones(2, 4), None)])
     assert model.seen == [expected or torch.float32]
