@@ -234,6 +234,8 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         asked_places=recorder.data.asked_places,
         data_reads=recorder.data.answered,
         decisions=tuple(recorder.data.decisions),
+        counting_ops=tuple(recorder.data.counting_ops),
+        called_again=tuple(recorder.called_again),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from .known_data import DataRead, KnownData
 from .model import first_names, run_model
@@ -51,7 +52,7 @@ class Call:
     output: Tree
     """What it returns, with sketches for its tensors."""
     arguments: tuple[Sketch, ...]
-    """The tensors that it gets, where it returns one of them unchanged; else empty."""
+    """The tensors that it gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class Anatomy:
     """First name of a parameter by each of its names (tied ones have several)."""
     streams: tuple[Sketch, ...]
     """The stream after each unit but the last."""
+    twin: nn.Module
+    """The model on the meta device."""
 
     def call(self, output: Output) -> Call:
         """Return the call that makes an output.
@@ -109,6 +112,7 @@ class _DryRun(TorchFunctionMode):
         self.calls: dict[str, list[Call]] = {}
         self.streams: list[Sketch] = []
         self._in_block = False
+        self._hooks: list[RemovableHandle] = []
         self._arguments: dict[str, tuple[Sketch, ...]] = {}
         self._seen: dict[tuple[int, int], tuple[Tensor, Sketch]] = {}
 
@@ -127,17 +131,23 @@ class _DryRun(TorchFunctionMode):
         for index, path in enumerate(self.blocks):
             block = twin.get_submodule(path)
             enter = functools.partial(self._enter_block, index)
-            block.register_forward_pre_hook(enter, with_kwargs=True)
-            block.register_forward_hook(functools.partial(self._leave_block, index))
+            self._hook(block, enter, functools.partial(self._leave_block, index))
         self.runs = {path: set() for path, _ in outer_modules(twin, self.blocks)}
         for path, module in twin.named_modules():
             if path and not lies_in_any(path, self.blocks):
                 enter = functools.partial(self._enter, path)
-                module.register_forward_pre_hook(enter, with_kwargs=True)
-                module.register_forward_hook(functools.partial(self._leave, path))
+                self._hook(module, enter, functools.partial(self._leave, path))
+
+    def _hook(self, module: nn.Module, enter: Function, leave: Function) -> None:
+        self._hooks += (
+            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_hook(leave),
+        )
 
     def finish(self) -> None:
-        """Note which tensors were changed after they had been returned."""
+        """Note which tensors were changed after they had been returned, and remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
         for (_, version), (tensor, sketch) in self._seen.items():
             sketch.is_changed = tensor._version != version
 
@@ -166,10 +176,8 @@ class _DryRun(TorchFunctionMode):
     def _leave(self, path: str, _: nn.Module, __: Args, output: Tree) -> None:
         if self._in_block:
             return
-        arguments = self._arguments.pop(path)
         sketches = tree_map_only(Tensor, self._sketch, output)
-        hands_on = not set(arguments).isdisjoint(tree_leaves(sketches))
-        call = Call(self.unit, sketches, arguments if hands_on else ())
+        call = Call(self.unit, sketches, self._arguments.pop(path))
         self.calls.setdefault(path, []).append(call)
 
     def _sketch(self, tensor: Tensor) -> Sketch:
@@ -215,6 +223,7 @@ def examine(
         calls=run.calls,
         first_names=first_names(twin),
         streams=tuple(run.streams),
+        twin=twin,
     )
 
 

@@ -213,7 +213,8 @@ class DryRun:
         left_out = [path for i, path in enumerate(anatomy.blocks) if i not in kept]
         taken = {path: self.model.get_submodule(path) for path in left_out}
         memo: dict[int, Any] = {
-            id(block): _Source(block, anatomy.calls[path]) for path, block in taken.items()
+            id(block): _Source(block, anatomy.calls[path], anatomy.twin.get_submodule(path))
+            for path, block in taken.items()
         }
         part = SplitPart(copy.deepcopy(self.model, memo), self.user, blocks=anatomy.blocks)
         part.first_names = anatomy.first_names

@@ -61,6 +61,8 @@ class PlannedReads(TorchFunctionMode):
 
     def _run(self, run: Function, func: Function, args: Args, kwargs: Kwargs) -> Tree:
         """Call what runs a function, and answer where that needs data."""
+        if getattr(func, "__name__", "") == "__setitem__":
+            args = args[0], _positions_of_rows(*args), *args[2:]
         try:
             return run(*args, **kwargs)
         except RuntimeError:  # it needs data
@@ -273,6 +275,21 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
 def _listed(numbers: Sequence[float], source: Tensor) -> Tree:
     """Return numbers as the nested lists of a tensor of this shape."""
     return torch.tensor(numbers, dtype=source.dtype, device="cpu").view(source.shape).tolist()
+
+
+def _positions_of_rows(changed: Tensor, index: Tree, rows: Tree) -> Tree:
+    """Say by positions what a mask chooses to get rows: backward would look for them in its data.
+
+    There are as many as rows are given, or as the mask has elements where all get the same.
+    """
+    first, *rest = index if isinstance(index, tuple) else (index,)
+    is_mask = isinstance(first, Tensor) and first.dtype is torch.bool
+    has_data = type(first) is Tensor and not first.is_meta  # other types are fake tensors
+    if not is_mask or has_data or not isinstance(rows, Tensor):
+        return index
+    one_each = rows.dim() == changed.dim() - first.dim() + 1
+    size = rows.shape[0] if one_each and rows.shape[0] != 1 else first.numel()
+    return (*_positions(size, first, first.dim()), *rest)
 
 
 def _positions(size: int, of: Tensor, dims: int) -> tuple[Tensor, ...]:

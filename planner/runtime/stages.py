@@ -142,7 +142,8 @@ class Stage(SplitPart):
         for i, path in enumerate(anatomy.blocks):
             block = self.model.get_submodule(path)
             if i < spec.first_block:
-                replace_module(self.model, path, EarlierModule(block, anatomy.calls[path]))
+                twin = anatomy.twin.get_submodule(path)
+                replace_module(self.model, path, EarlierModule(block, anatomy.calls[path], twin))
             elif i >= spec.end_block and not self.is_last:
                 stand_in = StoppingBlock if i == spec.end_block else AbsentModule
                 replace_module(self.model, path, stand_in(block))
@@ -259,7 +260,8 @@ class Stage(SplitPart):
             if min(runs) >= self.units.stop:
                 stand_in: nn.Module = AbsentModule(module)
             else:
-                stand_in = EarlierModule(module, self.anatomy.calls.get(path, ()))
+                twin = self.anatomy.twin.get_submodule(path)
+                stand_in = EarlierModule(module, self.anatomy.calls.get(path, ()), twin)
             for name, parameter in kept.items():
                 del stand_in._buffers[name]
                 stand_in.register_parameter(name, parameter)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 
 from .anatomy import Call, Sketch, sketches_of
 from .streams import stream_of
-from .trees import Tree, tensors_of
+from .trees import Args, Kwargs, Tree, tensors_of
 
 
 class StreamEnd(Exception):  # noqa: N818 - no error: it ends the forward of a stage
@@ -76,18 +76,22 @@ class EarlierModule(StandIn):
     """A block or another module of an earlier stage: returns zeros of what it returned there.
 
     The zeros take no memory (they are expanded from one element), unless the model writes into
-    them. What the module hands on unchanged (a mask, say) is handed on here too.
+    them. What the module hands on unchanged (a mask, say) is handed on here too. Where it gets
+    other sizes than in the dry run (the rows of a mask, which data decide), so are those that it
+    returns.
     """
 
-    def __init__(self, original: nn.Module, calls: Sequence[Call]) -> None:
+    def __init__(self, original: nn.Module, calls: Sequence[Call], twin: nn.Module) -> None:
         super().__init__(original)
         self._calls = calls
+        self._sizes_of = twin.forward  # a bound method: the twin is no submodule
         self._next_call = 0
         self._zeros: dict[Sketch, Tensor] = {}
         self.allocate(torch.device("cpu"))
 
     def allocate(self, device: torch.device) -> None:
         """Make the zeros, one tensor for each that the module returned."""
+        self._device = device
         for call in self._calls:
             for sketch in sketches_of(call):
                 self._zeros[sketch] = unbacked_zeros(sketch, device)
@@ -98,10 +102,11 @@ class EarlierModule(StandIn):
 
     def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
         """Return zeros like what the module returned, and hand on what it hands on."""
-        call = self._calls[self._next_call]
+        call = self._calls[self._next_call % len(self._calls)]  # the model may recompute by itself
         self._next_call += 1
-        tensors = tensors_of((args, kwargs)) if call.arguments else ()
-        handed_on = dict(zip(call.arguments, tensors, strict=True))
+        handed_on = dict(zip(call.arguments, tensors_of((args, kwargs)), strict=True))
+        if any(sketch.shape != tensor.shape for sketch, tensor in handed_on.items()):
+            return self._of_other_sizes(call, args, kwargs)
 
         def returned(sketch: Sketch) -> Tensor:
             if sketch in handed_on:
@@ -110,6 +115,23 @@ class EarlierModule(StandIn):
             return torch.zeros_like(zeros).contiguous() if sketch.is_changed else zeros
 
         return tree_map_only(Sketch, returned, call.output)
+
+    def _of_other_sizes(self, call: Call, args: Args, kwargs: Kwargs) -> Tree:
+        """Return what the module would, of the sizes that it has on the meta device."""
+        given = tensors_of((args, kwargs))
+        on_meta = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in given]
+        place = {id(tensor): meta for tensor, meta in zip(given, on_meta, strict=True)}
+        back = {id(meta): tensor for tensor, meta in zip(given, on_meta, strict=True)}
+        args, kwargs = tree_map_only(Tensor, lambda tensor: place[id(tensor)], (args, kwargs))
+        with torch.no_grad():
+            output = self._sizes_of(*args, **kwargs)
+
+        def returned(tensor: Tensor) -> Tensor:
+            if id(tensor) in back:
+                return back[id(tensor)]
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=self._device)
+
+        return tree_map_only(Tensor, returned, output)
 
 
 def unbacked_zeros(like: Tensor | Sketch, device: torch.device) -> Tensor:

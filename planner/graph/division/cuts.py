@@ -9,8 +9,9 @@ crosses a cut can be handed over where the receiving stage's code can pick it up
   computes it again;
 * constants, which depend on the model's inputs alone: each stage makes them again.
 
-Anything else (a tensor that a block leaves behind in an attribute, a parameter added between two
-blocks) forbids the cut, and the reason is kept.
+Stages receive in buffers of one size, so that no tensor is handed over whose size data decide (the
+rows that a mask chooses). Anything else (a tensor that a block leaves behind in an attribute, a
+parameter added between two blocks) forbids the cut, and the reason is kept.
 """
 
 from collections import Counter
@@ -19,10 +20,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, StorageKind
+from planner.graph.recording.known_values import SHAPE_ONLY_OPS
 from planner.graph.recording.recording import ModuleCall, Recording
 
 RANDOM_OPS = frozenset({"native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "normal_"})
 """Ops that give another result when they are computed again."""
+
+_TOLD_BY_DATA = (StorageKind.INPUT, StorageKind.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,7 @@ class _CutFinder:
             self._last_use.update(dict.fromkeys(op.inputs, op.id))
         self._crossing = self._find_crossing(unit_of_op, len(calls) + 2)
         self._bound = self._find_bound()
+        self._sized_by_data = self._find_sized_by_data()
         blocks = {call.module for call in calls}
         self._blocks = blocks
         self._holders = {path for block in blocks for path in _above(block)}
@@ -123,6 +128,38 @@ class _CutFinder:
             if op.id in self._inside or depends or op.name in RANDOM_OPS:
                 bound.update(op.outputs)
         return bound
+
+    def _find_sized_by_data(self) -> set[int]:
+        """Values that have another size for other data.
+
+        What an op makes of such a value has none of its own where it is shaped like another input:
+        a tensor into which chosen rows are written, say.
+        """
+        values = self._recording.values
+        found: set[int] = set()
+        told = self._find_told_by_inputs()
+        counting = set(self._recording.counting_ops)
+        for op in self._forward:
+            counts = op.id in counting and not told.isdisjoint(op.inputs)
+            if counts or not found.isdisjoint(op.inputs):
+                kept = () if counts else op.inputs
+                fixed = {(), *(values[value].shape for value in kept if value not in found)}
+                found.update(value for value in op.outputs if values[value].shape not in fixed)
+        return found
+
+    def _find_told_by_inputs(self) -> set[int]:
+        """Values that are others for other inputs of the model, other weights or other draws."""
+        found = {
+            value.id
+            for value in self._recording.values
+            if self._recording.storages[value.storage].kind in _TOLD_BY_DATA
+        }
+        for op in self._forward:
+            if op.name in RANDOM_OPS or (
+                op.name not in SHAPE_ONLY_OPS and not found.isdisjoint(op.inputs)
+            ):
+                found.update(op.outputs)
+        return found
 
     def _find_outputs(self) -> dict[int, list[_Output]]:
         """Outputs of modules that run once, by value; of modules that contain blocks last."""
@@ -177,6 +214,10 @@ class _CutFinder:
             elif value != stream:
                 self._carry(value, self._first_op(unit), carried)
         stream_output = self._stream_output(unit, stream, carried)
+        for value in (stream, *carried):
+            if value in self._sized_by_data:
+                shape = self._recording.values[value].shape
+                raise _NotCarriedError(f"data decide the size of a tensor of shape {shape} there")
         return Cut(
             after_unit=unit,
             values=(stream, *carried),

@@ -79,9 +79,8 @@ def find_layout(recording: Recording) -> Layout:
     unit_of_op = _assign_ops(recording, bounds, places)
     cuts, refused = find_cuts(recording, calls, unit_of_op)
     is_chain = _is_chain(recording, calls, cuts)
-    place = _decided_between(recording, calls)
-    if place:
-        reason = f"a random draw that {place} reads decides which of the blocks run"
+    reason = _why_no_cuts(recording, calls)
+    if reason:
         refused = tuple(
             RefusedCut(after_unit=after, reason=reason)
             for after in sorted(each.after_unit for found in (cuts, refused) for each in found)
@@ -94,6 +93,19 @@ def find_layout(recording: Recording) -> Layout:
         refused_cuts=refused,
         no_cut_reason="" if cuts else _no_cut_reason(refused, places),
     )
+
+
+def _why_no_cuts(recording: Recording, calls: Sequence[Block]) -> str:
+    """Say why no place between blocks is one for a stage to end; "" where nothing forbids all."""
+    if place := _decided_between(recording, calls):
+        return f"a random draw that {place} reads decides which of the blocks run"
+    again = next((call.module for call in calls if call.module in recording.called_again), "")
+    if again:
+        return (
+            f"the model's own code runs {again} again in backward (torch.utils.checkpoint), where a"
+            " stage no longer has what it received: leave recomputation to the plan"
+        )
+    return ""
 
 
 def _decided_between(recording: Recording, calls: Sequence[Block]) -> str:

@@ -72,6 +72,8 @@ class DataReads:
         self._count_ops = count_ops
         self.decisions: list[Decision] = []
         """What draws decide."""
+        self.counting_ops: list[int] = []
+        """Ops of the forward pass that give as many elements as data say."""
 
     @property
     def used_hints(self) -> tuple[Hint, ...]:
@@ -144,6 +146,8 @@ class DataReads:
         name = torch_private.packet_name(func)
         if name in _SCALAR_RESULTS:
             return self._scalar(func, name, arguments, inputs)
+        if not self.again:
+            self.counting_ops.append(self._count_ops())
         if name == "index":
             return self._index(func, *arguments[0][:2])
         known = self._compute(inputs)

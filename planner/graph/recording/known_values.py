@@ -18,7 +18,7 @@ MAX_CONSTANT_ELEMENTS = 1 << 24
 _CACHED_ELEMENTS = 1 << 24
 """Elements of computed tensors that are kept between two questions."""
 
-_SHAPE_ONLY_OPS = frozenset(
+SHAPE_ONLY_OPS = frozenset(
     {
         "empty_like",
         "full_like",
@@ -108,7 +108,7 @@ class KnownValues:
             self._keep(inputs, tuple(outputs), _run(func, *arguments))
             return
         name = torch_private.packet_name(func)
-        if name in _SHAPE_ONLY_OPS:
+        if name in SHAPE_ONLY_OPS:
             self._keep((), tuple(outputs), _run(func, *arguments))
             return
         assumed = assumed_values(name, arguments, inputs, made)

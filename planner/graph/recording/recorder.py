@@ -57,6 +57,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RawOp] = []
         self.calls: list[ModuleCall | None] = []
+        self.called_again: dict[str, None] = {}
+        """Modules that run in the backward pass."""
         """In order of entry, None while a call is open."""
         self.known = KnownValues()
         self.table = ValueTable(self.known.observe_renewal)
@@ -93,6 +95,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         if self.phase is Phase.FORWARD and path is not None:
             call = _OpenCall(len(self.calls), path, len(self.ops), self._first_tensor(args))
             self.calls.append(None)
+        elif path is not None:
+            self.called_again[path] = None
         self._open_calls.append(call)
 
     @contextmanager

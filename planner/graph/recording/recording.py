@@ -74,3 +74,7 @@ class Recording:
     """What hints and assumptions answered in the forward pass."""
     decisions: tuple[Decision, ...] = ()
     """What draws decide in the forward pass, in order."""
+    counting_ops: tuple[int, ...] = ()
+    """Ops of the forward pass of whose results data decide the sizes: constants, or a batch."""
+    called_again: tuple[str, ...] = ()
+    """Modules that the model itself runs again in the backward pass."""
