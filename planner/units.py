@@ -57,6 +57,11 @@ def us_to_s(value_us: float) -> float:
     return value_us * MICRO
 
 
+def memory_unit(largest_bytes: float) -> tuple[str, int]:
+    """Return name and bytes of the unit in which a table shows memory, by its largest entry."""
+    return ("GiB", GIB) if largest_bytes >= GIB else ("MiB", MIB)
+
+
 def format_bytes(value_bytes: float) -> str:
     """Show bytes in the largest binary unit that keeps the number at or above 1."""
     sign = "-" if value_bytes < 0 else ""

@@ -6,7 +6,7 @@ from rich.text import Text
 from planner.checking.check import COMPONENTS, PlanCheck, TrafficCheck
 from planner.cli.pieces import figures, stack
 from planner.cli.terminal import write_answer
-from planner.units import GIB, format_bytes
+from planner.units import format_bytes, memory_unit
 
 MOST_STAGES = 16
 """Pipeline ranks that are listed without -v."""
@@ -48,6 +48,7 @@ def _verdict(check: PlanCheck) -> RenderableType:
 
 def _memory(check: PlanCheck, *, verbose: bool) -> RenderableType:
     shown = check.stages if verbose else check.stages[:MOST_STAGES]
+    unit, scale = memory_unit(max(stage.predicted_peak_bytes for stage in check.stages))
     rows = []
     for stage in shown:
         for name, sizes, peak in (
@@ -55,12 +56,12 @@ def _memory(check: PlanCheck, *, verbose: bool) -> RenderableType:
             ("script", stage.tracked_bytes, stage.tracked_peak_bytes),
         ):
             is_first = name == "planned"
-            cells = [f"{sizes[each] / GIB:.2f}" for each in COMPONENTS]
+            cells = [f"{sizes[each] / scale:.2f}" for each in COMPONENTS]
             off = f"{stage.error:+.1%}" if is_first else ""
             rank = str(stage.pp_rank) if is_first else ""
-            rows.append([rank, name, *cells, f"{peak / GIB:.2f}", off])
+            rows.append([rank, name, *cells, f"{peak / scale:.2f}", off])
     table = figures(
-        "Peak memory by pipeline rank, GiB, without the reserve",
+        f"Peak memory by pipeline rank, {unit}, without the reserve",
         ["rank", "", "params", "optimizer", "grads, buffers", "activations", "peak", "off"],
         rows,
         words=(),

@@ -24,7 +24,7 @@ from planner.report.words import (
     percent_words,
     unit_words,
 )
-from planner.units import GIB, MIB, format_bytes, format_count, format_s
+from planner.units import format_bytes, format_count, format_s, memory_unit
 from planner.vocabulary import Dtype, Style
 
 SLOWER_RULE = "slower"
@@ -171,7 +171,7 @@ def _kind_words(error: MeasuredError) -> str:
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:
     """Tabulate memory by pipeline rank; of many ranks the first, the fullest and the last."""
     capacity_bytes = cluster.device.memory_bytes
-    unit, scale = ("GiB", GIB) if plan.peak_memory_bytes >= GIB else ("MiB", MIB)
+    unit, scale = memory_unit(plan.peak_memory_bytes)
     shown = _shown_ranks(plan, show_all=show_all)
     margin = f", {cluster.device.margin_words}" if cluster.device.margin_bytes else ""
     lines = []
