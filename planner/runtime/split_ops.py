@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard
+from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard, through_reshape
 from .op_call import Call, Found, Operand, Shape
 from .op_rules import _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
@@ -34,6 +34,10 @@ _MADE_WHOLE = frozenset(
 )
 """Ops that read of a tensor no more than dtype and device."""
 
+
+_LIKE_BASE = frozenset({"new_empty_strided", "as_strided"})
+"""Ops by which autograd goes back through a change in place of a view: the gradient of its base
+is copied, and that of the view is a view of the copy."""
 
 _SUMMANDS = {
     **{"addmm": 0, "baddbmm": 0, "index_put": 0},
@@ -84,6 +88,8 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     tensors = _tensors_in((*args, *kwargs.values()))
     refuse_unread(tensors)
     ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
+    if name in _LIKE_BASE and (made := _like_base(name, args, ranks)) is not None:
+        return made
     if name in _MADE_WHOLE or name == "_fused_sdp_choice":
         return func(*_local(args), **_local(kwargs))
     key = _key(func, tensors, args, kwargs)
@@ -91,6 +97,25 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     if decision is None:
         decision = _DECISIONS[key] = _decide(func, tensors, args, kwargs, ranks)
     return _run(func, tensors, args, kwargs, (decision, ranks))
+
+
+def _like_base(name: str, args: Args, ranks: Ranks) -> Tree:
+    """Make a copy's place, or a whole tensor of another shape; None where it is neither."""
+    source, size, stride = args[:3]
+    whole, offset = torch.empty(size, device="meta"), args[3] if len(args) > 3 else 0
+    is_whole = tuple(stride) == whole.stride() and whole.numel() == source.numel() and not offset
+    layout = layout_of(source)
+    if not is_whole or not layout.is_shard or not source.local.is_contiguous():
+        return None
+    found = through_reshape(layout, tuple(source.shape), tuple(size), ranks.size)
+    if found is None:
+        return None
+    sizes = list(size)
+    sizes[found.dim] //= ranks.size
+    local = source.local.view(sizes)
+    return SplitTensor(
+        torch.empty_like(local) if name == "new_empty_strided" else local, found, ranks
+    )
 
 
 SplitTensor.run = run_split
