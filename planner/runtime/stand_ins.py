@@ -106,7 +106,7 @@ class EarlierModule(StandIn):
         self._next_call += 1
         handed_on = dict(zip(call.arguments, tensors_of((args, kwargs)), strict=True))
         if any(sketch.shape != tensor.shape for sketch, tensor in handed_on.items()):
-            return self._of_other_sizes(call, args, kwargs)
+            return self._of_other_sizes(args, kwargs)
 
         def returned(sketch: Sketch) -> Tensor:
             if sketch in handed_on:
@@ -116,7 +116,7 @@ class EarlierModule(StandIn):
 
         return tree_map_only(Sketch, returned, call.output)
 
-    def _of_other_sizes(self, call: Call, args: Args, kwargs: Kwargs) -> Tree:
+    def _of_other_sizes(self, args: Args, kwargs: Kwargs) -> Tree:
         """Return what the module would, of the sizes that it has on the meta device."""
         given = tensors_of((args, kwargs))
         on_meta = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in given]
