@@ -83,4 +83,4 @@ def check(source, fixed, tmp_path):
         predicted = memory.total_bytes - memory.reserve_bytes
         measured, *starts = map(int, (folder / f"peak-{rank}").read_text().split())
         assert predicted == pytest.approx(measured, rel=TOLERANCE), memory
-        assert len(set(starts)) == 1, "a step leaves tensors behind"
+        assert max(starts) == starts[0], "a step leaves tensors behind"
