@@ -49,3 +49,7 @@ def test_what_a_stage_cannot_receive_ends_none(name, reason, tmp_path):
     planner.plan(f"{MODEL}:{name}", **REQUEST, fix={"dp_shard": 2}).save(tmp_path)
     run_jobs([(tmp_path, arguments_of(tmp_path, steps=2))], num_processes=2)
     assert len(outcome_of(tmp_path, steps=2).losses) == 2
+
+
+def test_a_mask_of_constants_chooses_as_many_rows_for_all_data():
+    planner.plan(f"{MODEL}:build_constant", **REQUEST, fix={"pp": 2})

@@ -140,7 +140,8 @@ class _CutFinder:
         told = self._find_told_by_inputs()
         counting = set(self._recording.counting_ops)
         for op in self._forward:
-            counts = op.id in counting and not told.isdisjoint(op.inputs)
+            masks = [value for value in op.inputs if "bool" in values[value].dtype]
+            counts = op.id in counting and not told.isdisjoint(masks or op.inputs)
             if counts or not found.isdisjoint(op.inputs):
                 kept = () if counts else op.inputs
                 fixed = {(), *(values[value].shape for value in kept if value not in found)}
