@@ -23,6 +23,29 @@ from planner.solver import (
 
 
 @settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(2, 7), st.integers(1, 6))
+def test_what_is_tried_without_integrality_is_solved_all_the_same(data, number, rows):
+    """Covers: some are whole by themselves, some (of odd circles) are not."""
+    costs = data.draw(st.lists(st.integers(1, 9), min_size=number, max_size=number))
+    sets = st.sets(st.integers(0, number - 1), min_size=1, max_size=3)
+    covered = data.draw(st.lists(sets, min_size=rows, max_size=rows))
+    solutions = []
+    for is_mostly_whole in (True, False):
+        model = Minimisation("cover")
+        taken = [model.binary() for _ in costs]
+        for each in covered:
+            model.at_most([], [(1.0, taken[at]) for at in each], constant=-1)
+        model.add_cost(zip(map(float, costs), taken, strict=True))
+        solutions.append(model.solve(most_checks=10_000, is_mostly_whole=is_mostly_whole))
+        chosen = {at for at, variable in enumerate(taken) if is_chosen(variable)}
+        assert all(chosen & each for each in covered)
+        assert sum(costs[at] for at in chosen) == pytest.approx(solutions[-1].objective)
+    assert solutions[0].objective == pytest.approx(solutions[1].objective)
+    assert [solution.status for solution in solutions] == ["optimal"] * 2
+    assert solutions[0].bound == pytest.approx(solutions[0].objective)
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=3, max_size=9),
     st.integers(1, 100),

@@ -18,6 +18,7 @@ and FLOPs, and falls with peak and bandwidth. The parameters are fitted by
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 from planner.errors import RequestError
@@ -115,6 +116,21 @@ def curve_name(work: OpWork) -> str:
     if work.kind == "attention" and work.m:
         return ATTENTION_CURVES[work.backward]
     return work.name
+
+
+def rates_rise(device: DeviceSpec) -> bool:
+    """Whether n times the work takes at most n times as long for every op.
+
+    Where nothing was measured it follows from the formulas: padding to tiles, waves and fixed times
+    are divided among more. Curves may tell otherwise: small tensors lie in caches. Those of
+    attention go by the dim of heads, which no batch changes.
+    """
+    return all(
+        before_s / before >= after_s / after
+        for name, curve in device.op_curves.items()
+        if name not in ATTENTION_CURVES
+        for (before, before_s), (after, after_s) in pairwise(curve)
+    )
 
 
 def _measured_s(work: OpWork, curve: Curve, efficiency: EfficiencySpec) -> float:

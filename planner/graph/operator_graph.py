@@ -4,6 +4,7 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -306,6 +307,29 @@ class OperatorGraph:
             if not found.isdisjoint(op.inputs):
                 found.update(op.outputs)
         return frozenset(found)
+
+    @cached_property
+    def table_storages(self) -> frozenset[int]:
+        """Storages of the tables that token ids index (a head that shares the weight included)."""
+        return frozenset(
+            self.values[op.inputs[0]].storage
+            for op in self.nodes
+            if op.name == "embedding"
+            and self.storages[self.values[op.inputs[1]].storage].kind is StorageKind.INPUT
+        )
+
+    def parameters_of(self, module: str) -> Mapping[str, Parameter]:
+        """Parameters of a module, and of those that it holds, by their names in it."""
+        return self._parameters_by_module.get(module, {})
+
+    @cached_property
+    def _parameters_by_module(self) -> dict[str, dict[str, Parameter]]:
+        found: dict[str, dict[str, Parameter]] = {}
+        for parameter in self.parameters:
+            for name in parameter.names:
+                for at in (at for at, letter in enumerate(name) if letter == "."):
+                    found.setdefault(name[:at], {})[name[at + 1 :]] = parameter
+        return found
 
     @cached_property
     def parameter_gradients(self) -> frozenset[int]:

@@ -13,7 +13,6 @@ from planner.graph.analysis.shared import (
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.op_rules import MATMULS
 from planner.strategy.nodes import FoldedUnit, fold_unit
-from planner.strategy.problem import table_storages
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
@@ -45,14 +44,10 @@ class GraphSizes:
             found.setdefault(unit.structure, []).append(unit)
         return [alike[min(1, len(alike) - 1)] for alike in found.values()]
 
-    @cached_property
-    def tables(self) -> frozenset[int]:
-        """``table_storages``."""
-        return table_storages(self.graph)
-
     def has_table(self, unit: Unit) -> bool:
         """Whether a unit reads a table."""
-        return any(self.graph.parameters[index].storage in self.tables for index in unit.parameters)
+        tables, parameters = self.graph.table_storages, self.graph.parameters
+        return any(parameters[index].storage in tables for index in unit.parameters)
 
     @cached_property
     def loss_rows(self) -> LossRows | str:

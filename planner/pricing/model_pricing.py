@@ -20,8 +20,9 @@ from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import MeshAxis, comm_group
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.graph_sizes import GraphSizes
+from planner.pricing.least_work import LeastWork
 from planner.pricing.sharding_ilp import ShardingSolution
-from planner.pricing.unit_layouts import UnitLayouts
+from planner.pricing.unit_layouts import UnitLayouts, UnitSolver
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, shard
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import WholeModule
@@ -76,7 +77,10 @@ class ModelPricer:
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
-        self._layouts = UnitLayouts(graphs, self._reference_rank, is_tried=is_tried)
+        self._solver = UnitSolver(graphs, self._reference_rank)
+        self._layouts = UnitLayouts(graphs, self._solver, is_tried=is_tried)
+        self.least_work = LeastWork(graphs, self._solver, cluster.device)
+        """What microbatches take at the least."""
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._unit_works: UnitWorks = {}
         self._priced: dict[tuple[ShardingChoice, float, int], PricedModel | None] = {}
@@ -143,7 +147,7 @@ class ModelPricer:
                 None
                 if solutions is None
                 else model_work(
-                    self._layouts.sizes(choice.microbatch_size),
+                    self._solver.sizes(choice.microbatch_size),
                     solutions,
                     choice,
                     self._kernels,
@@ -331,10 +335,10 @@ def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> list[int]:
 
 def _tied_works(sizes: GraphSizes, choice: ShardingChoice) -> tuple[TiedWork, ...]:
     """Weights that several units read, with their elements on a tp rank."""
-    found = []
+    found, tables = [], sizes.graph.table_storages
     for index, units in sizes.tied:
         parameter = sizes.graph.parameters[index]
-        split = choice.split_tables and choice.tp > 1 and parameter.storage in sizes.tables
+        split = choice.split_tables and choice.tp > 1 and parameter.storage in tables
         elements = parameter.num_elements // (choice.tp if split else 1)
         found.append(TiedWork(units=units, elements=elements, trained=parameter.requires_grad))
     return tuple(found)

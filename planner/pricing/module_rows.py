@@ -9,7 +9,6 @@ from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.op_rows import plan_choice
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.strategy.nodes import Node, NodeKind
-from planner.strategy.problem import table_storages
 from planner.vocabulary import Axis, Style, split_styles
 
 _WHOLE = "whole"
@@ -96,7 +95,7 @@ def _reason(
         return "splitting it is no faster"
     if axis is Axis.CP:
         return "no rule says how its ops run on a part of the sequence"
-    if matrix.storage in table_storages(graph) and matrix.shape[0] % ranks:
+    if matrix.storage in graph.table_storages and matrix.shape[0] % ranks:
         return f"{matrix.shape[0]} rows do not divide over {ranks} ranks"
     sizes = " x ".join(map(str, matrix.shape))
     if all(size % ranks for size in matrix.shape):

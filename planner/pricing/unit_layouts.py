@@ -1,6 +1,7 @@
 """The layouts of a model's units under each choice: solved, and tried by the script's runtime."""
 
 from collections.abc import Callable
+from functools import partial
 
 from planner.cost.node_pricing import RankSpec
 from planner.errors import SolverError
@@ -16,39 +17,70 @@ from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import ModuleSharding, WholeModule
 from planner.vocabulary import split_styles
 
-_NO_RULE = "no rule says how all of it runs on a part of the sequence"
 
+class UnitSolver:
+    """The best layouts of units, whether or not they run; equal questions are answered once."""
 
-class UnitLayouts:
-    """Layouts on demand; equal questions are answered once."""
-
-    def __init__(
-        self, graphs: GraphFamily, rank: Callable[[ShardingChoice], RankSpec], *, is_tried: bool
-    ) -> None:
+    def __init__(self, graphs: GraphFamily, rank: Callable[[ShardingChoice], RankSpec]) -> None:
         """Keep what layouts depend on.
 
         Args:
             graphs: The model at every microbatch size.
             rank: Prices by which layouts are chosen under a choice.
-            is_tried: Give only layouts that the script's own runtime has run.
         """
         self._graphs = graphs
         self._rank = rank
-        self._is_tried = is_tried
-        self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
-        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
-        self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
         self._sizes: dict[int, GraphSizes] = {}
-        self._tried_at: int | None = None
-        self._confirmed: set[ShardingChoice] = set()
-        self.reasons: dict[SplitAxis, str] = {}
-        """Why the script cannot run a layout over an axis, where it was tried and refused."""
+        self._solved: dict[_Question, ShardingSolution | None] = {}
 
     def sizes(self, microbatch_size: int) -> GraphSizes:
         """The graph at a microbatch size, with what is read off it once."""
         if microbatch_size not in self._sizes:
             self._sizes[microbatch_size] = GraphSizes(self._graphs.at(microbatch_size))
         return self._sizes[microbatch_size]
+
+    def solve(
+        self, unit: Unit, choice: ShardingChoice, whole: frozenset[str] = frozenset()
+    ) -> ShardingSolution | None:
+        """The best layouts of a unit with some modules left whole, None where there are none."""
+        sizes = self.sizes(choice.microbatch_size)
+        question = (unit.structure, choice_of_unit(sizes, unit, choice), whole)
+        if question not in self._solved:
+            problem = unit_problem(sizes.graph, sizes.folded(unit), choice, whole)
+            try:
+                solvable = is_solvable(problem)
+                found = solve_sharding(problem, self._rank(choice)) if solvable else None
+            except SolverError:  # no consistent choice
+                found = None
+            self._solved[question] = found
+        return self._solved[question]
+
+
+_Question = tuple[str, ShardingChoice, frozenset[str]]
+
+_NO_RULE = "no rule says how all of it runs on a part of the sequence"
+
+
+class UnitLayouts:
+    """Layouts on demand; equal questions are answered once."""
+
+    def __init__(self, graphs: GraphFamily, solver: UnitSolver, *, is_tried: bool) -> None:
+        """Keep what layouts depend on.
+
+        Args:
+            graphs: The model at every microbatch size.
+            solver: Gives the best layouts.
+            is_tried: Give only layouts that the script's own runtime has run.
+        """
+        self._graphs = graphs
+        self._solver = solver
+        self._is_tried = is_tried
+        self._whole: dict[tuple[ShardingChoice, str], tuple[WholeModule, ...]] = {}
+        self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
+        self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
+        self._confirmed: set[ShardingChoice] = set()
+        self.reasons: dict[SplitAxis, str] = {}
+        """Why the script cannot run a layout over an axis, where it was tried and refused."""
 
     def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         """Layouts by unit structure, None where some unit cannot run under the choice."""
@@ -75,22 +107,17 @@ class UnitLayouts:
 
     def _size_of_trial(self, choice: ShardingChoice) -> int:
         size = choice.microbatch_size
-        if choice in self._confirmed or not self._graphs.evaluates(size):
-            return size
-        if self._tried_at is None:
-            self._tried_at = size
-        return self._tried_at
+        return size if choice in self._confirmed else self._graphs.size_of_trial(size)
 
     def whole(self, choice: ShardingChoice, structure: str) -> tuple[WholeModule, ...]:
         """Modules of a unit that the script could not run split."""
         return self._whole.get((choice, structure), ())
 
     def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
-        sizes = self.sizes(choice.microbatch_size)
-        rank = self._rank(choice)
+        sizes = self._solver.sizes(choice.microbatch_size)
         solutions: dict[str, ShardingSolution] = {}
         for unit in sizes.representatives:
-            solution = self._solve_unit(sizes, unit, choice, rank)
+            solution = self._solve_unit(sizes, unit, choice)
             if solution is None:
                 if choice.cp > 1:
                     found = Refusal(module="", reason=_NO_RULE)
@@ -103,12 +130,12 @@ class UnitLayouts:
         return solutions if runs else None
 
     def _solve_unit(
-        self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice, rank: RankSpec
+        self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice
     ) -> ShardingSolution | None:
         """The best layouts of a unit that the script can run, None where there are none."""
         key = (unit.structure, choice_of_unit(sizes, unit, choice))
         if key not in self._units:
-            self._units[key] = self._found(sizes, unit, choice, rank)
+            self._units[key] = self._found(unit, choice)
         found = self._units[key]
         if isinstance(found, Refusal):
             self._note(choice, unit.name, found)
@@ -117,20 +144,11 @@ class UnitLayouts:
         self._whole[choice, unit.structure] = found.whole
         return found.solution
 
-    def _found(
-        self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice, rank: RankSpec
-    ) -> RunnableUnit | Refusal | None:
+    def _found(self, unit: Unit, choice: ShardingChoice) -> RunnableUnit | Refusal | None:
         """Layouts of a unit, or why none runs; None where there are none to run."""
-
-        def solve(whole: frozenset[str]) -> ShardingSolution | None:
-            problem = unit_problem(sizes.graph, sizes.folded(unit), choice, whole)
-            try:
-                return solve_sharding(problem, rank) if is_solvable(problem) else None
-            except SolverError:  # no consistent choice
-                return None
-
+        solve = partial(self._solver.solve, unit, choice)
         if choice.ranks == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
-            solution = solve(frozenset())
+            solution = solve()
             return None if solution is None else RunnableUnit(solution=solution, whole=())
         return runnable_block(
             self._graphs.trial(self._size_of_trial(choice)), unit, solve,

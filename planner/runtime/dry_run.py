@@ -5,9 +5,10 @@ rank of the tp axis. What cannot run fails here as it would there.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class _Source(EarlierModule):
                 self._zeros[sketch] = zeros.requires_grad_()
 
 
-@dataclass(slots=True)
+@dataclass
 class DryRun:
     """Runs parts of one model under layouts."""
 
@@ -141,7 +142,7 @@ class DryRun:
             DryRunError: It does not run.
         """
         path = self.anatomy.blocks[position]
-        part = self._part((position,))
+        part = self._part((position,), self._sources)
         part.first_block, part.blocks, part.last_block = position, (path,), path
         part.is_last = False
         _parallel(part, over, sequence_dim).apply([((position,), shardings)], ())
@@ -207,14 +208,29 @@ class DryRun:
                 loss = part(inputs=self.inputs, targets=self.targets)
             _backward([loss, *entering])
 
-    def _part(self, kept: Sequence[int]) -> SplitPart:
+    @cached_property
+    def _sources(self) -> dict[str, _Source]:
+        """Stand-ins that nothing changes."""
+        return self._new_sources()
+
+    def _new_sources(self) -> dict[str, _Source]:
+        """Stand-ins for all blocks."""
+        anatomy, model = self.anatomy, self.model
+        return {
+            path: _Source(
+                model.get_submodule(path), anatomy.calls[path], anatomy.twin.get_submodule(path)
+            )
+            for path in anatomy.blocks
+        }
+
+    def _part(self, kept: Sequence[int], sources: Mapping[str, _Source] | None = None) -> SplitPart:
         """A copy of the model in which stand-ins take the place of all blocks but some."""
         anatomy = self.anatomy
-        left_out = [path for i, path in enumerate(anatomy.blocks) if i not in kept]
-        taken = {path: self.model.get_submodule(path) for path in left_out}
+        sources = self._new_sources() if sources is None else sources
         memo: dict[int, Any] = {
-            id(block): _Source(block, anatomy.calls[path], anatomy.twin.get_submodule(path))
-            for path, block in taken.items()
+            id(self.model.get_submodule(path)): sources[path]
+            for position, path in enumerate(anatomy.blocks)
+            if position not in kept
         }
         part = SplitPart(copy.deepcopy(self.model, memo), self.user, blocks=anatomy.blocks)
         part.first_names = anatomy.first_names
@@ -262,10 +278,9 @@ def _naming_modules(model: nn.Module, below: str) -> Iterator[None]:
     def leave(*_: Tree) -> None:
         running.pop()
 
-    for path, module in model.named_modules():
-        if path.startswith(below):
-            handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
-            handles.append(module.register_forward_hook(leave))
+    for path, module in model.get_submodule(below).named_modules(prefix=below):
+        handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
+        handles.append(module.register_forward_hook(leave))
     try:
         yield
     except DryRunError:

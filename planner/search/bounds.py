@@ -159,6 +159,26 @@ def mean_paths(
     return means
 
 
+@lru_cache(maxsize=65536)
+def _least_passes(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> float:
+    means = mean_paths(schedule, pp, virtual_stages, num_microbatches)
+    parts = means if schedule in ZERO_BUBBLE_SCHEDULES else means[:, :2]
+    return float(parts.min(axis=(1, 2)).max())
+
+
+def least_passes(configuration: Configuration) -> float:
+    """Passes of a microbatch through all units that no cut avoids, whatever its passes divide into.
+
+    With all of the model in the stage that counts least, and in the part of it that does.
+    """
+    return _least_passes(
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    )
+
+
 Parts = tuple[float, float, float]
 """Seconds of what ``Path.counts`` counts: forward, backward, the backward's part for weights."""
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
 from planner.plan.types import Rejection, SolverReport
 from planner.search.columns import Column
@@ -32,6 +33,7 @@ from planner.search.first_choices import FirstChoices
 from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import sharpen
 from planner.search.partition import best_partition
+from planner.search.prospects import Prospect
 from planner.search.refusals import memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
 from planner.search.stage_ilp import (
@@ -76,7 +78,7 @@ class Decision:
 
     def __init__(
         self,
-        searches: Sequence[ConfigurationSearch],
+        searches: Sequence[ConfigurationSearch | Prospect],
         *,
         top: int,
         time_limit_s: float | None,
@@ -85,16 +87,19 @@ class Decision:
         """Set up.
 
         Args:
-            searches: Configurations with their prices.
+            searches: Configurations with their prices, or how to price them.
             top: Layouts that the user wants to see.
             time_limit_s: Time after which no more is proven, None for a limit of work.
             others: The same configuration in other orders of the mesh.
         """
-        self._searches = list(searches)
+        self._begins_with = searches
+        self._prospects: list[Prospect] = []
+        self.searches: list[ConfigurationSearch] = []
+        """Configurations that were priced."""
         self._others = others
         self._in_other_orders: set[int] = set()
         self._time_limit_s = time_limit_s
-        self._deadline_s = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
+        self._deadline_s = float("inf")
         self._most_open = _MOST_OPEN if time_limit_s is None else sys.maxsize
         self._problems: dict[int, _Known] = {}
         self._too_many: set[tuple[int, float]] = set()
@@ -105,24 +110,33 @@ class Decision:
 
     def decide(self) -> SolverReport:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
-        self._visit(self._searches)
+        self._visit(self._begins_with)
         self._visit_orders()
+        if self._time_limit_s is not None:
+            self._deadline_s = time.monotonic() + self._time_limit_s
         report = self._prove()
         while self._visit_orders():  # of what came near to the best by a proof alone
             report = self._prove()
         return report
 
+    @property
+    def bounded(self) -> Iterable[ConfigurationSearch | Prospect]:
+        """All that has a bound: what was priced, and what did not need to be."""
+        return (*self.searches, *self._prospects)
+
     def rejections(self) -> Iterator[Rejection]:
         """Say of every configuration without a solution why it was refused, once all is decided."""
         solved = {id(each.search) for each in self.incumbents.solved}
         best_s = self.incumbents.nth_s(1)
-        for search in self._searches:
+        for search in self.searches:
             if id(search) in self._in_other_orders:
                 continue
             if search.bound_s == float("inf"):
                 yield from memory_refusals(search)
             elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
                 yield from slower_refusals(search)
+        for prospect in self._prospects:
+            yield from slower_refusals(prospect)
 
     def _visit_orders(self) -> bool:
         """Look at the configurations that came near to the best in other orders of the mesh.
@@ -140,24 +154,38 @@ class Decision:
         found = [other for search in new for other in self._others(search)]
         self._in_other_orders |= {id(other) for other in found}
         self._placed |= near.keys() | self._in_other_orders
-        self._searches += found
         self._visit(found)
         return bool(found)
 
-    def _visit(self, searches: Iterable[ConfigurationSearch]) -> None:
+    def _visit(self, searches: Sequence[ConfigurationSearch | Prospect]) -> None:
         """Look at configurations, lowest bound first."""
-        queue = _Queue(searches)
+        queue: _Queue[ConfigurationSearch | Prospect] = _Queue(searches)
+        self.searches += (each for each in searches if isinstance(each, ConfigurationSearch))
         for search in queue:
+            if isinstance(search, Prospect):
+                queue.add(self._looked_into(search))
+                continue
             visit = self._interleave if search.shares_ranks else self._partition
             # Where a relaxation tells too little, what it stands for is looked at.
             if visit(search) and isinstance(search, Relaxation):
                 queue.add(self._members(search))
 
+    def _looked_into(self, prospect: Prospect) -> Sequence[ConfigurationSearch | Prospect]:
+        """What to look at in place of a prospect: nothing where it cannot be among the best."""
+        if prospect.bound_s >= self.incumbents.limit_s:
+            self._prospects.append(prospect)
+            return []
+        if prospect.sharpen():
+            return [prospect]
+        found = prospect.searches()
+        self.searches += found
+        return found
+
     def _members(self, relaxation: Relaxation) -> list[ConfigurationSearch]:
         """Put in place of a relaxation what it stands for."""
         members = relaxation.members()
-        self._searches.remove(relaxation)
-        self._searches += members
+        self.searches.remove(relaxation)
+        self.searches += members
         return members
 
     def _partition(self, search: ConfigurationSearch) -> bool:
@@ -206,7 +234,7 @@ class Decision:
             if not self._decide(batch, best_s):
                 left_open |= {id(search) for search, _ in batch}
         best_s = self.incumbents.nth_s(1)
-        bound_s = min([best_s, *(search.bound_s for search in self._searches)])
+        bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
         proven = best_s <= bound_s * (1 + TOLERANCE)
         return SolverReport(
@@ -220,7 +248,7 @@ class Decision:
         """The open configurations with the lowest bounds, as many as one program takes."""
         batch: list[tuple[ConfigurationSearch, StageProblem]] = []
         columns = 0
-        queue = _Queue(search for search in self._searches if id(search) not in left_open)
+        queue = _Queue(search for search in self.searches if id(search) not in left_open)
         for search in queue:
             best_s = self.incumbents.nth_s(1)
             if search.bound_s >= best_s * (1 - TOLERANCE) or search.bound_s == float("inf"):
@@ -323,7 +351,7 @@ class Decision:
 
     def _limits(self) -> tuple[str, ...]:
         """What the searched set leaves out, as far as it matters here."""
-        if not any(search.shares_ranks for search in self._searches):
+        if not any(search.shares_ranks for search in self.searches):
             return ()
         return (
             f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a stage "
@@ -340,19 +368,22 @@ def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:
     )
 
 
-class _Queue:
+_Bounded = TypeVar("_Bounded", bound=ConfigurationSearch | Prospect)
+
+
+class _Queue(Generic[_Bounded]):
     """Configurations by their bound, the lowest first; more may come."""
 
-    def __init__(self, searches: Iterable[ConfigurationSearch]) -> None:
+    def __init__(self, searches: Iterable[_Bounded]) -> None:
         self._heap = [(search.bound_s, at, search) for at, search in enumerate(searches)]
         self._added = len(self._heap)
         heapify(self._heap)
 
-    def add(self, searches: Iterable[ConfigurationSearch]) -> None:
+    def add(self, searches: Iterable[_Bounded]) -> None:
         for search in searches:
             heappush(self._heap, (search.bound_s, self._added, search))
             self._added += 1
 
-    def __iter__(self) -> Iterator[ConfigurationSearch]:
+    def __iter__(self) -> Iterator[_Bounded]:
         while self._heap:
             yield heappop(self._heap)[2]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from planner.plan.types import Rejection
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.least_memory import least_memory
+from planner.search.prospects import Prospect
 from planner.strategy.configuration import Configuration
 from planner.units import GIB
 
@@ -39,7 +40,7 @@ def memory_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
         )
 
 
-def slower_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
+def slower_refusals(search: ConfigurationSearch | Prospect) -> Iterator[Rejection]:
     """Say that configurations were set aside since others are faster."""
     for configuration in search.stands_for:
         yield refusal(

@@ -1,5 +1,6 @@
 """The search: from a traced model and a cluster to the best plan, with its proof."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.errors import CodegenError, RequestError
@@ -12,7 +13,6 @@ from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
 from planner.runtime.layout import SplitAxis
-from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decide import NEAR_SHARE, Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
@@ -92,32 +92,28 @@ class Search:
         if not self._space.state_fits():
             # No need to price them all to know that nothing fits, only the smallest.
             legal = smallest(legal)
-        searches = self._priced(legal)
-        if not searches:
-            raise self._nothing_legal()
         decision = Decision(
-            searches,
+            self._space.prospects(legal),
             top=self._request.top,
             time_limit_s=self._request.time_limit_s,
             others=self._space.in_other_orders,
         )
         report = decision.decide()
+        self._rejections += self._unsplit(legal, decision)
+        if not decision.searches:
+            raise self._nothing_legal()
         orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
         report = replace(report, limits=(*report.limits, *orders))
         if not decision.incumbents.solved:
-            raise nothing_fits(self._space, searches, self._resize)
+            raise nothing_fits(self._space, decision.searches, self._resize)
         return decision, report
 
-    def _priced(self, legal: list[Configuration]) -> list[ConfigurationSearch]:
-        """Price every configuration."""
-        found = list(self._space.bounded(legal))
-        priced = {id(configuration) for search in found for configuration in search.stands_for}
-        for configuration in legal:
-            if id(configuration) not in priced:
-                self._rejections.append(self._unsplit(configuration))
-        return found
+    def _unsplit(self, legal: Sequence[Configuration], decision: Decision) -> Iterator[Rejection]:
+        """Refuse the configurations that turned out to have no layout."""
+        known = {id(each) for bounded in decision.bounded for each in bounded.stands_for}
+        return (self._unsplit_one(each) for each in legal if id(each) not in known)
 
-    def _unsplit(self, configuration: Configuration) -> Rejection:
+    def _unsplit_one(self, configuration: Configuration) -> Rejection:
         """Say why a configuration has no layout over tp or cp."""
         degrees = configuration.degrees
         over = SplitAxis(degrees.split_axis, degrees.split_ranks)

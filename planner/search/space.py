@@ -1,6 +1,6 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from planner.search.columns import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.search.orders import MeshOrders
+from planner.search.prospects import Group, Prospect
 from planner.search.relaxation import Relaxation, widest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
@@ -191,8 +192,34 @@ class LayoutSpace:
             if parts is not None:
                 yield ConfigurationSearch(configuration, *parts)
 
-    def bounded(self, configurations: Sequence[Configuration]) -> Iterator[ConfigurationSearch]:
-        """Price configurations; several that differ only in dp_shard as one that bounds them."""
+    def prospects(self, configurations: Sequence[Configuration]) -> list[Prospect]:
+        """Bound configurations by their choices of layouts, none of which is priced yet."""
+        groups: dict[ShardingChoice, list[Group]] = {}
+        for group in self._alike(configurations):
+            for split in self._splits(group[0]):
+                groups.setdefault(_choice(group[0], split=split), []).append(group)
+        for choice in groups:
+            self.pricer.least_work.expect(choice)
+        return [
+            Prospect(
+                found,
+                choice=choice,
+                least_work=self.pricer.least_work if self._bounds_choices else None,
+                once_s=self.framework.step_s,
+                price=partial(self._bounded, split=choice.split_tables),
+            )
+            for choice, found in groups.items()
+        ]
+
+    @property
+    def _bounds_choices(self) -> bool:
+        """Whether nothing of collectives hides, and modules are split over neighbours."""
+        framework = self.framework
+        hides = framework.tp_overlap > 0 or framework.hides_backward_collectives
+        return not hides and not self.request.fixed.mesh_order
+
+    def _alike(self, configurations: Sequence[Configuration]) -> Iterable[list[Configuration]]:
+        """Configurations that differ in dp_shard alone."""
         alike: dict[Hashable, list[Configuration]] = {}
         for configuration in configurations:
             degrees = replace(
@@ -200,21 +227,20 @@ class LayoutSpace:
             )
             key = replace(configuration, degrees=degrees), configuration.degrees.ep
             alike.setdefault(key, []).append(configuration)
-        is_placed = bool(self.request.fixed.mesh_order)  # where an axis lies changes with others
-        for each in alike.values():
-            if len(each) > 1 and not is_placed:
-                yield from self._relaxations(each)
-                continue
-            for configuration in each:
-                yield from self.searches(configuration)
+        return alike.values()
 
-    def _relaxations(self, alike: Sequence[Configuration]) -> Iterator[Relaxation]:
-        """What bounds configurations that differ in dp_shard."""
-        configuration = widest(alike)
-        for split in self._splits(configuration):
-            parts = self._parts(configuration, split=split, moves_state=False)
+    def _bounded(self, alike: Group, *, split: bool) -> Iterator[ConfigurationSearch]:
+        """Price configurations that differ in dp_shard alone, several as one that bounds them."""
+        is_placed = bool(self.request.fixed.mesh_order)  # where an axis lies changes with others
+        if len(alike) > 1 and not is_placed:
+            parts = self._parts(widest(alike), split=split, moves_state=False)
             if parts is not None:
                 yield Relaxation(alike, *parts, search=partial(self._search, split=split))
+            return
+        for configuration in alike:
+            parts = self._parts(configuration, split=split)
+            if parts is not None:
+                yield ConfigurationSearch(configuration, *parts)
 
     def in_other_orders(self, search: ConfigurationSearch) -> Iterator[ConfigurationSearch]:
         """Price what was priced in one order of the mesh in all others."""
@@ -255,16 +281,7 @@ class LayoutSpace:
     ) -> tuple[PricedModel, StageCosts, ColumnMaker] | None:
         """Prices of a configuration, None where it has no layout or no recomputation."""
         kinds = self._kinds(configuration, kind)
-        choice = ShardingChoice(
-            tp=configuration.degrees.tp,
-            cp=configuration.degrees.cp,
-            ep=configuration.degrees.ep,
-            sequence_parallel=configuration.sequence_parallel,
-            split_tables=split,
-            microbatch_size=configuration.microbatch_size,
-            compile=configuration.compile,
-            loss_chunks=configuration.loss_chunks,
-        )
+        choice = _choice(configuration, split=split)
         rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
         host_s = rank.network_host_s
         stride = self.orders.stride(configuration.degrees, configuration.mesh_order)
@@ -277,3 +294,17 @@ class LayoutSpace:
         key = (choice, host_s, stride, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)
+
+
+def _choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
+    """What the layouts of a configuration are chosen under."""
+    return ShardingChoice(
+        tp=configuration.degrees.tp,
+        cp=configuration.degrees.cp,
+        ep=configuration.degrees.ep,
+        sequence_parallel=configuration.sequence_parallel,
+        split_tables=split,
+        microbatch_size=configuration.microbatch_size,
+        compile=configuration.compile,
+        loss_chunks=configuration.loss_chunks,
+    )

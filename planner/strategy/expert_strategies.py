@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.graph.operator_graph import OperatorGraph, OpNode, TensorValue
 from planner.runtime.layout import REPLICATE, shard
 from planner.runtime.product_rules import PRODUCTS
-from planner.strategy.module_strategies import own_parameters, strategy
+from planner.strategy.module_strategies import strategy
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.sharding import SplitParameter
 from planner.strategy.unit_context import UnitContext, fits
@@ -87,7 +87,7 @@ def experts_of(node: Node, graph: OperatorGraph) -> Experts | None:
         node: A module.
         graph: Its graph.
     """
-    own = own_parameters(node, graph)
+    own = graph.parameters_of(node.module)
     sizes = {each.shape[0] if len(each.shape) > 1 else 1 for each in own.values()}
     if len(node.inputs) != 3 or len(node.outputs) != 1 or len(sizes) != 1 or sizes == {1}:
         return None
@@ -125,7 +125,7 @@ def _roles(
 
 def _reads_by_expert(node: Node, graph: OperatorGraph, chosen: TensorValue) -> bool:
     """Whether all that reads a parameter takes those of a row's own experts, views apart."""
-    own = {parameter.storage for parameter in own_parameters(node, graph).values()}
+    own = {parameter.storage for parameter in graph.parameters_of(node.module).values()}
     told = {chosen.id}
     for op in (graph.nodes[op_id] for op_id in node.ops):
         reads_own = any(graph.values[value].storage in own for value in op.inputs)
@@ -144,7 +144,7 @@ def _adds_up(node: Node, graph: OperatorGraph, chosen: TensorValue) -> bool:
     computed. A softmax over the weights of a row, say, would need those of all its experts.
     """
     summed: set[int] = set()
-    weights = {parameter.storage for parameter in own_parameters(node, graph).values()}
+    weights = {parameter.storage for parameter in graph.parameters_of(node.module).values()}
     for op in (graph.nodes[op_id] for op_id in node.ops):
         storages = {graph.values[value].storage for value in op.inputs}
         if not storages.isdisjoint(weights) and op.name in _MOVES:

@@ -9,7 +9,6 @@ from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Uni
 from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.expert_strategies import experts_of
 from planner.strategy.nodes import NodeKind, fold_unit
-from planner.strategy.problem import table_storages
 
 SEQUENCE_DIM = 1
 """Tensor dim of the stream that holds the sequence: (batch, sequence, features)."""
@@ -55,7 +54,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         if op.name in ATTENTIONS:
             heads[graph.values[op.inputs[0]].shape[1]] = None
             kv_heads[_heads_before_repeat(graph, op.inputs[1], producers)] = None
-    tables = table_storages(graph)
+    tables = graph.table_storages
     shapes = {parameter.storage: parameter.shape for parameter in graph.parameters}
     crossing = [graph.values[cut.values[0]].shape for cut in graph.cuts]
     streams = {shape[SEQUENCE_DIM] if len(shape) == 3 else None for shape in crossing}

@@ -21,7 +21,7 @@ from planner.runtime.layout import (
 )
 from planner.runtime.op_call import Call, Operand
 from planner.runtime.product_rules import PRODUCTS, product_layouts, sum_layouts
-from planner.strategy.module_strategies import MAX_FUSED, SPLITS, own_parameters, strategy
+from planner.strategy.module_strategies import MAX_FUSED, SPLITS, strategy
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.propagation import output_layouts
 from planner.strategy.sharding import SplitParameter
@@ -50,7 +50,7 @@ def inner_strategies(node: Node, context: UnitContext) -> list[NodeStrategy]:
 
     Every parameter is split, or added to a sum.
     """
-    own = own_parameters(node, context.graph)
+    own = context.graph.parameters_of(node.module)
     if len(node.outputs) != 1 or not any(len(each.shape) > 1 for each in own.values()):
         return []
     (output,) = node.outputs

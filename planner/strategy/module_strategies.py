@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import prod
 
-from planner.graph.operator_graph import OperatorGraph, OpNode, Parameter
+from planner.graph.operator_graph import OpNode
 from planner.runtime.layout import (
     PARTIAL,
     REPLICATE,
@@ -43,7 +43,7 @@ def module_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, .
         found += [replace(each, split=_parts_of(rows)) for each in _rows(node, context, linear)]
     embedding = _embedding_op(node, context)
     if embedding is not None:
-        rows = tuple((name, 0) for name in own_parameters(node, context.graph))
+        rows = tuple((name, 0) for name in context.graph.parameters_of(node.module))
         tables = _vocabularies(node, context, embedding)
         found += [replace(each, split=_parts_of(rows)) for each in tables]
     return tuple(found)
@@ -178,21 +178,10 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     return matmuls[0] if _weight_name(node, context, matmuls[0]) is not None else None
 
 
-def own_parameters(node: Node, graph: OperatorGraph) -> dict[str, Parameter]:
-    """Parameters of a module, and of those that it holds, by their names in it."""
-    prefix = f"{node.module}."
-    return {
-        name.removeprefix(prefix): parameter
-        for parameter in graph.parameters
-        for name in parameter.names
-        if name.startswith(prefix)
-    }
-
-
 def _weight_name(node: Node, context: UnitContext, linear: OpNode) -> str | None:
     """Name of the weight, None where it is read through more than a transposition."""
     weight = context.graph.values[linear.inputs[-1]]
-    for name, parameter in own_parameters(node, context.graph).items():
+    for name, parameter in context.graph.parameters_of(node.module).items():
         if parameter.storage == weight.storage and set(parameter.shape) == set(weight.shape):
             return name
     return None
@@ -219,7 +208,7 @@ def _split_parameters(node: Node, context: UnitContext, linear: OpNode) -> tuple
     weight = _weight_name(node, context, linear)
     assert weight is not None
     rows, columns = _stored_dims(node, context, linear)
-    own = own_parameters(node, context.graph).items()
+    own = context.graph.parameters_of(node.module).items()
     biases = [(name, 0) for name, each in own if name != weight and len(each.shape) == 1]
     return ((weight, columns), *biases), ((weight, rows),)
 

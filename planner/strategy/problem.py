@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.runtime.layout import REPLICATE, Layout, SplitAxis, can_shard, shard
 from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
@@ -175,7 +175,7 @@ def _module_strategies(
 ) -> Strategies:
     """Strategies of the unit's modules; on one rank there is one way to run each."""
     graph = context.graph
-    tables = table_storages(graph)
+    tables = graph.table_storages
     modules = {
         node.index: _of_readers(
             _of_place(_ways(node, context), node, unit), node, folded, context, tables
@@ -255,16 +255,6 @@ def _readers(graph: OperatorGraph, unit: Unit) -> dict[int, tuple[int, ...]]:
         for value in graph.nodes[op_id].inputs:
             found[value] = (*found.get(value, ()), op_id)
     return found
-
-
-def table_storages(graph: OperatorGraph) -> frozenset[int]:
-    """Storages of the tables that token ids index (a head that shares the weight included)."""
-    return frozenset(
-        graph.values[op.inputs[0]].storage
-        for op in graph.nodes
-        if op.name == "embedding"
-        and graph.storages[graph.values[op.inputs[1]].storage].kind is StorageKind.INPUT
-    )
 
 
 def _treats_tables(

@@ -90,6 +90,12 @@ def test_times_are_sound(collective, group, payload, more, factor) -> None:
     assert collective(payload, faster(group, factor)) <= base * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@given(group=GROUPS, payload=PAYLOADS, times=st.integers(1, 100))
+def test_a_larger_payload_takes_no_longer_for_each_byte(collective, group, payload, times) -> None:
+    assert collective(times * payload, group) <= times * collective(payload, group) * (1 + 1e-9)
+
+
 @given(group=GROUPS, payload=PAYLOADS)
 def test_an_all_reduce_is_never_faster_than_an_all_gather(group, payload) -> None:
     assert all_reduce_s(payload, group) >= all_gather_s(payload, group)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.op import OpKind, OpWork, op_s
+from planner.cost.op import OpKind, OpWork, op_s, rates_rise
 from planner.errors import RequestError
 from planner.hardware.profiles import list_devices, load_device
 
@@ -40,6 +40,73 @@ def attention(*, backward: bool = False, batch: int = 32, seq: int = 4096) -> Op
         k=128,
         backward=backward,
     )
+
+
+@given(
+    m=SIZES,
+    n=SIZES,
+    k=SIZES,
+    batch=st.integers(1, 300),
+    times=st.integers(1, 64),
+    grows=st.sampled_from(["m", "n", "k", "batch"]),
+    device=DEVICES,
+)
+def test_a_larger_product_takes_no_longer_for_each_row(
+    m, n, k, batch, times, grows, device
+) -> None:
+    """Nor for each column, or term of its sums: what bounds small microbatches by large ones."""
+    sizes = {"m": m, "n": n, "k": k, "batch": batch}
+    dtype = next(iter(device.peak_flop_per_s))
+    one_s = op_s(matmul(**sizes), device, dtype)
+    many_s = op_s(matmul(**sizes | {grows: times * sizes[grows]}), device, dtype)
+    assert many_s <= times * one_s * (1 + 1e-9)
+
+
+@given(
+    kind=st.sampled_from(["memory", "reduction", "embedding"]),
+    amount=AMOUNTS,
+    times=st.integers(1, 64),
+    device=DEVICES,
+)
+def test_more_bytes_take_no_longer_each(kind, amount, times, device) -> None:
+    def moved(num_bytes: float) -> OpWork:
+        return OpWork(kind=kind, flop=0, read_bytes=num_bytes, write_bytes=0)
+
+    dtype = next(iter(device.peak_flop_per_s))
+    many_s = op_s(moved(times * amount), device, dtype)
+    assert many_s <= times * op_s(moved(amount), device, dtype) * (1 + 1e-9)
+
+
+@given(batch=st.integers(1, 300), times=st.integers(1, 64), backward=st.booleans(), device=DEVICES)
+def test_more_heads_take_no_longer_each(batch, times, backward, device) -> None:
+    dtype = next(iter(device.peak_flop_per_s))
+    one_s = op_s(attention(batch=batch, backward=backward), device, dtype)
+    many_s = op_s(attention(batch=times * batch, backward=backward), device, dtype)
+    assert many_s <= times * one_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("curve", "rises"),
+    [
+        (((1e3, 1e-3), (1e6, 5e-1)), True),
+        (((1e3, 1e-3), (1e6, 1.0)), True),
+        (((1e3, 1e-3), (1e6, 2.0)), False),  # small tensors lie in a cache
+    ],
+)
+def test_a_measured_device_tells_whether_its_rates_rise(curve, rises) -> None:
+    device = replace(H100, op_curves={"gelu": curve})
+    assert rates_rise(device) == rises
+    slow = any(
+        op_s(gelu(times * size), device, "bfloat16")
+        > times * op_s(gelu(size), device, "bfloat16") * (1 + 1e-9)
+        for size in (500, 2e3, 1e5, 3e6)
+        for times in range(2, 20)
+    )
+    assert slow != rises
+
+
+def gelu(num_bytes: float) -> OpWork:
+    return OpWork(name="gelu", kind="memory", flop=0, read_bytes=num_bytes, write_bytes=0)
 
 
 def test_a_large_matmul_runs_at_the_measured_rate_and_not_at_the_datasheets() -> None:

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from graph_models import ConvNet, Stream, example, images, token_loss, tokens, vectors, wrap
+from graph_models import (
+    ConvNet,
+    Stream,
+    example,
+    images,
+    mean_square,
+    token_loss,
+    tokens,
+    vectors,
+    wrap,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -51,6 +61,25 @@ def test_sizes_above_the_traced_ones_run_no_model(monkeypatch):
     graph = family.at(16)
     assert family.at(16) is graph
     assert graph.forward_flop == 16 * family.at(1).forward_flop
+
+
+def test_samples_share_work_where_each_has_as_much_in_any_batch():
+    assert GPT_FAMILY.work_is_shared
+
+    class Differences(nn.Module):
+        """A batch of n has n - 1 of them: a sample has more, the larger its batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return torch.cat([y[:1], torch.tanh(y[1:] - y[:-1])])
+
+    family = trace_family(wrap(Differences, vectors(8), mean_square), dtype="float32")
+    assert family.is_affine
+    assert not family.work_is_shared
 
 
 def test_a_batch_of_one_may_be_its_own_program():

@@ -71,6 +71,27 @@ class AffineSteps:
             ops=tuple(ops),
         )
 
+    @property
+    def shares_work(self) -> bool:
+        """Whether n times the samples are at most n times the work, for every op and tensor.
+
+        What does not belong to the samples is at least nothing then.
+        """
+        size = self.low.microbatch_size
+        pairs = [
+            pair
+            for position, deltas in self._shapes.items()
+            for pair in zip(self.low.values[position].shape, deltas, strict=True)
+        ]
+        for position, growth in self._ops.items():
+            op = self.low.ops[position]
+            pairs += [
+                (op.flop, growth.flop),
+                (op.read_bytes, growth.read_bytes),
+                (op.write_bytes, growth.write_bytes),
+            ]
+        return all(growth >= 0 and growth * size <= low for low, growth in pairs)
+
     def _fit_shapes(self, other: Recording) -> dict[int, tuple[int, ...]]:
         deltas: dict[int, tuple[int, ...]] = {}
         for low_value, high_value in zip(self.low.values, other.values, strict=True):

@@ -79,6 +79,13 @@ class GraphFamily:
             )
         return self._trials[microbatch_size]
 
+    def size_of_trial(self, microbatch_size: int) -> int:
+        """The size at which layouts are tried for those of another.
+
+        One for all whose graphs follow from one another; it is told what blocks do, once.
+        """
+        return self._smallest_affine if self.evaluates(microbatch_size) else microbatch_size
+
     def recording(self, microbatch_size: int) -> Recording:
         """Return the step at a microbatch size, evaluated where that is exact.
 
@@ -102,6 +109,11 @@ class GraphFamily:
     def evaluates(self, microbatch_size: int) -> bool:
         """Tell whether the graph at a size follows from the traces at others."""
         return self.is_affine and microbatch_size >= self._smallest_affine
+
+    @property
+    def work_is_shared(self) -> bool:
+        """Whether n times the samples are at most n times the work, where sizes are evaluated."""
+        return self._steps is not None and self._steps.shares_work
 
     def _make(self, microbatch_size: int) -> OperatorGraph:
         recording = self.recording(microbatch_size)

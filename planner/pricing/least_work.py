@@ -1,0 +1,107 @@
+"""What a microbatch takes at the least under a choice, before its layouts are known to run.
+
+With t(b) the seconds of b samples in the fastest layouts of the sharding programs, of their kernels
+and collectives alone,
+
+    t(b) / b  >=  t(n b) / (n b)        for any whole n.
+
+The layouts of b samples are layouts of n b samples too. There, none of its kernels and collectives
+takes more than n times as long: they do at most n times the work (``GraphFamily.work_is_shared``),
+and rates rise with size (``planner.cost.op``, ``planner.cost.collective``; a measured device is
+asked). So one program of the largest microbatch bounds all smaller ones, and each that is solved on
+the way those below it. Layouts that run are no faster than the fastest.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+from math import lcm
+
+from planner.cost.op import rates_rise
+from planner.graph.operator_graph import UnitKind
+from planner.graph.sizes.family import GraphFamily
+from planner.hardware.spec import DeviceSpec
+from planner.pricing.choice import ShardingChoice
+from planner.pricing.unit_layouts import UnitSolver
+
+_TOLERANCE = 1e-6
+"""Share by which solved programs may be off."""
+
+
+class LeastWork:
+    """Bounds on demand, from what was solved so far."""
+
+    def __init__(self, graphs: GraphFamily, solver: UnitSolver, device: DeviceSpec) -> None:
+        """Keep what bounds depend on; nothing is solved yet.
+
+        Args:
+            graphs: The model at every microbatch size.
+            solver: Gives the fastest layouts.
+            device: What runs it.
+        """
+        self._graphs = graphs
+        self._solver = solver
+        self._device = device
+        self._largest: dict[ShardingChoice, int] = {}
+        self._solved: dict[ShardingChoice, dict[int, float]] = {}
+
+    @cached_property
+    def _holds(self) -> bool:
+        return self._graphs.work_is_shared and rates_rise(self._device)
+
+    def expect(self, choice: ShardingChoice) -> None:
+        """Note a choice that may be asked for: a larger one will bound it."""
+        family = _family(choice)
+        self._largest[family] = lcm(self._largest.get(family, 1), choice.microbatch_size)
+
+    def by_larger_s(self, choice: ShardingChoice) -> float:
+        """What one microbatch takes at the least, by the larger ones that were solved.
+
+        Args:
+            choice: One that was expected.
+
+        Returns:
+            Seconds, forward and backward, through all units; 0 where larger ones tell nothing.
+        """
+        size, family = choice.microbatch_size, _family(choice)
+        if not self._holds or choice.compile or not self._graphs.evaluates(size):
+            return 0.0
+        if self._largest[family] not in self._solved.get(family, ()):
+            self.solved_s(replace(family, microbatch_size=self._largest[family]))
+        return max(
+            (
+                seconds * size / larger
+                for larger, seconds in self._solved[family].items()
+                if larger % size == 0 and self._graphs.evaluates(larger)
+            ),
+            default=0.0,
+        )
+
+    def solved_s(self, choice: ShardingChoice) -> float:
+        """The same by a program of its own.
+
+        0 where there are no layouts. Compiled blocks are not bounded, nor losses in chunks.
+        """
+        size = choice.microbatch_size
+        solved = self._solved.setdefault(_family(choice), {})
+        if size not in solved:
+            solved[size] = 0.0 if choice.compile else self._solve_s(choice) * (1 - _TOLERANCE)
+        return solved[size]
+
+    def _solve_s(self, choice: ShardingChoice) -> float:
+        sizes = self._solver.sizes(choice.microbatch_size)
+        by_structure: dict[str, float] = {}
+        for unit in sizes.representatives:
+            solution = self._solver.solve(unit, choice)
+            if solution is None:
+                return 0.0
+            by_structure[unit.structure] = solution.bound_s
+        return sum(
+            by_structure[unit.structure]
+            for unit in sizes.graph.units
+            if choice.loss_chunks == 1 or unit.kind is not UnitKind.EPILOGUE
+        )
+
+
+def _family(choice: ShardingChoice) -> ShardingChoice:
+    """What choices have in common that differ in their microbatches."""
+    return replace(choice, microbatch_size=1)
