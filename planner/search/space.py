@@ -115,18 +115,21 @@ class LayoutSpace:
         Chunks of a loss are tried once; where the script could not run them, none are offered.
         """
         found, refused = self._legal()
-        chunked = next((each for each in found if each.loss_chunks > 1), None)
-        if chunked is not None and not self._runs_chunks(chunked):
+        chunked = [each for each in found if each.loss_chunks > 1]
+        if chunked and not self._runs_chunks(chunked):
             return self._legal()
         return found, refused
 
-    def _runs_chunks(self, configuration: Configuration) -> bool:
-        """Try the chunks of a loss, and remember that they do not run."""
+    def _runs_chunks(self, chunked: Sequence[Configuration]) -> bool:
+        """Try the chunks of a loss where layouts are tried, and remember that they do not run."""
         if self._tried_chunks:
             return True
         self._tried_chunks = True
-        trial = self.graphs.trial(configuration.microbatch_size)
-        refusal = trial.loss(self.context.loss_module, configuration.loss_chunks)
+        largest = max(chunked, key=lambda configuration: configuration.microbatch_size)
+        trial = self.graphs.trial(self.graphs.size_of_trial(largest.microbatch_size))
+        refusal = trial.loss(
+            self.context.loss_module, min(configuration.loss_chunks for configuration in chunked)
+        )
         if refusal is not None:
             self.facts = replace(self.facts, loss=refusal.reason)
         return refusal is None
