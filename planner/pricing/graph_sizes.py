@@ -12,7 +12,7 @@ from planner.graph.analysis.shared import (
 )
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.op_rules import MATMULS
-from planner.strategy.nodes import FoldedUnit, fold_unit
+from planner.strategy.nodes import FoldedUnit, UnitFolder
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
@@ -28,10 +28,14 @@ class GraphSizes:
         self._folded: dict[int, FoldedUnit] = {}
 
     def folded(self, unit: Unit) -> FoldedUnit:
-        """``fold_unit``."""
+        """``UnitFolder.fold``."""
         if unit.index not in self._folded:
-            self._folded[unit.index] = fold_unit(self.graph, unit)
+            self._folded[unit.index] = self._folder.fold(unit)
         return self._folded[unit.index]
+
+    @cached_property
+    def _folder(self) -> UnitFolder:
+        return UnitFolder(self.graph)
 
     @cached_property
     def representatives(self) -> list[Unit]:

@@ -14,7 +14,7 @@ sum; it keeps the bound a bound.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.cost.pipeline import Path
@@ -24,6 +24,10 @@ from planner.search.configuration_search import ConfigurationSearch, Partition
 
 _MOST_LABELS = 24
 """Choices that are kept for one end."""
+_ROUNDING = 1e-6
+"""Share of a step by which passes of a microbatch may be taken for equal, at each stage."""
+_BALANCING_STEPS = 10
+"""Halvings of the longest stage's time."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
 
@@ -65,6 +69,9 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         if even is not None:
             search.bound_s = even.objective_s
         return even
+    balanced = None if even is None else _balanced(search, even)
+    if balanced is not None:
+        reach_s = min(reach_s, balanced.objective_s)
     labels = [_Label(passing_s=0.0, detour_s=0.0, once_s=0.0, before=None, column=None)]
     ends = {0: labels}
     for stage in range(search.configuration.degrees.pp):
@@ -73,7 +80,7 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     bound_s = found[0].least_s if found else reach_s
     search.bound_s = max(search.bound_s, min(bound_s, reach_s))
     partitions = [search.partition(_columns(label)) for label in found[:_MOST_PRICED]]
-    partitions += [even] if even is not None else []
+    partitions += [each for each in (even, balanced) if each is not None]
     return min(partitions, key=lambda p: p.objective_s, default=None)
 
 
@@ -87,6 +94,45 @@ def _even(search: ConfigurationSearch) -> Partition | None:
             return None
         columns.append(column)
     return search.partition(columns)
+
+
+def _balanced(search: ConfigurationSearch, even: Partition) -> Partition | None:
+    """A partition whose longest stage is shorter than that of an even cut, None where none is met.
+
+    Stages are filled from the front up to a time, which is halved in on. Where blocks are of many
+    kinds it is closer to the best than the even cut is, and leaves less to look at.
+    """
+    longest_s = max(column.microbatch_s for column in even.columns)
+    shortest_s = search.even_s
+    found: Partition | None = None
+    for _ in range(_BALANCING_STEPS):
+        most_s = (shortest_s + longest_s) / 2
+        columns = _filled(search, most_s)
+        if columns is None:
+            shortest_s = most_s
+            continue
+        longest_s = max(column.microbatch_s for column in columns)
+        better = search.partition(columns)
+        if found is None or better.objective_s < found.objective_s:
+            found = better
+    return found
+
+
+def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
+    """Stages that take as many units as the time allows, one after the other."""
+    columns: list[Column] = []
+    first = 0
+    for stage in range(search.configuration.num_stages):
+        longest: Column | None = None
+        for end in search.ends(stage, first, most_s):
+            column = search.column(stage, first, end)
+            if column is not None and column.microbatch_s <= most_s:
+                longest = column
+        if longest is None:
+            return None
+        columns.append(longest)
+        first = longest.end
+    return columns
 
 
 def _extended(
@@ -131,16 +177,39 @@ def _detour_s(paths: Sequence[Path], stage: int, column: Column) -> float:
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
     """Labels that no other beats in all sums; neighbours merged where there are many."""
-    kept: list[_Label] = []
-    for label in sorted(labels, key=lambda each: (each.passing_s, each.detour_s, each.once_s)):
-        if not any(
-            other.detour_s <= label.detour_s and other.once_s <= label.once_s for other in kept
-        ):
-            kept.append(label)
+    kept = _front(sorted(labels, key=lambda each: (each.passing_s, each.detour_s, each.once_s)))
+    if len(kept) > _MOST_LABELS:
+        kept = _front(_rounded(kept))
     while len(kept) > _MOST_LABELS:
         pairs = zip(kept[::2], [*kept[1::2], kept[-1]], strict=False)
         kept = [_merged(one, other) for one, other in pairs]
     return kept
+
+
+def _front(labels: Sequence[_Label]) -> list[_Label]:
+    """Of labels in order of their passes, those that none before beats in the other sums."""
+    kept: list[_Label] = []
+    for label in labels:
+        if not any(
+            other.detour_s <= label.detour_s and other.once_s <= label.once_s for other in kept
+        ):
+            kept.append(label)
+    return kept
+
+
+def _rounded(labels: Sequence[_Label]) -> list[_Label]:
+    """Labels in order, with passes that hardly differ taken for the shortest of them.
+
+    Blocks of many kinds make passes that differ in their last digits alone: none beats another
+    then, and to merge them would lose which detour is whose.
+    """
+    rounded: list[_Label] = []
+    shortest_s = 0.0
+    for label in labels:
+        if not rounded or label.passing_s > shortest_s + _ROUNDING * label.least_s:
+            shortest_s = label.passing_s
+        rounded.append(replace(label, passing_s=shortest_s))
+    return sorted(rounded, key=lambda each: (each.passing_s, each.detour_s, each.once_s))
 
 
 def _merged(one: _Label, other: _Label) -> _Label:

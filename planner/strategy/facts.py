@@ -8,7 +8,7 @@ from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.expert_strategies import experts_of
-from planner.strategy.nodes import NodeKind, fold_unit
+from planner.strategy.nodes import NodeKind, UnitFolder
 
 SEQUENCE_DIM = 1
 """Tensor dim of the stream that holds the sequence: (batch, sequence, features)."""
@@ -77,7 +77,8 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
 def _experts(graph: OperatorGraph) -> tuple[int, ...]:
     """Numbers of experts of the blocks' modules."""
     blocks = {unit.structure: unit for unit in graph.units if unit.kind is UnitKind.BLOCK}
-    nodes = (node for unit in blocks.values() for node in fold_unit(graph, unit).nodes)
+    folder = UnitFolder(graph)
+    nodes = (node for unit in blocks.values() for node in folder.fold(unit).nodes)
     found = (experts_of(node, graph) for node in nodes if node.kind is NodeKind.MODULE)
     return tuple(dict.fromkeys(each.number for each in found if each is not None))
 

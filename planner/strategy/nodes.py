@@ -7,7 +7,7 @@ into connected regions, each of which is one node too. What is left to decide pe
 a few strategies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -128,6 +128,10 @@ class FoldedUnit:
     """Who reads the parameters of the model, by storage."""
 
 
+_Group = tuple[NodeKind, str, list[int]]
+"""Kind, module path and ops of a node."""
+
+
 def parameter_modules(graph: OperatorGraph) -> frozenset[str]:
     """Paths of the modules that run with parameters and call no other such module.
 
@@ -146,22 +150,52 @@ def _around(path: str) -> set[str]:
     return {path, *(path[:i] for i, letter in enumerate(path) if letter == ".")}
 
 
+class UnitFolder:
+    """Folds the units of one graph; what all of them share is read off it once."""
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        """Read who holds and who reads each parameter."""
+        self._graph = graph
+        self._leaves = parameter_modules(graph)
+        self._readers = _readers_of_parameters(graph, self._leaves)
+
+    def fold(self, unit: Unit) -> FoldedUnit:
+        """Fold the forward ops of a unit into nodes.
+
+        Args:
+            unit: One of the graph's units.
+
+        Returns:
+            Modules, regions and (at most one) node of constants, with the values between them.
+        """
+        graph = self._graph
+        entering, leaving = _boundary(graph, unit)
+        constants = _constants(graph, unit, entering)
+        groups = _group(graph, unit, self._leaves, constants, entering)
+        return FoldedUnit(
+            unit=unit,
+            nodes=tuple(_nodes(graph, groups, entering, leaving, constants)),
+            boundary_inputs=tuple(entering),
+            boundary_outputs=tuple(leaving),
+            constants=frozenset(constants),
+            readers=self._readers,
+        )
+
+
 def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
-    """Fold the forward ops of a unit into nodes.
+    """Fold one unit of a graph (``UnitFolder.fold``)."""
+    return UnitFolder(graph).fold(unit)
 
-    Args:
-        graph: The model.
-        unit: One of its units.
 
-    Returns:
-        Modules, regions and (at most one) node of constants, with the values between them.
-    """
-    leaves = parameter_modules(graph)
-    entering, leaving = _boundary(graph, unit)
-    constants = _constants(graph, unit, entering)
-    groups = _group(graph, unit, leaves, constants, entering)
+def _nodes(
+    graph: OperatorGraph,
+    groups: list[_Group],
+    entering: Collection[int],
+    leaving: Collection[int],
+    constants: Collection[int],
+) -> Iterator[Node]:
+    """Groups of ops with the values that go from one to another."""
     producer, readers = _uses(graph, groups)
-    nodes = []
     for index, (kind, module, ops) in enumerate(groups):
         inputs = [
             value
@@ -174,24 +208,14 @@ def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
             for value in graph.nodes[op].outputs
             if value in leaving or readers.get(value, set()) - {index}
         ]
-        nodes.append(
-            Node(
-                index=index,
-                kind=kind,
-                module=module,
-                ops=tuple(ops),
-                inputs=tuple(value for value in inputs if value not in constants),
-                outputs=tuple(value for value in outputs if value not in constants),
-            )
+        yield Node(
+            index=index,
+            kind=kind,
+            module=module,
+            ops=tuple(ops),
+            inputs=tuple(value for value in inputs if value not in constants),
+            outputs=tuple(value for value in outputs if value not in constants),
         )
-    return FoldedUnit(
-        unit=unit,
-        nodes=tuple(nodes),
-        boundary_inputs=tuple(entering),
-        boundary_outputs=tuple(leaving),
-        constants=frozenset(constants),
-        readers=_readers_of_parameters(graph, leaves),
-    )
 
 
 def _readers_of_parameters(graph: OperatorGraph, leaves: frozenset[str]) -> dict[int, Readers]:
@@ -215,10 +239,6 @@ def _readers_of_parameters(graph: OperatorGraph, leaves: frozenset[str]) -> dict
         )
         for storage, found in reads.items()
     }
-
-
-_Group = tuple[NodeKind, str, list[int]]
-"""Kind, module path and ops of a node."""
 
 
 def _uses(graph: OperatorGraph, groups: list[_Group]) -> tuple[dict[int, int], dict[int, set[int]]]:
