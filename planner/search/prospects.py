@@ -56,11 +56,6 @@ class Prospect:
         self.bound_s = once_s
         """None of them is faster."""
 
-    @property
-    def shares_ranks(self) -> bool:
-        """Whether a rank holds several stages in some of them."""
-        return any(configuration.virtual_stages > 1 for configuration in self.stands_for)
-
     def sharpen(self) -> bool:
         """Raise the bound by what larger microbatches tell, and where that is known by a program.
 

@@ -8,6 +8,7 @@ from searches import request_for, search_for, space_for
 from planner.graph.loading.load import load_model
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import list_clusters, load_cluster
+from planner.search.bounds import least_s
 from planner.search.prospects import Prospect
 from planner.search.space import LayoutSpace
 
@@ -54,7 +55,10 @@ def check_bounds(space: LayoutSpace) -> int:
             whole_s = unit_seconds(search.priced)
             assert bounds[choice] <= whole_s, choice
             assert work.solved_s(choice) <= whole_s, choice
-            assert prospect.bound_s <= search.bound_s, choice
+            own_s = search.once_s + least_s(
+                search.configuration, parts_s=search.parts_s, transfers_s=search.transfers_s
+            )
+            assert prospect.bound_s <= own_s, choice
     return sum(bound > 0 for bound in bounds.values())
 
 
