@@ -56,7 +56,7 @@ def test_the_verbs_are_these():
         *("calibrate", "check", "compare", "estimate", "explain", "export"),
         *("profile", "profiles", "sweep", "trace", "validate"),
     }
-    assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run"}
+    assert options_of(VERBS["check"]) == (OUTPUT - {"--force", "--out"}) | {"--run", "--gpu"}
     assert options_of(VERBS["estimate"]) == REQUEST | OUTPUT | {"--framework"}
     assert options_of(VERBS["sweep"]) == REQUEST | OUTPUT | {
         *("--objective", "--plot", "--price", "--time-limit", "--tokens", "--within"),

@@ -214,9 +214,9 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("fake_world", "known_reads", "trained"),
-        ("check", "watch"),
-        ("rank_run",),
+        ("fake_world", "known_reads", "script_rank", "trained", "workers"),
+        ("share", "watch"),
+        ("check", "rank_run", "share_run"),
         ("document",),
     ),
     "validation": (

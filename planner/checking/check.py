@@ -1,19 +1,15 @@
 """Holds a plan to what its script does: memory and collectives of one rank per pipeline stage."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+from planner.checking.share import ShareCheck, check_shares, require_gpu
 from planner.checking.trained import MOST_LOSS_DIFFERENCE, Trained, check_size, train_here
+from planner.checking.workers import ONE_THREAD, Seen, Workers, grown_evenly, reads_of
 from planner.codegen.files import script_files
 from planner.cost.breakdown import MemoryBreakdown
 from planner.errors import CheckError, RequestError
@@ -29,6 +25,10 @@ from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, Axis, Schedule
 
 MOST_MEMORY_ERROR = 0.05
 """Of a stage's tracked peak, beyond which a plan does not pass."""
+
+_KEEP_FREE = "Keep as much of the device free with --memory-margin, and report it."
+
+_WORKER = "planner.checking.rank_run"
 
 COMPONENTS = ("params", "optimizer", "grads_and_buffers", "activations")
 """Of memory. Gradients are partly whole, in buffers, until they are reduced; and a tracker cannot
@@ -95,15 +95,25 @@ class PlanCheck:
     trained: Trained | None = None
     """Losses on this machine, where that was asked for."""
 
+    shares: tuple[ShareCheck, ...] = ()
+    """Shares by pipeline rank on a GPU of this machine, where that was asked for."""
+
     @property
-    def worst(self) -> StageCheck:
-        """The stage whose memory is off most."""
-        return max(self.stages, key=lambda stage: abs(stage.error))
+    def worst(self) -> StageCheck | None:
+        """The stage whose memory is off most, None where none was tracked."""
+        return max(self.stages, key=lambda stage: abs(stage.error), default=None)
+
+    @property
+    def worst_share(self) -> ShareCheck | None:
+        """The share whose memory is off most, None where none was run."""
+        return max(self.shares, key=lambda share: abs(share.memory_error), default=None)
 
     @property
     def memory_holds(self) -> bool:
-        """Whether the memory of every stage is as planned."""
-        return abs(self.worst.error) <= MOST_MEMORY_ERROR
+        """Whether the memory of every stage and share is as planned."""
+        errors = [stage.error for stage in self.stages]
+        errors += [share.memory_error for share in self.shares]
+        return all(abs(error) <= MOST_MEMORY_ERROR for error in errors)
 
     @property
     def traffic_holds(self) -> bool:
@@ -121,13 +131,22 @@ class PlanCheck:
         Raises:
             CheckError: Memory is off by more than MOST_MEMORY_ERROR, or losses differ.
         """
-        if not self.memory_holds:
+        if self.worst is not None and abs(self.worst.error) > MOST_MEMORY_ERROR:
             raise CheckError(
                 f"pipeline rank {self.worst.pp_rank} holds "
                 f"{format_bytes(self.worst.tracked_peak_bytes)} at its fullest, and the plan says "
                 f"{format_bytes(self.worst.predicted_peak_bytes)}: {self.worst.error:+.1%}, more "
                 f"than {MOST_MEMORY_ERROR:.0%}",
-                hint="Keep as much of the device free with --memory-margin, and report it.",
+                hint=_KEEP_FREE,
+            )
+        share = self.worst_share
+        if share is not None and abs(share.memory_error) > MOST_MEMORY_ERROR:
+            raise CheckError(
+                f"on {share.device}, pipeline rank {share.pp_rank} had "
+                f"{format_bytes(share.measured_peak_bytes or 0)} allocated, and the plan says "
+                f"{format_bytes(share.predicted_peak_bytes)}: {share.memory_error:+.1%}, more "
+                f"than {MOST_MEMORY_ERROR:.0%}",
+                hint=_KEEP_FREE,
             )
         if self.trained is not None and not self.trained.is_equal:
             raise CheckError(
@@ -137,49 +156,65 @@ class PlanCheck:
             )
 
 
-def check_plan(path: str | Path, *, run: bool = False) -> PlanCheck:
+def check_plan(path: str | Path, *, run: bool = False, gpu: bool = False) -> PlanCheck:
     """Run the script of a plan without its cluster: no process group, no data, fake tensors.
 
     Args:
         path: Folder of a plan, or its plan.json. Where no script lies beside it, one is written
             for the check.
         run: Train two steps on this machine too, and the plain model on one process.
+        gpu: Time one rank's share of each pipeline rank on this machine's GPU too, the other ranks
+            not there. A plan with compiled blocks, which run on no fake tensors, is held to that
+            alone.
 
     Raises:
-        RequestError: There is no plan, its blocks are compiled, or it is too large to be run here.
+        RequestError: There is no plan, its blocks are compiled, it is too large to be run here, or
+            there is no GPU.
+        ModelError: Its model is gone, which ``gpu`` needs to price it.
         VerificationError: It breaks a rule.
         CodegenError: It has no script.
         CheckError: The script does not run.
     """
     saved = load_saved_plan(path)
-    plan, traffic = saved.plan, saved.traffic
+    plan = saved.plan
     numbers = checked_microbatches(plan.schedule, pp=plan.degrees.pp, number=plan.num_microbatches)
-    if plan.compile:
+    if gpu:
+        require_gpu()
+    elif plan.compile:
         raise RequestError(
             f"{path}: its blocks are compiled, and torch.compile runs on no fake tensors",
             hint="Check the same layout planned without --fix compile=true: collectives are the "
-            "same, and memory is no less.",
+            "same, and memory is no less; or give --gpu on a machine that has one.",
         )
-    stride = mesh_axis(plan.degrees, Axis.PP, plan.mesh_order).stride
-    jobs = [(rank, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)]
     if run:
         check_size(saved)
     with _script_folder(Path(path), plan, saved.cluster) as folder:
-        worker = _Worker(folder=folder, reads=_reads(plan))
-        found = worker.run([(rank * stride, number) for rank, number in jobs])
+        seen = [] if plan.compile else _seen_ranks(plan, folder, numbers)
         trained = train_here(plan, folder) if run else None
-    seen = {
-        rank: _grown(plan, [found[rank * stride, number] for number in numbers], numbers)
-        for rank in range(plan.degrees.pp)
-    }
+        shares = check_shares(saved, folder, numbers, on_gpu=True) if gpu else ()
     return PlanCheck(
         num_microbatches=numbers,
-        stages=tuple(_stage(plan, rank, each) for rank, each in seen.items()),
+        stages=tuple(_stage(plan, rank, each) for rank, each in enumerate(seen)),
         collectives=tuple(
-            row for rank, each in seen.items() for row in _traffic(rank, traffic, each)
+            row for rank, each in enumerate(seen) for row in _traffic(rank, saved.traffic, each)
         ),
         trained=trained,
+        shares=shares,
     )
+
+
+def _seen_ranks(plan: Plan, folder: Path, numbers: Sequence[int]) -> "list[_Rank]":
+    """Run the script as the first rank of each pipeline rank, on tensors without data."""
+    stride = mesh_axis(plan.degrees, Axis.PP, plan.mesh_order).stride
+    jobs = [
+        (rank * stride, number) for number in reversed(numbers) for rank in range(plan.degrees.pp)
+    ]
+    workers = Workers(module=_WORKER, folder=folder, reads=reads_of(plan), environment=ONE_THREAD)
+    found = workers.side_by_side(jobs)
+    return [
+        _grown(plan, [found[rank * stride, number] for number in numbers], numbers)
+        for rank in range(plan.degrees.pp)
+    ]
 
 
 @contextmanager
@@ -213,66 +248,6 @@ def checked_microbatches(schedule: str, *, pp: int, number: int) -> tuple[int, .
     return few if sum(few) < number else (number,)
 
 
-# -- running ---------------------------------------------------------------------------------
-
-_Seen = Mapping[str, Any]
-"""What ``rank_run`` says of one rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Worker:
-    """Runs ranks of a script in processes of their own."""
-
-    folder: Path
-    """Folder of the script."""
-    reads: str
-    """What lines of the model read of data, as JSON."""
-
-    def run(self, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
-        """Run jobs (rank, microbatches) in as many processes as there are cores.
-
-        Raises:
-            CheckError: One fails.
-        """
-        count = min(len(jobs), os.cpu_count() or 1)
-        with ThreadPoolExecutor(count) as pool:
-            results = list(pool.map(lambda i: self._run(jobs[i::count]), range(count)))
-        return {key: seen for each in results for key, seen in each.items()}
-
-    def _run(self, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], _Seen]:
-        words = [f"{rank}:{number}" for rank, number in jobs]
-        module = "planner.checking.rank_run"
-        done = subprocess.run(
-            [sys.executable, "-m", module, str(self.folder), self.reads, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-        for answer in answers:
-            if "error" in answer:
-                rank = answer["job"].partition(":")[0]
-                raise CheckError(
-                    f"the script does not run, on rank {rank}: {answer['error']}",
-                    hint=answer["trace"],
-                )
-        if len(answers) < len(jobs):
-            raise CheckError(
-                f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
-                hint=done.stderr[-2000:],
-            )
-        return dict(zip(jobs, answers, strict=True))
-
-
-def _reads(plan: Plan) -> str:
-    found = [
-        (read.file, read.line, tuple(zip(read.answers, read.repeats, strict=True)))
-        for read in plan.data_reads
-    ]
-    return json.dumps(found)
-
-
 # -- comparing -------------------------------------------------------------------------------
 
 
@@ -285,15 +260,12 @@ class _Rank:
     collectives: Mapping[tuple[str, int], tuple[int, int]]
 
 
-def _grown(plan: Plan, seen: Sequence[_Seen], numbers: Sequence[int]) -> _Rank:
+def _grown(plan: Plan, seen: Sequence[Seen], numbers: Sequence[int]) -> _Rank:
     """Go on evenly from the numbers of microbatches that were run to that of the plan."""
     first, last = seen[0], seen[-1]
-    times = 0.0
-    if len(numbers) > 1:
-        times = (plan.num_microbatches - numbers[-1]) / (numbers[-1] - numbers[0])
 
     def grown(before: int, after: int) -> int:
-        return round(after + (after - before) * times)
+        return round(grown_evenly([before, after], numbers, plan.num_microbatches))
 
     counted = [
         {(c["kind"], c["group_size"]): (c["count"], c["bytes"]) for c in each["collectives"]}

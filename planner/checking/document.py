@@ -11,11 +11,16 @@ def check_json(check: PlanCheck) -> str:
     collectives: list[JsonValue] = [
         {**encode_fields(c), "is_equal": c.is_equal} for c in check.collectives
     ]
+    shares: list[JsonValue] = [
+        {**encode_fields(s), "time_error": s.time_error, "memory_error": s.memory_error}
+        for s in check.shares
+    ]
     return dump_json(
         {
             "holds": check.holds,
             **document,
             "stages": stages,
             "collectives": collectives,
+            "shares": shares,
         }
     )

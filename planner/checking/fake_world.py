@@ -4,7 +4,7 @@ Every private name of torch that this needs stands here; the tests of ``plan che
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +38,25 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
     ):
         yield
     dist.destroy_process_group()
+
+
+@contextmanager
+def numbers_received() -> Iterator[None]:
+    """Let buffers that a stage receives in hold random numbers, and not what lay there before.
+
+    They are the same in every step, and get their numbers in the first.
+    """
+    own, filled = dist.P2POp.__init__, set()
+
+    def transfer(operation: dist.P2POp, op: Tree, tensor: Tensor, *args: Tree, **kw: Tree) -> None:
+        own(operation, op, tensor, *args, **kw)
+        if op is dist.irecv and tensor.data_ptr() not in filled:
+            filled.add(tensor.data_ptr())
+            with torch.no_grad():
+                tensor.normal_()
+
+    with _patched(dist.P2POp, "__init__", transfer):
+        yield
 
 
 def _gathered_objects(objects: list[object], own: object, **_: object) -> None:
@@ -74,7 +93,7 @@ class FakeWorld:
         with ExitStack() as stack:
             for place, name, wrap in _KEPT_REAL:
                 stack.enter_context(_patched(place, name, wrap(getattr(place, name))))
-            stack.enter_context(_patched(_SCHEDULE, "_warmup_p2p", _all_static))
+            stack.enter_context(stages_know_shapes())
             stack.enter_context(_patched(torch._subclasses, "FakeTensor", _NoTensor))
             stack.enter_context(fused_kernels("AutogradCPU"))
             stack.enter_context(self._mode)
@@ -101,8 +120,12 @@ def _without_modes(own: Callable[..., Tree]) -> Callable[..., Tree]:
     return run
 
 
+def stages_know_shapes() -> AbstractContextManager[None]:
+    """Let stages of a pipeline go by the shapes that they know; torch asks the other ranks."""
+    return _patched(_SCHEDULE, "_warmup_p2p", _all_static)
+
+
 def _all_static(_: object, stages: list[Any], *__: object) -> None:
-    """All stages know the shapes that they receive; torch asks the other ranks."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
 

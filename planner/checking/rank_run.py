@@ -8,15 +8,9 @@ rows go to which experts; and tensors are fake.
 import contextlib
 import gc
 import importlib
-import importlib.util
-import json
-import os
-import sys
-import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +18,20 @@ from torch.utils._pytree import tree_map_only
 
 from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
 from planner.checking.known_reads import NotedReads
+from planner.checking.script_rank import (
+    Theirs,
+    answer_jobs,
+    drawn_batch,
+    forget_runtime,
+    load_script,
+    share_experts_evenly,
+    undrawn_model,
+)
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
 from planner.runtime.anatomy import meta_twin
-from planner.runtime.data import drawn_microbatches
-from planner.runtime.first_weights import DeferredInit, build_deferred
 from planner.runtime.known_data import DataRead, PlannedReads
 from planner.runtime.model import run_model
 from planner.runtime.trees import cast_floats
-
-Theirs: TypeAlias = Any
-"""A module, function or object of the script."""
 
 
 class RankRun:
@@ -63,11 +61,11 @@ class RankRun:
         script = self._script()
         script.NUM_MICROBATCHES = self._num_microbatches
         with fake_group(self._rank, script.WORLD_SIZE):
-            model = _undrawn(script)
+            model = undrawn_model(script)
             dtype = script.DTYPES[script.DTYPE]
             twin = meta_twin(model, dtype)
             trained = script.parallelize(model)
-            batch = _batch(script, trained.data_parallel_rank)
+            batch = drawn_batch(script, trained.data_parallel_rank)
             reads = PlannedReads(self._known_reads(twin, cast_floats(batch[0][0], dtype)))
             with self._watched():
                 self._step(trained, self._world.fake(batch), reads)
@@ -83,8 +81,7 @@ class RankRun:
 
     def _script(self) -> Theirs:
         """Load the script, whose parts get fake parameters."""
-        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
-            del sys.modules[name]
+        forget_runtime()
         part: Theirs = importlib.import_module("runtime.part")
         materialise = part.Part.materialise
 
@@ -94,15 +91,8 @@ class RankRun:
             part.has_weights = True  # fake ones
 
         part.Part.materialise = materialised
-        if Path(self._folder, "runtime", "experts.py").is_file():
-            experts: Theirs = importlib.import_module("runtime.experts")
-            experts.rows_by_rank = experts.even_rows
-        spec = importlib.util.spec_from_file_location("train", self._folder / "train.py")
-        assert spec is not None
-        assert spec.loader is not None
-        script = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(script)
-        return script
+        share_experts_evenly(self._folder)
+        return load_script(self._folder)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -136,19 +126,6 @@ class RankRun:
             trained.step_over(batch)
 
 
-def _undrawn(script: Theirs) -> nn.Module:
-    """Build the model without drawing its weights, its parameters on the meta device."""
-    DeferredInit._draw = lambda *_: None  # type: ignore[method-assign]
-    return build_deferred(script.MODEL, script.SEED)[0]
-
-
-def _batch(script: Theirs, data_parallel_rank: int) -> Theirs:
-    """Return microbatches of the model file's ``example_batch``."""
-    size = script.MICROBATCH_SIZE * script.NUM_MICROBATCHES
-    samples = range(data_parallel_rank * size, (data_parallel_rank + 1) * size)
-    return drawn_microbatches(script.MODEL, script.SEED, 0, samples, script.MICROBATCH_SIZE)
-
-
 def _held(trained: Theirs) -> Held:
     held = [fsdp_held(part) for part in trained.parts]
     states = [
@@ -169,29 +146,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def main() -> None:
-    """Run the jobs on the command line: FOLDER READS RANK:MICROBATCHES ...; print a line for each.
-
-    READS are data reads as JSON, and each line is JSON too.
-    """
-    folder, planned, *jobs = sys.argv[1:]
-    reads = [DataRead(*read) for read in json.loads(planned)]
-    sys.path.insert(0, folder)
-    warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the model's code prints
-    for job in jobs:
-        rank, _, number = job.partition(":")
-        try:
-            found = RankRun(Path(folder), int(rank), int(number), reads).run()
-        except BaseException as error:
-            found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        answers.write(json.dumps({"job": job, **found}) + "\n")
-        answers.flush()
-        if "error" in found:
-            break
-    os._exit(0)  # the group's threads are not waited for
+def _run(
+    folder: Path, rank: int, num_microbatches: int, reads: Sequence[DataRead]
+) -> dict[str, Any]:
+    return RankRun(folder, rank, num_microbatches, reads).run()
 
 
 if __name__ == "__main__":
-    main()
+    answer_jobs(_run)

@@ -12,6 +12,7 @@ Examples:
   plan check plans/gpt                  run the script as one rank of each stage, without the others
   plan check plans/gpt/plan.json --json
   plan check plans/gpt --run            and train two steps here, against one process
+  plan check plans/gpt --gpu            and time one rank of each stage on this machine's GPU
 """
 
 
@@ -20,6 +21,7 @@ class CheckOptions(TypedDict):
 
     plan: Path
     run: bool
+    gpu: bool
     as_json: bool
     verbose: int
     quiet: bool
@@ -32,6 +34,12 @@ class CheckOptions(TypedDict):
     "--run",
     is_flag=True,
     help="Train two steps on this machine's CPU too, and compare the losses with one process.",
+)
+@click.option(
+    "--gpu",
+    is_flag=True,
+    help="Time one rank of each pipeline stage on this machine's GPU too, the other ranks not "
+    "there, and compare time and memory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout.")
 @verbosity_options("Every collective")
@@ -50,7 +58,7 @@ def check_command(**options: Unpack[CheckOptions]) -> None:
     from planner.cli.check_screen import print_check
     from planner.cli.terminal import answer_console
 
-    check = check_plan(options["plan"], run=options["run"])
+    check = check_plan(options["plan"], run=options["run"], gpu=options["gpu"])
     if options["as_json"]:
         sys.stdout.write(check_json(check))
     else:

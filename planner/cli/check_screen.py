@@ -1,12 +1,15 @@
 """A plan beside its script, as a person reads it in a terminal."""
 
+from collections.abc import Sequence
+
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from planner.checking.check import COMPONENTS, PlanCheck, TrafficCheck
+from planner.checking.check import COMPONENTS, MOST_MEMORY_ERROR, PlanCheck, TrafficCheck
+from planner.checking.share import ShareCheck
 from planner.cli.pieces import figures, stack
 from planner.cli.terminal import write_answer
-from planner.units import format_bytes, memory_unit
+from planner.units import format_bytes, format_s, memory_unit
 
 MOST_STAGES = 16
 """Pipeline ranks that are listed without -v."""
@@ -20,30 +23,81 @@ def print_check(console: Console, check: PlanCheck, *, verbose: bool) -> None:
         check: What to show.
         verbose: Show every pipeline rank and every collective, not those alone that are off.
     """
-    sections = [_verdict(check), _memory(check, verbose=verbose), _traffic(check, verbose=verbose)]
+    sections = [_verdict(check)]
+    if check.stages:
+        sections += [_memory(check, verbose=verbose), _traffic(check, verbose=verbose)]
+    if check.shares:
+        sections.append(_shares(check.shares))
     write_answer(console, sections)
 
 
 def _verdict(check: PlanCheck) -> RenderableType:
+    return stack(*(Text(line) for line in (*_fake_lines(check), *_real_lines(check))))
+
+
+def _fake_lines(check: PlanCheck) -> list[str]:
+    """What ranks on tensors without data showed."""
+    if check.worst is None:
+        return ["Its blocks are compiled, so that it was not run on tensors without data."]
     lines = ["The script runs: a step as one rank of each pipeline rank, on tensors without data."]
     if check.num_microbatches[1:]:
         few, more = check.num_microbatches
         lines.append(
             f"It was run with {few} and with {more} microbatches; each further one adds the same."
         )
-    if check.trained is not None:
-        lines.append(
-            f"Trained here: losses are those of one process to {check.trained.difference:.1e}."
-        )
-    share = f"{abs(check.worst.error):.1%}"
-    lines.append(f"Memory: within {share} of the plan" + ("." if check.memory_holds else ": OFF."))
+    error = check.worst.error
+    is_held = abs(error) <= MOST_MEMORY_ERROR
+    lines.append(f"Memory: within {abs(error):.1%} of the plan" + ("." if is_held else ": OFF."))
     differing = sum(not each.is_equal for each in check.collectives)
     lines.append(
         "Collectives: kinds, groups and counts as planned, bytes within 1%."
         if not differing
         else f"Collectives: {differing} of {len(check.collectives)} kinds differ from the plan."
     )
-    return stack(*map(Text, lines))
+    return lines
+
+
+def _real_lines(check: PlanCheck) -> list[str]:
+    """What was run on this machine."""
+    lines = []
+    if check.trained is not None:
+        lines.append(
+            f"Trained here: losses are those of one process to {check.trained.difference:.1e}."
+        )
+    if check.shares:
+        off = max((share.time_error for share in check.shares), key=abs)
+        lines.append(
+            f"Share of one rank on {check.shares[0].device}: time without links within "
+            f"{abs(off):.1%} of the plan."
+        )
+    return lines
+
+
+def _shares(shares: Sequence[ShareCheck]) -> RenderableType:
+    """Time and memory of each pipeline rank; memory where the device tells it."""
+    peak = max(share.predicted_device_bytes for share in shares)
+    unit, scale = memory_unit(peak)
+    rows = []
+    for share in shares:
+        sizes = (
+            (share.predicted_peak_bytes, share.measured_peak_bytes),
+            (share.predicted_device_bytes, share.measured_device_bytes),
+        )
+        cells = ["-" if each is None else f"{each / scale:.2f}" for pair in sizes for each in pair]
+        times = [format_s(share.predicted_busy_s), format_s(share.measured_busy_s)]
+        off = "" if share.measured_peak_bytes is None else f"{share.memory_error:+.1%}"
+        errors = (f"{share.time_error:+.1%}", off)
+        rows.append([str(share.pp_rank), *times, errors[0], *cells[:2], errors[1], *cells[2:]])
+    return figures(
+        f"A rank by itself on {shares[0].device}: busy seconds of a step, no links; {unit}",
+        [
+            *("rank", "planned", "measured", "off"),
+            *("planned peak", "allocated", "off", "with reserve", "in use"),
+        ],
+        rows,
+        words=(),
+        folded=(),
+    )
 
 
 def _memory(check: PlanCheck, *, verbose: bool) -> RenderableType:
