@@ -6,7 +6,7 @@ gradient. Between forward and backward lie the gradients of the states and of th
 the logits; backward scales them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,12 +39,17 @@ class ChunkedLoss:
         states_bytes = self.graph.values[self.rows.states].size_bytes
         weights_bytes = self._weight_gradient_bytes()
         gradients_bytes = states_bytes + weights_bytes
-        kept, temporary = {}, {}
-        for kind, alone_bytes in rest.activation_bytes.items():
-            kept[kind] = alone_bytes + gradients_bytes
-            in_chunks = kept[kind] + states_bytes + self._chunk_bytes()
-            afterwards = alone_bytes + rest.temporary_bytes[kind] + weights_bytes
-            temporary[kind] = max(0, max(in_chunks, afterwards) - kept[kind])
+        alone = rest.activation_bytes
+        kept = {kind: num_bytes + gradients_bytes for kind, num_bytes in alone.items()}
+        chunk_bytes = states_bytes + self._chunk_bytes()
+
+        def temporary(afterwards: Mapping[str, int]) -> dict[str, int]:
+            """In chunks, or when their gradients are there and the rest runs backward."""
+            return {
+                kind: max(chunk_bytes, num_bytes + weights_bytes - gradients_bytes)
+                for kind, num_bytes in afterwards.items()
+            }
+
         made = OpWork(kind="memory", flop=0.0, read_bytes=0.0, write_bytes=gradients_bytes)
         scaled = OpWork(
             kind="memory", flop=0.0, read_bytes=gradients_bytes, write_bytes=gradients_bytes
@@ -57,7 +62,8 @@ class ChunkedLoss:
             forward=forward,
             input_backward=backward,
             activation_bytes=kept,
-            temporary_bytes=temporary,
+            temporary_bytes=temporary(rest.temporary_bytes),
+            gradient_temporary_bytes=temporary(rest.gradient_temporary_bytes),
             lasting_bytes=weights_bytes,
         )
 

@@ -19,12 +19,14 @@ _NO_WORKSPACES: Mapping[int | None, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPeaks:
-    """Highest bytes of a unit's own storages (parameters and their gradients apart)."""
+    """Highest bytes of a unit's own storages, parameters apart."""
 
     forward_bytes: int
     """During forward, what is saved so far included."""
     backward_bytes: int
-    """During backward, what is still saved included."""
+    """During backward, what is still saved included; gradients of parameters apart."""
+    gradient_bytes: int
+    """The same with the gradients of its parameters, each from when it is made to the end."""
 
 
 _WHOLE = Shares()
@@ -52,18 +54,23 @@ def unit_peaks(
     saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
     num_forward = len(forward_ops)
     sizes = _storage_sizes(graph, (*forward_ops, *backward_ops), shares)
-    live = live_bytes(
-        moments,
-        {storage: 0 if storage in inner else size for storage, size in sizes.items()},
-        _last_uses(moments, saved, num_forward),
-    )
-    found = [
-        now_bytes + workspaces.get(moment.ops[0].forward_op, 0)
-        for now_bytes, moment in zip(live, moments, strict=True)
-    ]
+    sizes |= dict.fromkeys(inner & sizes.keys(), 0)
+    last = _last_uses(moments, saved, num_forward)
+    gradients = graph.parameter_gradients & sizes.keys()
+
+    def replayed(counted: Mapping[int, int], ends: Mapping[int, int]) -> list[int]:
+        return [
+            now_bytes + workspaces.get(moment.ops[0].forward_op, 0)
+            for now_bytes, moment in zip(live_bytes(moments, counted, ends), moments, strict=True)
+        ]
+
+    without = replayed({key: size for key, size in sizes.items() if key not in gradients}, last)
+    held = dict.fromkeys(graph.whole_gradients & sizes.keys(), len(moments))
+    with_them = replayed(sizes, last | held)
     return UnitPeaks(
-        forward_bytes=max(found[:num_forward], default=0),
-        backward_bytes=max(found[num_forward:], default=0),
+        forward_bytes=max(without[:num_forward], default=0),
+        backward_bytes=max(without[num_forward:], default=0),
+        gradient_bytes=max(with_them[num_forward:], default=0),
     )
 
 
@@ -82,15 +89,14 @@ def workspace_bytes(graph: OperatorGraph, op_id: int, share: Shares) -> int:
 def _storage_sizes(
     graph: OperatorGraph, op_ids: Sequence[int], shares: Mapping[int, Shares]
 ) -> dict[int, int]:
-    """Bytes on one rank of each activation storage of the unit; parameter gradients left out."""
+    """Bytes on one rank of each storage that the unit makes, gradients of parameters included."""
     sizes: dict[int, int] = {}
     for op in (graph.nodes[op_id] for op_id in op_ids):
         forward = op if op.forward_op is None else graph.nodes[op.forward_op]
         share = shares.get(forward.id, _WHOLE)
         for value, part in _parts(graph, op, forward, share):
             storage = graph.storages[graph.values[value].storage]
-            is_own = storage.kind is StorageKind.ACTIVATION
-            if is_own and storage.id not in graph.parameter_gradients:
+            if storage.kind is StorageKind.ACTIVATION:
                 sizes.setdefault(storage.id, int(storage.size_bytes * part))
     return sizes
 

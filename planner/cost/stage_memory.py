@@ -17,6 +17,7 @@ stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
@@ -140,6 +141,22 @@ class StageMemory:
         """
         alone = self._configuration.num_microbatches == 1
         return self._pipelined or not (alone or self._configuration.reshard_after_forward)
+
+    @cached_property
+    def _has_new_gradients(self) -> bool:
+        """Whether gradients of a unit are there beside those counted as the state's, for a while.
+
+        FSDP adds them to others in the optimiser's dtype when the backward of the block is over,
+        or reduces them then. (``reduced_bytes`` has them where parameters are resharded.)
+        """
+        if not self._is_fsdp or not (
+            self._pipelined or not self._configuration.reshard_after_forward
+        ):
+            return False
+        dtypes_differ = any(
+            unit.gathered_bytes - unit.frozen_bytes != unit.trained_bytes for unit in self._units
+        )
+        return dtypes_differ or not self._adds_up_gradients
 
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)
@@ -335,17 +352,36 @@ class StageMemory:
         highest = released = 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             unit = self._units[index]
-            highest = max(highest, unit.temporary_bytes[Recomputation.NONE] - released)
+            highest = max(highest, self._unit_temporary_bytes(index, Recomputation.NONE) - released)
             released += unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
+            released -= self._root_new_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
         earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
         return max(highest, earlier - released)
+
+    def _unit_temporary_bytes(self, index: int, kind: str) -> int:
+        """Highest transient of a unit, with its new gradients where there are such."""
+        unit = self._units[index]
+        if self._has_new_gradients:
+            return unit.gradient_temporary_bytes[kind]
+        return unit.temporary_bytes[kind]
+
+    def _root_new_bytes(self, index: int) -> int:
+        """Gradients of a unit of the root's that last in the compute dtype to the backward's end.
+
+        FSDP takes those of the root when the backward of the whole stage is over. What chunks of a
+        loss make is there before it.
+        """
+        unit = self._units[index]
+        if not self._has_new_gradients or unit.lasting_bytes:
+            return 0
+        return unit.gathered_bytes - unit.frozen_bytes
 
     def early_temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient of the units before the epilogue, with nothing released."""
         return max(
             (
-                self._units[index].temporary_bytes[kind] + self.reduced_bytes(index)
+                self._unit_temporary_bytes(index, kind) + self.reduced_bytes(index)
                 for index, kind in zip(range(first, end), kinds, strict=True)
                 if index < self._blocks.stop
             ),

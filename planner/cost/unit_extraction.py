@@ -77,7 +77,8 @@ def unit_work(
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=activations,
-        temporary_bytes=_temporaries(peaks, activations, view),
+        temporary_bytes=_temporaries(peaks.backward_bytes, peaks, activations, view),
+        gradient_temporary_bytes=_temporaries(peaks.gradient_bytes, peaks, activations, view),
         trained_elements=parameters.elements(trained=True),
         frozen_elements=parameters.elements(trained=False),
         experts_trained_elements=parameters.elements(trained=True, experts=True),
@@ -118,10 +119,10 @@ def _boundary_comm(
 
 
 def _temporaries(
-    peaks: UnitPeaks, activations: Mapping[str, int], view: "_UnitView"
+    backward_bytes: int, peaks: UnitPeaks, activations: Mapping[str, int], view: "_UnitView"
 ) -> dict[str, int]:
     """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
-    highest = max(peaks.forward_bytes, peaks.backward_bytes) + view.score_bytes()
+    highest = max(peaks.forward_bytes, backward_bytes) + view.score_bytes()
     return {
         Recomputation.NONE: max(0, highest - activations[Recomputation.NONE]),
         Recomputation.SELECTIVE: max(

@@ -45,6 +45,9 @@ class PricedUnit:
     units apart."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
+    gradient_temporary_bytes: Mapping[str, int]
+    """The same with the gradients of its parameters, each from when it is made to the end of the
+    backward."""
     trained_bytes: int
     """Its trained parameters on one tp rank in the dtype of the optimiser, before data-parallel
     sharding."""
@@ -107,6 +110,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         recompute=recompute,
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
+        gradient_temporary_bytes=work.gradient_temporary_bytes,
         trained_bytes=work.trained_elements * master_bytes(rank.dtype),
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),

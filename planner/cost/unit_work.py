@@ -55,6 +55,9 @@ class UnitWork:
     units apart."""
     temporary_bytes: Mapping[str, int]
     """Highest need while it runs, beyond ``activation_bytes``, by kind of recomputation."""
+    gradient_temporary_bytes: Mapping[str, int]
+    """The same with the gradients of its parameters, each from when it is made to the end of the
+    backward."""
     trained_elements: int
     """Trained parameters on one tp rank."""
     frozen_elements: int

@@ -334,12 +334,17 @@ class OperatorGraph:
     @cached_property
     def parameter_gradients(self) -> frozenset[int]:
         """Storages that hold the gradient of a parameter, or a part of one."""
-        final = {parameter.gradient for parameter in self.parameters}
         return frozenset(
             storage.id
             for storage in self.storages
-            if storage.id in final or self._is_of_parameter(storage.gradient_of)
+            if storage.id in self.whole_gradients or self._is_of_parameter(storage.gradient_of)
         )
+
+    @cached_property
+    def whole_gradients(self) -> frozenset[int]:
+        """Storages that hold the whole gradient of a parameter, which nothing is added to."""
+        found = {parameter.gradient for parameter in self.parameters}
+        return frozenset(storage for storage in found if storage is not None)
 
     def _is_of_parameter(self, value: int | None) -> bool:
         return value is not None and (

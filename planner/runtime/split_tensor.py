@@ -142,7 +142,8 @@ def _converted(tensor: Tensor, target: Layout, ranks: Ranks) -> Tensor:
     elif source.is_shard and not target.is_shard:
         local = ranks.gathered(local, source)
     elif target.is_shard and not source.is_shard:
-        local = ranks.part(local, target).contiguous()
+        # A view would keep the whole tensor for as long as the part.
+        local = ranks.part(local, target).clone(memory_format=torch.contiguous_format)
     else:
         local = local.new_empty(0).set_(local)  # type: ignore[call-overload]
     if target == PARTIAL and source != PARTIAL:

@@ -42,6 +42,8 @@ def units(draw, name, *, has_kinds):
     shares = {"none": 1.0, "selective": selective, "full": full}
     times = {"none": 0.0, "selective": again, "full": forward}
     parameters = draw(st.integers(10, 400)) * MIB
+    temporary = {k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS}
+    gradients = draw(st.integers(0, parameters // 2))
     return PricedUnit(
         structure=name,
         forward_s=forward,
@@ -51,7 +53,8 @@ def units(draw, name, *, has_kinds):
         backward_comm_s=draw(st.sampled_from([0.0, 1e-3])),
         recompute={k: Recompute(compute_s=times[k], comm_s=0.0) for k in RECOMPUTATIONS},
         activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
-        temporary_bytes={k: draw(st.integers(1, 200)) * MIB for k in RECOMPUTATIONS},
+        temporary_bytes=temporary,
+        gradient_temporary_bytes={k: size + gradients for k, size in temporary.items()},
         trained_bytes=parameters,
         gathered_bytes=parameters // 2,
         summed_gradient_bytes=0,
