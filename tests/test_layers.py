@@ -142,7 +142,7 @@ ORDERS = {
         ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units"),
-        ("calibrate",),
+        ("calibrate", "transients"),
         ("stage_memory",),
         ("data_parallel",),
         ("stage_costs",),

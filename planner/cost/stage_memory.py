@@ -17,7 +17,6 @@ stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
@@ -30,12 +29,13 @@ from planner.cost.held_stage import (
     moment_bytes,
 )
 from planner.cost.model_units import ModelUnits
+from planner.cost.transients import Transients
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype, Recomputation
+from planner.vocabulary import Dtype
 
 _SUMMED = (
     *("trained_bytes", "frozen_bytes", "gathered_bytes"),
@@ -80,6 +80,8 @@ class StageMemory:
         self._pipelined = configuration.degrees.pp > 1
         degrees = configuration.degrees
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
+        self.transients = Transients(model, configuration)
+        """What the same stages hold for a while."""
         self._sums: dict[str, list[int]] = {
             name: list(accumulate((getattr(unit, name) for unit in self._units), initial=0))
             for name in _SUMMED
@@ -133,31 +135,6 @@ class StageMemory:
         ends = {0, *range(self._blocks.stop, len(self._units))}  # of one unit alone, one
         return tuple(i for i in ends if first <= i < end)
 
-    @property
-    def _adds_up_gradients(self) -> bool:
-        """Whether whole gradients wait for others before they are reduced, and are added up.
-
-        Under a pipeline those of a single microbatch wait too.
-        """
-        alone = self._configuration.num_microbatches == 1
-        return self._pipelined or not (alone or self._configuration.reshard_after_forward)
-
-    @cached_property
-    def _has_new_gradients(self) -> bool:
-        """Whether gradients of a unit are there beside those counted as the state's, for a while.
-
-        FSDP adds them to others in the optimiser's dtype when the backward of the block is over,
-        or reduces them then. (``reduced_bytes`` has them where parameters are resharded.)
-        """
-        if not self._is_fsdp or not (
-            self._pipelined or not self._configuration.reshard_after_forward
-        ):
-            return False
-        dtypes_differ = any(
-            unit.gathered_bytes - unit.frozen_bytes != unit.trained_bytes for unit in self._units
-        )
-        return dtypes_differ or not self._adds_up_gradients
-
     def _root_gathered_bytes(self, first: int, end: int) -> int:
         root = self._root(first, end)
         return sum(self._units[i].gathered_bytes for i in root) - self._gathered_copies_bytes(root)
@@ -181,19 +158,27 @@ class StageMemory:
         return self._units[index].gathered_bytes - self._units[index].experts_gathered_bytes
 
     def late_gathered_bytes(self, first: int, end: int) -> int:
-        """Parameters that are gathered from a backward to the next forward alone.
+        """How gathered parameters change while a backward runs.
 
         torch's pipeline schedules reshard nothing after a backward, so that those of all its
-        blocks come together while the activations of its microbatch go.
+        blocks come together while the activations of its microbatch go, until the next forward.
+        Without a pipeline those of a single microbatch go with its blocks. (Of those that were all
+        gathered one block more is left: ``Transients.reduced_bytes`` takes it for gone already.)
         """
-        if not self._is_fsdp or not self._pipelined:
+        if not self._is_fsdp or (self.transients.adds_up_gradients and not self._pipelined):
             return 0
-        return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
+        if self._pipelined:
+            return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
+        inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
+        largest = max((self._units[i].gathered_bytes for i in inside), default=0)
+        blocks = 1 if self._configuration.reshard_after_forward else 2
+        left = self._root_gathered_bytes(first, end) + blocks * largest
+        return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
         """FSDP's gradients of earlier backwards: sharded part, unsharded rest."""
         sharded = self.sharded_trained_bytes(first, end)
-        if self._configuration.reshard_after_forward and not self._pipelined:
+        if not self.transients.adds_up_gradients:
             return sharded, 0.0
         return sharded, self.local_trained_bytes(first, end) - sharded
 
@@ -282,7 +267,7 @@ class StageMemory:
         """
         units = self._root(first, end)
         made = reduced = sum(self._units[i].trained_bytes for i in units)
-        if not self._adds_up_gradients:
+        if not self.transients.adds_up_gradients:
             made = sum(self._units[i].gathered_bytes - self._units[i].frozen_bytes for i in units)
         return float(made + reduced - self._copies_bytes(units))
 
@@ -347,70 +332,6 @@ class StageMemory:
             kept += self._model.entering_bytes[end]
         return kept
 
-    def temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
-        """Highest transient: the epilogue's, or a block's while the epilogue's tensors are gone."""
-        highest = released = 0
-        for index in reversed(range(max(first, self._blocks.stop), end)):
-            unit = self._units[index]
-            highest = max(highest, self._unit_temporary_bytes(index, Recomputation.NONE) - released)
-            released += unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
-            released -= self._root_new_bytes(index)
-        before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        earlier = self.early_temporary_bytes(first, before, kinds[: before - first])
-        return max(highest, earlier - released)
-
-    def _unit_temporary_bytes(self, index: int, kind: str) -> int:
-        """Highest transient of a unit, with its new gradients where there are such."""
-        unit = self._units[index]
-        if self._has_new_gradients:
-            return unit.gradient_temporary_bytes[kind]
-        return unit.temporary_bytes[kind]
-
-    def _root_new_bytes(self, index: int) -> int:
-        """Gradients of a unit of the root's that last in the compute dtype to the backward's end.
-
-        FSDP takes those of the root when the backward of the whole stage is over. What chunks of a
-        loss make is there before it.
-        """
-        unit = self._units[index]
-        if not self._has_new_gradients or unit.lasting_bytes:
-            return 0
-        return unit.gathered_bytes - unit.frozen_bytes
-
-    def early_temporary_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
-        """Highest transient of the units before the epilogue, with nothing released."""
-        return max(
-            (
-                self._unit_temporary_bytes(index, kind) + self.reduced_bytes(index)
-                for index, kind in zip(range(first, end), kinds, strict=True)
-                if index < self._blocks.stop
-            ),
-            default=0,
-        )
-
-    def transient_bytes(self, stage: HeldStage) -> int:
-        """Highest transient at a moment."""
-        if stage.moment.is_ending or stage.moment.is_dividing:
-            kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
-            return self.early_temporary_bytes(stage.first, stage.first + len(kept), kept)
-        return self.temporary_bytes(stage.first, stage.end, stage.kinds)
-
-    def reduced_bytes(self, index: int) -> int:
-        """What FSDP has of a block's gradients in each backward, where it reduces in each.
-
-        The whole gradients in the compute dtype, and the input of the reduction before, which it
-        holds until the next begins; experts that ranks share are reduced apart.
-        """
-        if self._pipelined or not self._is_fsdp or self._shards == 1:
-            return 0
-        if not self._configuration.reshard_after_forward or index not in self._blocks:
-            return 0
-        unit = self._units[index]
-        experts = unit.experts_gathered_bytes - unit.experts_frozen_bytes
-        others = unit.gathered_bytes - unit.frozen_bytes - experts
-        reduced = max(unit.experts_trained_bytes, unit.trained_bytes - unit.experts_trained_bytes)
-        return reduced + max(experts, others)
-
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
         """A rank that holds some stages in backward, or at the reduction if it is fuller then."""
         backward = [self._at_backward(stage.first, stage.end, stage.moment) for stage in held]
@@ -418,7 +339,7 @@ class StageMemory:
             moment_breakdown(
                 backward,
                 activations_bytes=sum(map(self.kept_bytes, held)),
-                temporary_bytes=max(map(self.transient_bytes, held), default=0),
+                temporary_bytes=max(map(self.transients.of, held), default=0),
                 reserve_bytes=self.reserve_bytes,
             )
         ]

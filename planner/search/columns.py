@@ -214,7 +214,7 @@ class ColumnMaker:
         kept, highest, released = self._ends(first, end)
         early_prologue = 0
         if first == 0:
-            early_prologue = memory.early_temporary_bytes(0, 1, (Recomputation.NONE,))
+            early_prologue = memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
         front = self._front(first, end)
         early = np.maximum(early_prologue, front.highest)
         late = np.maximum(highest, front.highest - released)
@@ -253,12 +253,11 @@ class ColumnMaker:
         units, none = self.table.units, (Recomputation.NONE,)
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
-        fixed = self.table.memory.temporary_bytes
+        fixed = self.table.memory.transients.start_bytes
         highest = released = 0
         if end == self._last + 1:
             highest = fixed(self._last, end, none)
-            last = units[self._last]
-            released = last.activation_bytes[Recomputation.NONE] - last.lasting_bytes
+            released = self.table.memory.transients.released_bytes(self._last)
         if first == 0 < self._last:
             highest = max(highest, fixed(0, 1, none) - released)
         return kept, highest, released
@@ -310,7 +309,7 @@ class ColumnMaker:
     def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first."""
         blocks = self._alike_blocks(first, end)
-        reduced = self.table.memory.reduced_bytes
+        reduced = self.table.memory.transients.reduced_bytes
         key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
         if key not in self._fronts:
             front: list[Point] = [(0.0, 0, 0.0, ())]
@@ -338,8 +337,8 @@ class ColumnMaker:
         counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
         seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
         kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
-        reduced = self.table.memory.reduced_bytes(index)
-        tops = np.array([unit.temporary_bytes[kind] + reduced for kind in order])
+        memory = self.table.memory
+        tops = np.array([memory.transients.unit_bytes(index, kind) for kind in order])
         highest = np.where(counts > 0, tops, 0).max(axis=1)
         return [
             (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
@@ -356,8 +355,8 @@ class ColumnMaker:
             recompute_s=point[0],
             kept_bytes=point[1] + kept,
             left_bytes=left_bytes(point[1], sum(map(sum, point[3]))),
-            temporary_bytes=self.table.memory.temporary_bytes(first, end, listed),
-            early_temporary_bytes=self.table.memory.early_temporary_bytes(first, end, listed),
+            temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
+            early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )
 
 

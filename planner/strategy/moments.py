@@ -20,8 +20,9 @@ class StageMoment:
     is_ending: bool = False
     """Whether the backward of one of them ends: it has one block to go."""
     follows_backward: bool = False
-    """Whether a backward was the last that it did: under FSDP with resharding all its parameters
-    stay gathered from there to the next forward."""
+    """Whether a backward has changed what is gathered: under FSDP with resharding all parameters
+    of a pipeline's stage stay gathered from there to the next forward; without a pipeline they go
+    with the blocks of a single microbatch."""
     has_gradients: bool = False
     """Whether it holds gradients of backwards before."""
     waiting: int = 0
@@ -115,8 +116,14 @@ def _moments(
 ) -> tuple[RankMoment, ...]:
     """``fullest_moments`` of a list that is as short as may be."""
     if schedule == Schedule.NONE:
+        adds = moves.accumulates and num_microbatches > 1
+        starts = StageMoment(in_flight=1, has_gradients=adds)
+        if adds or not moves.accumulates:
+            return ((starts,),)
+        # Shards of gradients come block by block, and may be more than what goes.
         return (
-            (StageMoment(in_flight=1, has_gradients=moves.accumulates and num_microbatches > 1),),
+            (starts,),
+            (replace(starts, is_ending=True, has_gradients=True, follows_backward=True),),
         )
     if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
         most = num_microbatches

@@ -183,9 +183,43 @@ def test_one_rank_has_no_data_parallel_traffic(model, cluster):
 def test_temporaries_of_blocks_may_use_what_the_epilogue_left(model, cluster):
     memory = table(model, cluster, dp_shard=8).memory
     kinds = ("none",) * 14
-    assert memory.temporary_bytes(0, 14, kinds) == model.units[13].temporary_bytes["none"]
-    without = memory.temporary_bytes(1, 3, ("full", "full"))
-    assert without == model.units[1].temporary_bytes["full"]
+    assert memory.transients.start_bytes(0, 14, kinds) == model.units[13].temporary_bytes["none"]
+    without = memory.transients.start_bytes(1, 3, ("full", "full"))
+    assert without == model.units[1].gradient_temporary_bytes["full"]
+
+
+def test_new_gradients_lie_beside_those_before(model, cluster):
+    """In the compute dtype, while the backward of their block runs; the head's, to the end."""
+    block, head = model.units[1], model.units[13]
+    made = block.gradient_temporary_bytes["full"] - block.temporary_bytes["full"]
+    assert 0 < made <= block.gathered_bytes
+    adds_up = table(model, cluster, pp=2, dp_shard=4).memory.transients
+    assert adds_up.unit_bytes(1, "full") == block.gradient_temporary_bytes["full"]
+    left = head.activation_bytes["none"] - head.gathered_bytes
+    assert adds_up.released_bytes(13) == left
+    reduces = table(model, cluster, dp_shard=8, reshard=True).memory.transients
+    gradients = block.gathered_bytes + block.trained_bytes
+    assert reduces.unit_bytes(1, "full") == block.temporary_bytes["full"] + gradients
+    alone = table(model, cluster, dp_shard=8, microbatches=1).memory.transients
+    assert alone.unit_bytes(1, "full") == block.gradient_temporary_bytes["full"] + (
+        block.trained_bytes - block.gathered_bytes
+    )
+    whole = table(model, replace(cluster, num_gpus=1, gpus_per_node=1), microbatches=1)
+    assert whole.memory.transients.unit_bytes(1, "full") == block.gradient_temporary_bytes["full"]
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_shards_of_gradients_come_while_a_single_microbatch_goes(model, cluster, reshard):
+    costs = table(model, cluster, dp_shard=8, microbatches=1, reshard=reshard)
+    kinds = ("none", *("full",) * 12, "none")
+    starts, ends = (
+        costs.memory.peak([HeldStage(first=0, end=14, kinds=kinds, moment=moment)])
+        for (moment,) in costs.configuration.fullest_moments(0)
+    )
+    assert starts.grads_bytes == 0
+    assert ends.grads_bytes == pytest.approx(costs.memory.sharded_trained_bytes(0, 14), abs=1)
+    assert ends.activations_bytes < starts.activations_bytes
+    assert ends.buffers_bytes < starts.buffers_bytes
 
 
 def with_framework(**change):

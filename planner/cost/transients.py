@@ -1,0 +1,119 @@
+"""What a stage holds for a while in a backward: of its units, and of gradients that are new.
+
+FSDP takes the gradients of a block when its backward is over. Until then they lie in the compute
+dtype beside those of the optimiser's that they are added to, or that they are reduced into.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from planner.cost.held_stage import HeldStage
+from planner.cost.model_units import ModelUnits
+from planner.strategy.configuration import Configuration
+from planner.vocabulary import Recomputation
+
+
+class Transients:
+    """Highest transients of the stages of one configuration."""
+
+    def __init__(self, model: ModelUnits, configuration: Configuration) -> None:
+        """Keep what they depend on."""
+        self._units = model.units
+        self._blocks = model.blocks
+        self._configuration = configuration
+        self._is_fsdp = configuration.state_form == "fsdp"
+        self._pipelined = configuration.degrees.pp > 1
+        self._is_reduced = configuration.degrees.shards > 1
+
+    @property
+    def adds_up_gradients(self) -> bool:
+        """Whether whole gradients wait for others before they are reduced, and are added up.
+
+        Under a pipeline those of a single microbatch wait too.
+        """
+        alone = self._configuration.num_microbatches == 1
+        return self._pipelined or not (alone or self._configuration.reshard_after_forward)
+
+    @cached_property
+    def _has_new_gradients(self) -> bool:
+        """Whether gradients of a unit are there beside those counted as the state's, for a while.
+
+        FSDP adds them to others in the optimiser's dtype when the backward of the block is over,
+        or reduces them then. (``reduced_bytes`` has them where parameters are resharded.)
+        """
+        if not self._is_fsdp or not (
+            self._pipelined or not self._configuration.reshard_after_forward
+        ):
+            return False
+        dtypes_differ = any(
+            unit.gathered_bytes - unit.frozen_bytes != unit.trained_bytes for unit in self._units
+        )
+        return dtypes_differ or not self.adds_up_gradients
+
+    def of(self, stage: HeldStage) -> int:
+        """That of a stage at its moment."""
+        if stage.moment.is_ending or stage.moment.is_dividing:
+            kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
+            return self.end_bytes(stage.first, stage.first + len(kept), kept)
+        return self.start_bytes(stage.first, stage.end, stage.kinds)
+
+    def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
+        """When a backward starts: the epilogue's, or a block's when the epilogue's are gone."""
+        highest = released = 0
+        for index in reversed(range(max(first, self._blocks.stop), end)):
+            own_bytes = self.unit_bytes(index, Recomputation.NONE)
+            highest = max(highest, own_bytes - released)
+            released += self.released_bytes(index)
+        before = end - sum(index >= self._blocks.stop for index in range(first, end))
+        starts = zip(range(first, before), kinds, strict=False)
+        earlier = max((self.unit_bytes(*each) for each in starts), default=0)
+        return max(highest, earlier - released)
+
+    def end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
+        """When a backward has one block to go: of the units before the epilogue."""
+        return max(
+            (
+                self.unit_bytes(index, kind)
+                for index, kind in zip(range(first, end), kinds, strict=True)
+                if index < self._blocks.stop
+            ),
+            default=0,
+        )
+
+    def unit_bytes(self, index: int, kind: str) -> int:
+        """Highest transient of a unit."""
+        unit = self._units[index]
+        own = unit.gradient_temporary_bytes if self._has_new_gradients else unit.temporary_bytes
+        return own[kind] + self.reduced_bytes(index)
+
+    def reduced_bytes(self, index: int) -> int:
+        """What FSDP has of a block's gradients in each backward, where it reduces in each.
+
+        The whole gradients in the compute dtype, and the input of the reduction before, which it
+        holds until the next begins; experts that ranks share are reduced apart. Where parameters
+        were gathered for all blocks, new gradients are among the transients, and a block whose
+        gradients are reduced is no longer gathered: what the input is more than that counts.
+        """
+        if self._pipelined or not self._is_fsdp or not self._is_reduced:
+            return 0
+        if self.adds_up_gradients or index not in self._blocks:
+            return 0
+        unit = self._units[index]
+        experts = unit.experts_gathered_bytes - unit.experts_frozen_bytes
+        others = unit.gathered_bytes - unit.frozen_bytes - experts
+        reduced = max(unit.experts_trained_bytes, unit.trained_bytes - unit.experts_trained_bytes)
+        if not self._configuration.reshard_after_forward:
+            return max(0, reduced - max(experts, others))
+        return reduced + max(experts, others)
+
+    def released_bytes(self, index: int) -> int:
+        """What a unit behind the blocks no longer holds when the units before it run backward.
+
+        Its gradients last in the compute dtype to the end of the backward, when FSDP takes those of
+        the root; what chunks of a loss make is there before it.
+        """
+        unit = self._units[index]
+        released = unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
+        if self._has_new_gradients and not unit.lasting_bytes:
+            released -= unit.gathered_bytes - unit.frozen_bytes
+        return released
