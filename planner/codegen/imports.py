@@ -12,10 +12,8 @@ _ALWAYS = {
     "model": {"UserModel", "build_model", "cast_parameters"},
     "options": {"DTYPES", "Options", "parse_options"},
     "parallel_model": {"ParallelModel", "Recipe"},
-    "processes": {"agreed", "process_group", "run_and_leave"},
-    "reference": {"reference_runner"},
-    "sharding": {"shard_parameters"},
-    "stopping": {"StopRequest", "exit_code"},
+    "part": {"reference_runner", "shard_parameters"},
+    "processes": {"StopRequest", "agreed", "exit_code", "process_group", "run_and_leave"},
 }
 """What every script imports."""
 
@@ -54,8 +52,9 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names["part"] = {"Runner"} if plan.degrees.splits_modules else {"Part", "Runner"}
-        if plan.degrees.splits_modules:
+        whole = not plan.degrees.splits_modules
+        names["part"] = {*_ALWAYS["part"], "Runner", *(("Part",) if whole else ())}
+        if not whole:
             names["split_part"] = {"SplitPart"}
     if plan.degrees.splits_modules:
         names |= _split_imports(plan)

@@ -15,8 +15,7 @@ from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transfor
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part, Runner
-from planner.runtime.sharding import shard_parameters
+from planner.runtime.part import Part, Runner, shard_parameters
 from planner.vocabulary import Axis
 
 TOKENS = 8
@@ -70,7 +69,7 @@ def script_step(
             microbatch_size=1, seed=0, max_grad_norm=1.0, configure_optimizer=_fused_adamw
         ),
         dtype=torch.float32,
-        mesh=mesh,
+        data_parallel=mesh,
     )
     x = _batch().repeat(microbatches, 1, 1)
     return lambda: model.step((x, x))

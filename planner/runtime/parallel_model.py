@@ -1,7 +1,7 @@
 """A model that is trained as a plan says, for any training loop."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,12 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from .checkpoint import load_state, load_weights, state_of
-from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
-from .data import mixed_seed, split_batch
-from .draws import given_back, seed_draws
+from .checkpoint_folders import CheckpointWriter, newest_checkpoint
+from .data import given_back, mixed_seed, seed_draws, split_batch
+from .log import UPDATE
 from .model import UserModel, master_dtype
 from .part import Part, Runner, named_parameters
 from .processes import RankError, RunError
-from .torch_trace import UPDATE
 from .trees import Function, Microbatch, Tree, cast_floats
 
 
@@ -41,13 +40,9 @@ class Recipe:
     """How a step is made, in any layout."""
 
     microbatch_size: int
-    """Samples per microbatch."""
-    seed: int
-    """Seed of dropout."""
+    seed: int  # of dropout
     max_grad_norm: float
-    """Most that the norm of the whole gradient may be."""
-    configure_optimizer: Function
-    """Makes the optimiser of named parameters where the model file has no such function."""
+    configure_optimizer: Function  # where the model file has none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,35 +54,24 @@ class ParallelModel:
     """
 
     user: UserModel
-    """Offers ``loss_fn``, ``configure_optimizer`` and ``lr_schedule``."""
-    runner: Runner
-    """Runs the microbatches of what this rank trains."""
+    runner: Runner  # of what this rank trains
     recipe: Recipe
-    """How a step is made."""
-    dtype: torch.dtype
-    """Compute dtype, of floating-point inputs too."""
-    mesh: DeviceMesh | None = None
-    """The whole mesh, None on one process."""
-    after_backward: Sequence[Callable[[], None]] = ()
-    """What completes gradients."""
+    dtype: torch.dtype  # of compute, and of floating-point inputs
+    data_parallel: DeviceMesh | None = None  # ranks that read different samples, with this one
+    after_backward: Sequence[Callable[[], None]] = ()  # completes gradients
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
-    """Clips gradients and returns their norm."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Leaves the process group, where ``parallelize`` joined it."""
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
-    """Writes checkpoints."""
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     """One for each part with trained parameters."""
     grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Of the last step, before clipping."""
-    data_parallel_rank: int = field(init=False)
+    data_parallel_rank: int = 0
     """Position among the ranks that read different samples."""
-    data_parallel_size: int = field(init=False)
-    """Number of ranks that read different samples."""
+    data_parallel_size: int = 1
     steps: int = 0
     """Optimiser steps taken, those before a loaded checkpoint included."""
-    loaded: Path | None = None
-    """Checkpoint that was loaded."""
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
@@ -97,8 +81,10 @@ class ParallelModel:
             for part in self.parts
         ]
         self.optimizers = [configure(named) for named in trained if named]
-        data_parallel = _position(self.mesh, "dp_replicate", "dp_shard")
-        self.data_parallel_rank, self.data_parallel_size = data_parallel
+        if self.data_parallel is not None:
+            ranks = self.data_parallel.mesh.flatten().tolist()
+            self.data_parallel_rank = ranks.index(dist.get_rank())
+            self.data_parallel_size = len(ranks)
         for part in self.parts:
             part.seed_draws = self._seed_microbatch
 
@@ -146,8 +132,7 @@ class ParallelModel:
                 f"a step takes {self.runner.num_microbatches} microbatches of "
                 f"{self.microbatch_size} samples on each rank, not {len(microbatches)}"
             )
-        with self._seeded():
-            losses = self.runner.train(map(self._on_device, microbatches))
+        losses = self._run(self.runner.train, microbatches)
         with record_function(UPDATE):
             self._update()
         self.steps += 1
@@ -189,9 +174,7 @@ class ParallelModel:
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
-            with self._seeded():
-                losses = self.runner.evaluate(map(self._on_device, taken))
-            total += self._summed(losses[: len(new)])
+            total += self._summed(self._run(self.runner.evaluate, taken)[: len(new)])
         for module, mode in modes:
             module.training = mode
             if isinstance(module, FSDPModule):
@@ -214,7 +197,7 @@ class ParallelModel:
         """
         kept = {f"extra.{name}": content for name, content in (extra or {}).items()}
         state = state_of(self.parts, self.optimizers) | kept
-        self.writer.write(state, checkpoint_folder(Path(folder), self.steps), wait=wait)
+        self.writer.write(state, Path(folder) / f"step-{self.steps:08d}", wait=wait)
 
     def load(self, checkpoint: Path | str) -> int:
         """Go on from a checkpoint, saved under any layout.
@@ -233,7 +216,7 @@ class ParallelModel:
         path = given if (given / ".metadata").is_file() else newest_checkpoint(given)
         if path is not None:
             load_state(self.parts, self.optimizers, path)
-            self.steps, self.loaded = step_of(path), path
+            self.steps = int(path.name.removeprefix("step-"))
         return self.steps
 
     def load_weights(self, path: Path | str) -> None:
@@ -249,18 +232,18 @@ class ParallelModel:
         self.writer.finish()
         self.group.close()
 
+    def _run(self, run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the losses; generators and the default dtype are left as they were."""
+        usual = torch.get_default_dtype()
+        with given_back():
+            torch.set_default_dtype(master_dtype(self.dtype))
+            losses: list[Tensor] = run(map(self._on_device, microbatches))
+            torch.set_default_dtype(usual)
+        return losses
+
     def _on_device(self, batch: Microbatch) -> Microbatch:
         given = tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
         return cast_floats(given[0], self.dtype), given[1]
-
-    @contextlib.contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Give all generators back after what microbatches seed and draw."""
-        with given_back(self.device):
-            usual = torch.get_default_dtype()
-            torch.set_default_dtype(master_dtype(self.dtype))
-            yield
-            torch.set_default_dtype(usual)
 
     def _seed_microbatch(self, index: int) -> None:
         seed = mixed_seed(self.recipe.seed, self.steps, index)
@@ -269,8 +252,9 @@ class ParallelModel:
     def _summed(self, losses: Sequence[Tensor]) -> Tensor:
         """Return sum and number of losses on all ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total[1] += len(losses)
         for loss in losses:
-            total += torch.stack([loss.detach().double(), torch.ones_like(total[0])])
+            total[0] += loss.detach()
         return _total(total)
 
 
@@ -279,16 +263,3 @@ def _total(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
-
-
-def _position(mesh: DeviceMesh | None, *axes: str) -> tuple[int, int]:
-    """Return this rank's place in the product of some axes, and how many places there are.
-
-    Axes that a mesh lacks, or a single process, have one place.
-    """
-    rank, size = 0, 1
-    for axis in axes:
-        if mesh is not None and axis in (mesh.mesh_dim_names or ()):
-            rank = rank * mesh[axis].size() + mesh[axis].get_local_rank()
-            size *= mesh[axis].size()
-    return rank, size

@@ -31,11 +31,6 @@ class PipelineRunner(Runner):
     schedule: PipelineScheduleSingle | PipelineScheduleMulti
     """The schedule with this rank's stages."""
 
-    @property
-    def evaluated_together(self) -> int:
-        """How many microbatches ``evaluate`` takes: torch's schedules are made for one number."""
-        return self.num_microbatches
-
     def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Accumulate the gradients of their mean loss.
 
@@ -133,6 +128,7 @@ def pipeline_runner(
     return PipelineRunner(
         parts=stages,
         num_microbatches=num_microbatches,
+        evaluated_together=num_microbatches,  # torch's schedules are made for one number
         schedule=_schedule(schedule, made, num_microbatches),
     )
 

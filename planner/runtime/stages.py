@@ -76,7 +76,6 @@ class Stage(SplitPart):
             user,
             blocks=anatomy.blocks[spec.first_block : spec.end_block],
             first_block=spec.first_block,
-            recompute=spec.recompute,
         )
         self.index = index
         self.last_block = anatomy.blocks[-1] if anatomy.blocks else ""

@@ -147,9 +147,8 @@ def plain(case=GPT, *, has_scalars=False, cluster=ONE_NODE):
 def test_a_plain_layout_gets_what_it_runs_and_not_more():
     names, num_lines = plain()
     assert names == {
-        *("checkpoint", "checkpoint_folders", "data", "draws", "log", "model", "options"),
-        *("parallel_model", "part", "processes", "reference", "sharding", "stopping"),
-        *("torch_trace", "trees", "weights"),
+        *("checkpoint", "checkpoint_folders", "data", "log", "model", "options"),
+        *("parallel_model", "part", "processes", "trees"),
     }
     assert num_lines <= 1993
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.reference import reference_runner
+from planner.runtime.part import reference_runner
 
 
 class Bounded(nn.Module):
