@@ -11,7 +11,7 @@ _ALWAYS = {
     "log": {"Expected", "Log"},
     "model": {"UserModel", "build_model", "cast_parameters"},
     "options": {"DTYPES", "Options", "parse_options"},
-    "parallel_model": {"ParallelModel", "Recipe"},
+    "parallel_model": {"ParallelModel"},
     "part": {"reference_runner", "shard_parameters"},
     "processes": {"StopRequest", "agreed", "exit_code", "process_group", "run_and_leave"},
 }

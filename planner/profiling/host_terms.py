@@ -14,7 +14,7 @@ from planner.profiling.clock import Clock, Spread
 from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transformer
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
+from planner.runtime.parallel_model import ParallelModel
 from planner.runtime.part import Part, Runner, shard_parameters
 from planner.vocabulary import Axis
 
@@ -65,9 +65,10 @@ def script_step(
     model = ParallelModel(
         user=user,
         runner=Runner(parts=[part], num_microbatches=microbatches),
-        recipe=Recipe(
-            microbatch_size=1, seed=0, max_grad_norm=1.0, configure_optimizer=_fused_adamw
-        ),
+        microbatch_size=1,
+        seed=0,
+        max_grad_norm=1.0,
+        configure_optimizer=_fused_adamw,
         dtype=torch.float32,
         data_parallel=mesh,
     )

@@ -39,7 +39,7 @@ MOST_NAMES = 5
 
 
 def state_of(parts: Sequence[Part], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of this rank, by name: weights, buffers, optimisers' states."""
+    """Return what a checkpoint holds of this rank, by name: weights, buffers, optimiser states."""
     values: Values = {}
     with agreed("the state cannot be saved"):
         for part in parts:
@@ -151,13 +151,11 @@ def _open_weights(path: Path, part: Part) -> tuple[FileSystemReader, dict[str, s
     is_checkpoint = (path / ".metadata").is_file()
     if is_checkpoint and (missing := missing_in(path)):
         raise RunError(f"{path} is no whole checkpoint: {missing}")
+    reader = FileSystemReader(path) if is_checkpoint else _Safetensors(_files(path))
     try:
-        reader = FileSystemReader(path) if is_checkpoint else _Safetensors(_files(path))
         entries = reader.read_metadata().state_dict_metadata
-    except ImportError as error:
-        raise RunError(f"{path} needs safetensors: pip install safetensors") from error
-    except Exception as error:  # safetensors raises its own, without a common class
-        raise error if isinstance(error, RunError) else RunError(f"{path}: {error}") from error
+    except Exception as error:  # safetensors is not installed, or raises what has no common class
+        raise RunError(f"{path}: {error}") from error
     sizes = {n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
 
     def num_found(prefix: str) -> int:

@@ -64,10 +64,11 @@ def split_batch(batch: Tree, size: int) -> list[Microbatch]:
     num_samples = len(tensors_of(batch)[0])
     if num_samples % size:
         raise RankError(f"{num_samples} samples are no whole microbatches of {size}")
-    return [
-        tree_map_only(Tensor, lambda t, first=first: t[first : first + size], batch)
-        for first in range(0, num_samples, size)
-    ]
+
+    def piece(first: int) -> Tree:
+        return tree_map_only(Tensor, lambda t: t[first : first + size], batch)
+
+    return [piece(first) for first in range(0, num_samples, size)]
 
 
 def joined_batch(microbatches: Iterable[Microbatch]) -> Microbatch:

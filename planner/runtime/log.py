@@ -61,14 +61,8 @@ class Log:
     def end_step(self, step: int, loss: Tensor, grad_norm: Tensor, *, stops: bool = False) -> bool:
         """Report a step: times and memory are those of the slowest and the fullest rank.
 
-        Args:
-            step: Steps taken so far, this one included.
-            loss: Mean loss over the global batch, before the step.
-            grad_norm: Norm of the whole gradient before clipping.
-            stops: This rank was asked to stop.
-
         Returns:
-            Whether any rank was asked to stop, the same on all.
+            Whether any rank was asked to stop (``stops``), the same on all.
         """
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item()}  # waits for both
         step_time_s = time.perf_counter() - self._started_s

@@ -35,16 +35,6 @@ def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a step is made, in any layout."""
-
-    microbatch_size: int
-    seed: int  # of dropout
-    max_grad_norm: float
-    configure_optimizer: Function  # where the model file has none
-
-
 @dataclass(slots=True, kw_only=True)
 class ParallelModel:
     """This rank's share of a model, with its optimisers.
@@ -55,7 +45,10 @@ class ParallelModel:
 
     user: UserModel
     runner: Runner  # of what this rank trains
-    recipe: Recipe
+    microbatch_size: int
+    seed: int  # of dropout
+    max_grad_norm: float
+    configure_optimizer: Function  # where the model file has none
     dtype: torch.dtype  # of compute, and of floating-point inputs
     data_parallel: DeviceMesh | None = None  # ranks that read different samples, with this one
     after_backward: Sequence[Callable[[], None]] = ()  # completes gradients
@@ -75,7 +68,7 @@ class ParallelModel:
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
-        configure = self.user.function("configure_optimizer", self.recipe.configure_optimizer)
+        configure = self.user.function("configure_optimizer", self.configure_optimizer)
         trained = [
             [(name, p) for name, p in named_parameters(part) if p.requires_grad]
             for part in self.parts
@@ -99,14 +92,9 @@ class ParallelModel:
         return self.parts[0].device
 
     @property
-    def microbatch_size(self) -> int:
-        """Samples per microbatch."""
-        return self.recipe.microbatch_size
-
-    @property
     def batch_size(self) -> int:
         """Samples that this rank gives to a step."""
-        return self.recipe.microbatch_size * self.runner.num_microbatches
+        return self.microbatch_size * self.runner.num_microbatches
 
     def step(self, batch: Tree) -> Tensor:
         """Take an optimiser step: forward, backward, clipping, learning rates, update.
@@ -143,7 +131,7 @@ class ParallelModel:
         """Complete and clip the gradients, and let the optimisers use them."""
         for complete in self.after_backward:
             complete()
-        self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
+        self.grad_norm = self.clip(self.parts, self.max_grad_norm)
         schedule = self.user.function("lr_schedule")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups if schedule is not None else ():
@@ -246,7 +234,7 @@ class ParallelModel:
         return cast_floats(given[0], self.dtype), given[1]
 
     def _seed_microbatch(self, index: int) -> None:
-        seed = mixed_seed(self.recipe.seed, self.steps, index)
+        seed = mixed_seed(self.seed, self.steps, index)
         seed_draws(seed, samples=self.data_parallel_rank)
 
     def _summed(self, losses: Sequence[Tensor]) -> Tensor:

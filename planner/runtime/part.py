@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
 from .processes import RunError
-from .trees import Args, Microbatch, Tree, tensors_of, without_view
+from .trees import Microbatch, Tree, without_view
 
 
 class OffersLoss(Protocol):
@@ -109,7 +109,7 @@ def shard_parameters(
     policy = mixed_precision(dtype)
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):
-            block.register_forward_hook(_return_no_views)
+            block.register_forward_hook(lambda _, __, out: tree_map_only(Tensor, without_view, out))
             fully_shard(
                 block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy
             )
@@ -125,12 +125,6 @@ def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
         reduce_dtype=master_dtype(dtype) if mixed else None,
         cast_forward_inputs=False,  # rotary tables and the like keep their precision
     )
-
-
-def _return_no_views(_: nn.Module, __: Args, output: Tree) -> Tree:
-    if any(tensor._is_view() for tensor in tensors_of(output)):
-        output = tree_map_only(Tensor, without_view, output)
-    return output
 
 
 @dataclass(slots=True, kw_only=True)

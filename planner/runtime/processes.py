@@ -97,9 +97,6 @@ def process_group(
 
     Yields:
         The device of this rank: its GPU with NCCL, or the CPU with gloo.
-
-    Raises:
-        RunError: torchrun started another number of processes than the plan has devices.
     """
     device = _local_device()
     if dist.is_initialized():

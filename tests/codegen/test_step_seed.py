@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
+from planner.runtime.parallel_model import ParallelModel
 from planner.runtime.part import Part, Runner
 
 
@@ -28,17 +28,17 @@ def draws_of(prelude):
     """What three microbatches of two steps draw, after something else was drawn."""
     torch.manual_seed(0)
     net = Drawn()
-    recipe = Recipe(
-        microbatch_size=2,
-        seed=5,
-        max_grad_norm=1.0,
-        configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-    )
+    recipe = {
+        "microbatch_size": 2,
+        "seed": 5,
+        "max_grad_norm": 1.0,
+        "configure_optimizer": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    }
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
         runner=Runner(parts=[Part(net, user=First(), blocks=())], num_microbatches=3),
-        recipe=recipe,
         dtype=torch.float32,
+        **recipe,
     )
     for _ in range(2):
         prelude()
