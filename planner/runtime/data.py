@@ -20,15 +20,9 @@ def drawn_microbatches(
 ) -> list[Microbatch]:
     """Draw microbatches, the same in every layout of one global batch size.
 
-    Each sample is a pure function of seed, step and position: one of ``example_batch(1)`` under a
-    seed of its own, so that a rank draws no others.
-
-    Args:
-        user: Offers ``example_batch``.
-        seed: Seed of the whole training run.
-        step: Steps before this one.
-        samples: Positions in the global batch that this process reads.
-        microbatch_size: Samples per microbatch.
+    Each sample is one of ``example_batch(1)`` under a seed of its own, that of the run mixed with
+    the number of steps before this one and the sample's position in the global batch. So a rank
+    draws no others than ``samples``, the positions that it reads.
     """
     drawn = []
     with given_back():

@@ -53,18 +53,13 @@ class ParallelModel:
     data_parallel: DeviceMesh | None = None  # ranks that read different samples, with this one
     after_backward: Sequence[Callable[[], None]] = ()  # completes gradients
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
-    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Leaves the process group, where ``parallelize`` joined it."""
+    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # left by ``close``
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
-    optimizers: list[torch.optim.Optimizer] = field(init=False)
-    """One for each part with trained parameters."""
-    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """Of the last step, before clipping."""
-    data_parallel_rank: int = 0
-    """Position among the ranks that read different samples."""
+    optimizers: list[torch.optim.Optimizer] = field(init=False)  # of parts with trained parameters
+    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))  # before clipping
+    data_parallel_rank: int = 0  # among the ranks that read different samples
     data_parallel_size: int = 1
-    steps: int = 0
-    """Optimiser steps taken, those before a loaded checkpoint included."""
+    steps: int = 0  # taken so far, those before a loaded checkpoint included
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
