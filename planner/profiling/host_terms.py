@@ -15,7 +15,7 @@ from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transfor
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel
-from planner.runtime.part import Part, Runner, shard_parameters
+from planner.runtime.part import Part, shard_parameters
 from planner.vocabulary import Axis
 
 TOKENS = 8
@@ -64,7 +64,8 @@ def script_step(
     part.materialise()
     model = ParallelModel(
         user=user,
-        runner=Runner(parts=[part], num_microbatches=microbatches),
+        parts=[part],
+        num_microbatches=microbatches,
         microbatch_size=1,
         seed=0,
         max_grad_norm=1.0,

@@ -20,7 +20,7 @@ from .checkpoint_folders import CheckpointWriter, newest_checkpoint
 from .data import given_back, mixed_seed, seed_draws, split_batch
 from .log import UPDATE
 from .model import UserModel, master_dtype
-from .part import Part, Runner, named_parameters
+from .part import Part, named_parameters
 from .processes import RankError, RunError
 from .trees import Function, Microbatch, Tree, cast_floats
 
@@ -44,7 +44,9 @@ class ParallelModel:
     """
 
     user: UserModel
-    runner: Runner  # of what this rank trains
+    parts: Sequence[Part]  # the model, or this rank's stages in model order
+    num_microbatches: int  # per step and data-parallel rank
+    replicas: int = 1  # data-parallel ranks whose microbatches one process takes in turn
     microbatch_size: int
     seed: int  # of dropout
     max_grad_norm: float
@@ -59,6 +61,7 @@ class ParallelModel:
     grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))  # before clipping
     data_parallel_rank: int = 0  # among the ranks that read different samples
     data_parallel_size: int = 1
+    evaluated_together: int = 1  # microbatches that ``losses_of`` takes
     steps: int = 0  # taken so far, those before a loaded checkpoint included
 
     def __post_init__(self) -> None:
@@ -77,11 +80,6 @@ class ParallelModel:
             part.seed_draws = self._seed_microbatch
 
     @property
-    def parts(self) -> Sequence[Part]:
-        """The model, or this rank's stages in model order."""
-        return self.runner.parts
-
-    @property
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self.parts[0].device
@@ -89,7 +87,7 @@ class ParallelModel:
     @property
     def batch_size(self) -> int:
         """Samples that this rank gives to a step."""
-        return self.microbatch_size * self.runner.num_microbatches
+        return self.microbatch_size * self.num_microbatches * self.replicas
 
     def step(self, batch: Tree) -> Tensor:
         """Take an optimiser step: forward, backward, clipping, learning rates, update.
@@ -110,17 +108,52 @@ class ParallelModel:
         """Take a step as ``step`` does, over a batch that comes in microbatches."""
         if not all(part.has_weights for part in self.parts):
             raise RunError("the model was built without weights: load or load_weights comes first")
-        if len(microbatches) != self.runner.num_microbatches:
+        count = self.num_microbatches * self.replicas
+        if len(microbatches) != count:
             raise RunError(
-                f"a step takes {self.runner.num_microbatches} microbatches of "
-                f"{self.microbatch_size} samples on each rank, not {len(microbatches)}"
+                f"a step takes {count} microbatches of {self.microbatch_size} samples on each "
+                f"rank, not {len(microbatches)}"
             )
-        losses = self._run(self.runner.train, microbatches)
+        losses = self._run(self.accumulate, microbatches)
         with record_function(UPDATE):
             self._update()
         self.steps += 1
         total = self._summed(losses)
         return total[0] / total[1]
+
+    def accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of the mean loss of a step.
+
+        Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
+        reduce-scattered and the others gathered again in each. Else both stay whole until the last
+        microbatch. Replicas add up their gradients in the last in any case.
+
+        Returns:
+            The loss of each, nothing on ranks without the last stage.
+        """
+        losses: list[Tensor] = []
+        (part,) = self.parts
+        count = self.num_microbatches * self.replicas
+        for inputs, targets in microbatches:
+            is_last = len(losses) == count - 1
+            if isinstance(part, FSDPModule):  # which fully_shard makes of it
+                part.set_requires_gradient_sync(is_last or part.stays_sharded)
+                part.set_reshard_after_backward(is_last or part.stays_sharded)
+                part.set_requires_all_reduce(is_last)
+            part.seed_draws(len(losses) % self.num_microbatches)  # as each replica would by itself
+            loss = part(inputs=inputs, targets=targets)
+            torch.autograd.backward(loss / count)
+            losses.append(loss.detach())
+        return losses
+
+    def losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
+        (part,) = self.parts
+        losses: list[Tensor] = []
+        for inputs, targets in microbatches:
+            part.seed_draws(len(losses))
+            losses.append(part(inputs=inputs, targets=targets))
+        return losses
 
     def _update(self) -> None:
         """Complete and clip the gradients, and let the optimisers use them."""
@@ -147,7 +180,7 @@ class ParallelModel:
             RankError: A rank has none, or one that does not divide into microbatches.
         """
         rest = (piece for batch in batches for piece in split_batch(batch, self.microbatch_size))
-        size = self.runner.evaluated_together
+        size = self.evaluated_together
         modes = [(module, module.training) for part in self.parts for module in part.modules()]
         for part in self.parts:
             part.eval()
@@ -157,7 +190,7 @@ class ParallelModel:
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
-            total += self._summed(self._run(self.runner.evaluate, taken)[: len(new)])
+            total += self._summed(self._run(self.losses_of, taken)[: len(new)])
         for module, mode in modes:
             module.training = mode
             if isinstance(module, FSDPModule):

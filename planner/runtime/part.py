@@ -1,18 +1,17 @@
 """What a rank trains: the user's model, or one pipeline stage of it, sharded by FSDP2."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
 from .processes import RunError
-from .trees import Microbatch, Tree, without_view
+from .trees import Tree, without_view
 
 
 class OffersLoss(Protocol):
@@ -127,49 +126,6 @@ def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Runner:
-    """Runs the microbatches of a step on what this rank trains."""
-
-    parts: Sequence[Part]  # the model, or this rank's stages in model order
-    num_microbatches: int  # per step
-    replicas: int = 1  # data-parallel ranks that take turns, each drawing as it would by itself
-    evaluated_together: int = 1  # microbatches that ``evaluate`` takes
-
-    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Accumulate the gradients of their mean loss.
-
-        Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
-        reduce-scattered and the others gathered again in each. Else both stay whole until the last
-        microbatch. Replicas add up their gradients in the last in any case.
-
-        Returns:
-            The loss of each, nothing on ranks without the last stage.
-        """
-        losses: list[Tensor] = []
-        (part,) = self.parts
-        for inputs, targets in microbatches:
-            is_last = len(losses) == self.num_microbatches - 1
-            if isinstance(part, FSDPModule):  # which fully_shard makes of it
-                part.set_requires_gradient_sync(is_last or part.stays_sharded)
-                part.set_reshard_after_backward(is_last or part.stays_sharded)
-                part.set_requires_all_reduce(is_last)
-            part.seed_draws(len(losses) % (self.num_microbatches // self.replicas))
-            loss = part(inputs=inputs, targets=targets)
-            torch.autograd.backward(loss / self.num_microbatches)
-            losses.append(loss.detach())
-        return losses
-
-    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
-        (part,) = self.parts
-        losses: list[Tensor] = []
-        for inputs, targets in microbatches:
-            part.seed_draws(len(losses))
-            losses.append(part(inputs=inputs, targets=targets))
-        return losses
-
-
 class _Reference(Part):
     """The plain model, whose parameters are cast to the compute dtype where it runs."""
 
@@ -182,11 +138,9 @@ class _Reference(Part):
         return self.user.loss(output, targets)
 
 
-def reference_runner(
-    model: nn.Module, user: UserModel, dtype: torch.dtype, num_microbatches: int, replicas: int
-) -> Runner:
-    """Run the microbatches of a step of all data-parallel ranks on the plain model."""
+def reference_part(model: nn.Module, user: UserModel, dtype: torch.dtype) -> Part:
+    """Return the plain model, for one process."""
     part = _Reference(cast_parameters(model, dtype), user, blocks=())
     part.dtype = dtype
     part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return Runner(parts=[part], num_microbatches=num_microbatches * replicas, replicas=replicas)
+    return part

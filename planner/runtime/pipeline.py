@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,20 +20,22 @@ from torch.distributed.pipelining.schedules import (
 
 from .data import joined_batch, mixed_seed
 from .meshes import axis_names
-from .part import Runner
+from .parallel_model import ParallelModel
 from .stages import Stage
 from .trees import Function, Microbatch, Tree, tensors_of
 
+Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
+
 
 @dataclass(slots=True, kw_only=True)
-class PipelineRunner(Runner):
-    """Runs the microbatches of a step as a schedule of torch says."""
+class PipelineModel(ParallelModel):
+    """Runs the microbatches of a step as a schedule of torch says, made for one number of them."""
 
-    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+    schedule: Schedule
     """The schedule with this rank's stages."""
 
-    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Accumulate the gradients of their mean loss.
+    def accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of the mean loss of a step.
 
         Returns:
             The loss of each, nothing on ranks without the last stage.
@@ -40,7 +43,7 @@ class PipelineRunner(Runner):
         with _gathered_throughout(self.parts):
             return _run(self.schedule.step, microbatches)
 
-    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+    def losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
         return _run(self.schedule.eval, microbatches)
 
@@ -89,15 +92,15 @@ class _Stage(PipelineStage):
                 received.buffer.grad = None
 
 
-def pipeline_runner(
+def pipeline_schedule(
     stages: Sequence[Stage],
     mesh: DeviceMesh,
     schedule: str,
     num_microbatches: int,
     *,
     sequence_dim: int | None = None,
-) -> PipelineRunner:
-    """Make the runner of a schedule.
+) -> Schedule:
+    """Make a schedule with this rank's stages.
 
     Args:
         stages: This rank's stages.
@@ -125,12 +128,7 @@ def pipeline_runner(
         )
         for stage in stages
     ]
-    return PipelineRunner(
-        parts=stages,
-        num_microbatches=num_microbatches,
-        evaluated_together=num_microbatches,  # torch's schedules are made for one number
-        schedule=_schedule(schedule, made, num_microbatches),
-    )
+    return _schedule(schedule, made, num_microbatches)
 
 
 def _draw_apart(stage: int, *_: Tree) -> None:
@@ -139,11 +137,9 @@ def _draw_apart(stage: int, *_: Tree) -> None:
         torch.cuda.manual_seed(mixed_seed(torch.cuda.initial_seed(), stage))
 
 
-def _schedule(
-    name: str, stages: list[PipelineStage], num_microbatches: int
-) -> PipelineScheduleSingle | PipelineScheduleMulti:
+def _schedule(name: str, stages: list[PipelineStage], num_microbatches: int) -> Schedule:
     kind = get_schedule_class(name)
-    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+    schedule: Schedule
 
     def loss_of(output: Tensor, _: Tensor) -> Tensor:
         return output

@@ -8,7 +8,7 @@ from torch import nn
 
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel
-from planner.runtime.part import Part, Runner
+from planner.runtime.part import Part
 
 
 class Drawn(nn.Module):
@@ -36,7 +36,8 @@ def draws_of(prelude):
     }
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
-        runner=Runner(parts=[Part(net, user=First(), blocks=())], num_microbatches=3),
+        parts=[Part(net, user=First(), blocks=())],
+        num_microbatches=3,
         dtype=torch.float32,
         **recipe,
     )
