@@ -61,7 +61,7 @@ class ParallelModel:
     grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))  # before clipping
     data_parallel_rank: int = 0  # among the ranks that read different samples
     data_parallel_size: int = 1
-    evaluated_together: int = 1  # microbatches that ``losses_of`` takes
+    evaluated_together: int = 1  # microbatches that ``_losses_of`` takes
     steps: int = 0  # taken so far, those before a loaded checkpoint included
 
     def __post_init__(self) -> None:
@@ -76,8 +76,6 @@ class ParallelModel:
             ranks = self.data_parallel.mesh.flatten().tolist()
             self.data_parallel_rank = ranks.index(dist.get_rank())
             self.data_parallel_size = len(ranks)
-        for part in self.parts:
-            part.seed_draws = self._seed_microbatch
 
     @property
     def device(self) -> torch.device:
@@ -114,14 +112,14 @@ class ParallelModel:
                 f"a step takes {count} microbatches of {self.microbatch_size} samples on each "
                 f"rank, not {len(microbatches)}"
             )
-        losses = self._run(self.accumulate, microbatches)
+        losses = self._run(self._accumulate, microbatches)
         with record_function(UPDATE):
             self._update()
         self.steps += 1
         total = self._summed(losses)
         return total[0] / total[1]
 
-    def accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+    def _accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Accumulate the gradients of the mean loss of a step.
 
         Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
@@ -129,7 +127,7 @@ class ParallelModel:
         microbatch. Replicas add up their gradients in the last in any case.
 
         Returns:
-            The loss of each, nothing on ranks without the last stage.
+            The loss of each.
         """
         losses: list[Tensor] = []
         (part,) = self.parts
@@ -140,18 +138,18 @@ class ParallelModel:
                 part.set_requires_gradient_sync(is_last or part.stays_sharded)
                 part.set_reshard_after_backward(is_last or part.stays_sharded)
                 part.set_requires_all_reduce(is_last)
-            part.seed_draws(len(losses) % self.num_microbatches)  # as each replica would by itself
+            self._seed(len(losses) % self.num_microbatches)  # as each replica would by itself
             loss = part(inputs=inputs, targets=targets)
             torch.autograd.backward(loss / count)
             losses.append(loss.detach())
         return losses
 
-    def losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
+    def _losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the loss of each, without gradients."""
         (part,) = self.parts
         losses: list[Tensor] = []
         for inputs, targets in microbatches:
-            part.seed_draws(len(losses))
+            self._seed(len(losses))
             losses.append(part(inputs=inputs, targets=targets))
         return losses
 
@@ -190,7 +188,7 @@ class ParallelModel:
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
-            total += self._summed(self._run(self.losses_of, taken)[: len(new)])
+            total += self._summed(self._run(self._losses_of, taken)[: len(new)])
         for module, mode in modes:
             module.training = mode
             if isinstance(module, FSDPModule):
@@ -261,7 +259,8 @@ class ParallelModel:
         given = tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
         return cast_floats(given[0], self.dtype), given[1]
 
-    def _seed_microbatch(self, index: int) -> None:
+    def _seed(self, index: int) -> None:
+        """Seed what the microbatch at this place of a step draws."""
         seed = mixed_seed(self.seed, self.steps, index)
         seed_draws(seed, samples=self.data_parallel_rank)
 

@@ -1,6 +1,6 @@
 """What a rank trains: the user's model, or one pipeline stage of it, sharded by FSDP2."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +43,6 @@ class Part(nn.Module):
         self.orders: dict[str, Any] = {}  # a StoredOrder, where checkpoints have another than ranks
         self.stays_sharded = False
         self.has_weights = True
-        self.seed_draws: Callable[[int], None] = lambda _: None
         for parameter in model.parameters():
             if not parameter.numel():  # nothing to train, and FSDP2 reduces no empty gradients
                 parameter.requires_grad_(False)  # noqa: FBT003

@@ -34,18 +34,28 @@ class PipelineModel(ParallelModel):
     schedule: Schedule
     """The schedule with this rank's stages."""
 
-    def accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+    def _accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Accumulate the gradients of the mean loss of a step.
 
         Returns:
             The loss of each, nothing on ranks without the last stage.
         """
         with _gathered_throughout(self.parts):
-            return _run(self.schedule.step, microbatches)
+            return self._scheduled(self.schedule.step, microbatches)
 
-    def losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+    def _losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
-        return _run(self.schedule.eval, microbatches)
+        return self._scheduled(self.schedule.eval, microbatches)
+
+    def _scheduled(self, run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        for part in self.parts:
+            assert isinstance(part, Stage)
+            part.seed_draws = self._seed
+        inputs, targets = joined_batch(microbatches)
+        losses: list[Tensor] = []
+        first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
+        run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
+        return losses
 
 
 @contextlib.contextmanager
@@ -173,11 +183,3 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
         stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
     carried = stage.sends if after else stage.spec.receives
     return (stream, *(anatomy.sketch(output).example() for output in carried))
-
-
-def _run(run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-    inputs, targets = joined_batch(microbatches)
-    losses: list[Tensor] = []
-    first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
-    run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
-    return losses

@@ -113,7 +113,7 @@ def track_peak(folder, arguments=()):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     for kind in (ParallelModel, *ParallelModel.__subclasses__()):
-        kind.accumulate = measured(kind.accumulate)
+        kind._accumulate = measured(kind._accumulate)
     with tracker:
         script.main(["--steps", str(NUM_STEPS), *arguments])
 
