@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from planner.runtime.data import drawn_microbatches
 from planner.runtime.model import UserModel
 from planner.runtime.parallel_model import ParallelModel
 from planner.runtime.part import Part
@@ -75,3 +76,18 @@ def test_draws_between_steps_go_on_as_without_them():
     between = []
     draws_of(lambda: between.append((random.random(), np.random.rand())))
     assert between == expected
+
+
+def test_samples_drawn_by_python_and_numpy_follow_from_the_seed_and_their_place():
+    def example_batch(num_samples):
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor([drawn] * num_samples), torch.zeros(num_samples)
+
+    user = UserModel(module="types", factory="x", functions={"example_batch": example_batch})
+    random.seed(1)
+    before = random.getstate()
+    ((whole, _),) = drawn_microbatches(user, 5, 2, range(4), 4)
+    assert random.getstate() == before
+    ((half, _),) = drawn_microbatches(user, 5, 2, range(2, 4), 2)
+    assert torch.equal(half, whole[2:])
+    assert all(len(set(column.tolist())) == 4 for column in whole.T)
