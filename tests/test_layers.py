@@ -36,19 +36,18 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "mesh_order", "meshes", "processes", "stored_order", "torch_trace", "trees"),
+        ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
         ("unread",),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
-            *("own_experts", "split_tensor", "stopping", "streams"),
+            *("own_experts", "split_tensor", "streams"),
         ),
-        ("data", "experts", "fused", "known_data", "log", "op_rules", "part", "weights"),
+        ("data", "experts", "fused", "known_data", "log", "op_rules", "part"),
         (
             "anatomy",
             "checkpoint",
             "chunked_loss",
             "compiled",
-            "draws",
             "first_weights",
             "loaders",
             "module_edge",
@@ -56,8 +55,8 @@ ORDERS = {
             "scalars",
             "unused",
         ),
-        ("gradients", "recompute", "reference"),
-        ("sharding", "split_attention", "split_ops", "split_part", "stand_ins"),
+        ("gradients", "recompute"),
+        ("split_attention", "split_ops", "split_part", "stand_ins"),
         ("expert_mesh", "parallel_model", "split_loss", "stages"),
         ("pipeline", "plan_folder", "shared_parameters", "tensor_parallel"),
         ("dry_run",),

@@ -106,7 +106,8 @@ def _meshes(plan: Plan) -> dict[str, object]:
     return {
         "mesh": _mesh(plan),
         "is_usual_mesh": is_usual_mesh(plan),
-        "state_mesh": _state_mesh(plan),
+        "state_mesh": "state_mesh(mesh)" if plan.degrees.cp > 1 else _data_mesh(plan),
+        "data_mesh": _data_mesh(plan) if plan.degrees.cp > 1 else "shards",
     }
 
 
@@ -223,10 +224,8 @@ def _mesh(plan: Plan) -> str:
     return "{" + ", ".join(axes) + "}"
 
 
-def _state_mesh(plan: Plan) -> str:
-    """Take the axes of FSDP2 from the mesh."""
-    if plan.degrees.cp > 1:
-        return "state_mesh(mesh)"
+def _data_mesh(plan: Plan) -> str:
+    """Take the ranks that read different samples from the mesh."""
     axes = (Axis.DP_REPLICATE, Axis.DP_SHARD) if plan.degrees.dp_replicate > 1 else (Axis.DP_SHARD,)
     return f"mesh[{', '.join(map(quote, axes))}]"
 

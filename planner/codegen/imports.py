@@ -11,11 +11,9 @@ _ALWAYS = {
     "log": {"Expected", "Log"},
     "model": {"UserModel", "build_model", "cast_parameters"},
     "options": {"DTYPES", "Options", "parse_options"},
-    "parallel_model": {"ParallelModel", "Recipe"},
-    "processes": {"agreed", "process_group", "run_and_leave"},
-    "reference": {"reference_runner"},
-    "sharding": {"shard_parameters"},
-    "stopping": {"StopRequest", "exit_code"},
+    "parallel_model": {"ParallelModel"},
+    "part": {"reference_part", "shard_parameters"},
+    "processes": {"StopRequest", "agreed", "exit_code", "process_group", "run_and_leave"},
 }
 """What every script imports."""
 
@@ -48,15 +46,16 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
     if plan.degrees.pp > 1:
         names |= {
             "anatomy": set() if plan.degrees.splits_modules else {"examine"},
-            "pipeline": {"pipeline_runner"},
+            "pipeline": {"PipelineModel", "pipeline_schedule"},
             "recompute": {"recompute_activations"},
             "shared_parameters": {"SharedParameters"},
             "stages": {"Stage", "StageSpec", "stages_of_rank"},
         }
     else:
-        names["part"] = {"Runner"} if plan.degrees.splits_modules else {"Part", "Runner"}
         if plan.degrees.splits_modules:
             names["split_part"] = {"SplitPart"}
+        else:
+            names["part"] = {*_ALWAYS["part"], "Part"}
     if plan.degrees.splits_modules:
         names |= _split_imports(plan)
     if plan.degrees.splits_modules or plan.degrees.pp > 1:

@@ -14,9 +14,8 @@ from planner.profiling.clock import Clock, Spread
 from planner.profiling.host_model import WIDTH, Block, loss_fn, scaled, transformer
 from planner.profiling.kernels import Capture, KernelRow, described
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part, Runner
-from planner.runtime.sharding import shard_parameters
+from planner.runtime.parallel_model import ParallelModel
+from planner.runtime.part import Part, shard_parameters
 from planner.vocabulary import Axis
 
 TOKENS = 8
@@ -65,12 +64,14 @@ def script_step(
     part.materialise()
     model = ParallelModel(
         user=user,
-        runner=Runner(parts=[part], num_microbatches=microbatches),
-        recipe=Recipe(
-            microbatch_size=1, seed=0, max_grad_norm=1.0, configure_optimizer=_fused_adamw
-        ),
+        parts=[part],
+        num_microbatches=microbatches,
+        microbatch_size=1,
+        seed=0,
+        max_grad_norm=1.0,
+        configure_optimizer=_fused_adamw,
         dtype=torch.float32,
-        mesh=mesh,
+        data_parallel=mesh,
     )
     x = _batch().repeat(microbatches, 1, 1)
     return lambda: model.step((x, x))

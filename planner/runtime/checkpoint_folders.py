@@ -49,23 +49,16 @@ class _WholeFolder(FileSystemWriter):
 
 @dataclass(slots=True)
 class CheckpointWriter:
-    """Writes one checkpoint at a time, while training goes on where it is not waited for.
+    """Writes one checkpoint at a time. All ranks call each method together."""
 
-    All ranks call each method together.
-    """
-
-    _group: dist.ProcessGroup | None = None
-    """Of its own, since the writers of all ranks talk while training does."""
+    _group: dist.ProcessGroup | None = None  # for writers, which talk while training does
     _writing: Future[Any] | None = None
 
     def write(self, state: Mapping[str, Any], folder: Path, *, wait: bool) -> None:
-        """Write a checkpoint; what ranks share is written once.
+        """Write what this rank holds, by name; what ranks share is written once.
 
-        Args:
-            state: What this rank holds, by name.
-            folder: Gets its name when all of it is written.
-            wait: Return then, as a single process always does; else when the state is copied to
-                the host's memory.
+        A single process always waits until it is written; others may go on when the state is copied
+        to the host's memory.
 
         Raises:
             RunError: It, or the one before, cannot be written: the disk is full, say.
@@ -83,25 +76,11 @@ class CheckpointWriter:
             self._writing = begun
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            RunError: It cannot be written; earlier checkpoints stay as they are.
-        """
+        """Wait for the checkpoint that is being written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             with agreed("the last checkpoint cannot be written"):
                 writing.result()
-
-
-def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint after ``step`` steps lies."""
-    return folder / f"step-{step:08d}"
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the number of steps that a checkpoint has seen."""
-    return int(checkpoint.name.removeprefix("step-"))
 
 
 def keep_newest(folder: Path, count: int) -> None:

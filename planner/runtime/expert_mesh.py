@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 
 from .mesh_order import divided_mesh
 from .meshes import axis_names, local_tensor
-from .sharding import mixed_precision
+from .part import mixed_precision
 from .split_part import SplitPart
 
 

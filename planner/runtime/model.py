@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .processes import RunError
-from .trees import Function, Tree
+from .trees import Args, Function, Kwargs, Tree
 
 ARGUMENTS = {
     "data_loader": ("rank", "world_size", "microbatch_size", "seed"),
@@ -29,18 +29,12 @@ ARGUMENTS = {
 class UserModel:
     """Where the model comes from: a file or an importable module, and a function in it."""
 
-    file: Path | None = None
-    """Python file, None where a module is named."""
+    file: Path | None = None  # or a module is named
     module: str | None = None
-    """Importable module, None where a file is named."""
-    original: Path | None = None
-    """What the file was copied from, taken where it still is: code may look for what lies there."""
-    folder: Path | None = None
-    """Folder that the module lies in, None for an installed one."""
-    factory: str
-    """Function that builds the model."""
-    seq_len: int | None = None
-    """``seq_len`` for ``example_batch``, None for its default."""
+    folder: Path | None = None  # that the module lies in, None for an installed one
+    original: Path | None = None  # of a copied file, taken while it is there: code may look beside
+    factory: str  # function that builds the model
+    seq_len: int | None = None  # for ``example_batch``, None for its default
     functions: Mapping[str, Function] = field(default_factory=dict, compare=False)
     """Functions that take the place of those of the file, by name."""
 
@@ -48,8 +42,7 @@ class UserModel:
         """Return a function of the model file, or the default where it has none.
 
         Raises:
-            RunError: It takes other arguments than it will get, or an option needs it and it is
-                not there.
+            RunError: It takes other arguments, or an option needs it and it is not there.
         """
         found = self.functions.get(name) or getattr(user_module(self), name, default)
         wanted = f"{name}({', '.join(ARGUMENTS.get(name, ()))})"
@@ -107,11 +100,7 @@ def _at_least_float32(value: Tensor) -> Tensor:
 
 @functools.cache
 def user_module(model: UserModel) -> ModuleType:
-    """Import the file or module of a model, once.
-
-    Raises:
-        RunError: The file is not there.
-    """
+    """Import the file or module of a model, once."""
     if model.file is None:
         if model.folder is not None:
             sys.path.insert(0, str(model.folder))
@@ -162,8 +151,14 @@ def first_names(model: nn.Module) -> Mapping[str, str]:
     }
 
 
-def run_model(model: nn.Module, inputs: Tree) -> Tree:
-    """Call the model with a tensor, a tuple of arguments or a dict of keyword arguments."""
+def arguments_of(inputs: Tree) -> tuple[Args, Kwargs]:
+    """Return the arguments of a model: one tensor, a tuple of them, or a dict of keyword ones."""
     if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+def run_model(model: nn.Module, inputs: Tree) -> Tree:
+    """Call the model with the inputs of a microbatch."""
+    args, kwargs = arguments_of(inputs)
+    return model(*args, **kwargs)

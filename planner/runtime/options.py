@@ -31,8 +31,6 @@ class Options(argparse.Namespace):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what the user can mend, so that one rank shows it."""
-
     def error(self, message: str) -> NoReturn:
         raise RunError(f"{message} (--help lists the options)")
 
@@ -40,11 +38,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_options(
     description: str | None, dtype: str, arguments: Sequence[str] | None = None
 ) -> Options:
-    """Read the command line, the process's own where ``arguments`` is None.
-
-    Raises:
-        RunError: It is wrong.
-    """
+    """Read the command line, the process's own where ``arguments`` is None."""
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--steps", type=int, default=10, help="steps in all, resumed ones included (default: 10)")

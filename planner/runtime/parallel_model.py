@@ -1,7 +1,7 @@
 """A model that is trained as a plan says, for any training loop."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,12 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from .checkpoint import load_state, load_weights, state_of
-from .checkpoint_folders import CheckpointWriter, checkpoint_folder, newest_checkpoint, step_of
-from .data import mixed_seed, split_batch
-from .draws import given_back, seed_draws
+from .checkpoint_folders import CheckpointWriter, newest_checkpoint
+from .data import given_back, mixed_seed, seed_draws, split_batch
+from .log import UPDATE
 from .model import UserModel, master_dtype
-from .part import Part, Runner, named_parameters
+from .part import Part, named_parameters
 from .processes import RankError, RunError
-from .torch_trace import UPDATE
 from .trees import Function, Microbatch, Tree, cast_floats
 
 
@@ -36,20 +35,6 @@ def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a step is made, in any layout."""
-
-    microbatch_size: int
-    """Samples per microbatch."""
-    seed: int
-    """Seed of dropout."""
-    max_grad_norm: float
-    """Most that the norm of the whole gradient may be."""
-    configure_optimizer: Function
-    """Makes the optimiser of named parameters where the model file has no such function."""
-
-
 @dataclass(slots=True, kw_only=True)
 class ParallelModel:
     """This rank's share of a model, with its optimisers.
@@ -59,53 +44,38 @@ class ParallelModel:
     """
 
     user: UserModel
-    """Offers ``loss_fn``, ``configure_optimizer`` and ``lr_schedule``."""
-    runner: Runner
-    """Runs the microbatches of what this rank trains."""
-    recipe: Recipe
-    """How a step is made."""
-    dtype: torch.dtype
-    """Compute dtype, of floating-point inputs too."""
-    mesh: DeviceMesh | None = None
-    """The whole mesh, None on one process."""
-    after_backward: Sequence[Callable[[], None]] = ()
-    """What completes gradients."""
+    parts: Sequence[Part]  # the model, or this rank's stages in model order
+    num_microbatches: int  # per step and data-parallel rank
+    replicas: int = 1  # data-parallel ranks whose microbatches one process takes in turn
+    microbatch_size: int
+    seed: int  # of dropout
+    max_grad_norm: float
+    configure_optimizer: Function  # where the model file has none
+    dtype: torch.dtype  # of compute, and of floating-point inputs
+    data_parallel: DeviceMesh | None = None  # ranks that read different samples, with this one
+    after_backward: Sequence[Callable[[], None]] = ()  # completes gradients
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
-    """Clips gradients and returns their norm."""
-    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Leaves the process group, where ``parallelize`` joined it."""
+    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # left by ``close``
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
-    """Writes checkpoints."""
-    optimizers: list[torch.optim.Optimizer] = field(init=False)
-    """One for each part with trained parameters."""
-    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """Of the last step, before clipping."""
-    data_parallel_rank: int = field(init=False)
-    """Position among the ranks that read different samples."""
-    data_parallel_size: int = field(init=False)
-    """Number of ranks that read different samples."""
-    steps: int = 0
-    """Optimiser steps taken, those before a loaded checkpoint included."""
-    loaded: Path | None = None
-    """Checkpoint that was loaded."""
+    optimizers: list[torch.optim.Optimizer] = field(init=False)  # of parts with trained parameters
+    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))  # before clipping
+    data_parallel_rank: int = 0  # among the ranks that read different samples
+    data_parallel_size: int = 1
+    evaluated_together: int = 1  # microbatches that ``_losses_of`` takes
+    steps: int = 0  # taken so far, those before a loaded checkpoint included
 
     def __post_init__(self) -> None:
         """Make the optimisers."""
-        configure = self.user.function("configure_optimizer", self.recipe.configure_optimizer)
+        configure = self.user.function("configure_optimizer", self.configure_optimizer)
         trained = [
             [(name, p) for name, p in named_parameters(part) if p.requires_grad]
             for part in self.parts
         ]
         self.optimizers = [configure(named) for named in trained if named]
-        data_parallel = _position(self.mesh, "dp_replicate", "dp_shard")
-        self.data_parallel_rank, self.data_parallel_size = data_parallel
-        for part in self.parts:
-            part.seed_draws = self._seed_microbatch
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """The model, or this rank's stages in model order."""
-        return self.runner.parts
+        if self.data_parallel is not None:
+            ranks = self.data_parallel.mesh.flatten().tolist()
+            self.data_parallel_rank = ranks.index(dist.get_rank())
+            self.data_parallel_size = len(ranks)
 
     @property
     def device(self) -> torch.device:
@@ -113,14 +83,9 @@ class ParallelModel:
         return self.parts[0].device
 
     @property
-    def microbatch_size(self) -> int:
-        """Samples per microbatch."""
-        return self.recipe.microbatch_size
-
-    @property
     def batch_size(self) -> int:
         """Samples that this rank gives to a step."""
-        return self.recipe.microbatch_size * self.runner.num_microbatches
+        return self.microbatch_size * self.num_microbatches * self.replicas
 
     def step(self, batch: Tree) -> Tensor:
         """Take an optimiser step: forward, backward, clipping, learning rates, update.
@@ -141,24 +106,58 @@ class ParallelModel:
         """Take a step as ``step`` does, over a batch that comes in microbatches."""
         if not all(part.has_weights for part in self.parts):
             raise RunError("the model was built without weights: load or load_weights comes first")
-        if len(microbatches) != self.runner.num_microbatches:
+        count = self.num_microbatches * self.replicas
+        if len(microbatches) != count:
             raise RunError(
-                f"a step takes {self.runner.num_microbatches} microbatches of "
-                f"{self.microbatch_size} samples on each rank, not {len(microbatches)}"
+                f"a step takes {count} microbatches of {self.microbatch_size} samples on each "
+                f"rank, not {len(microbatches)}"
             )
-        with self._seeded():
-            losses = self.runner.train(map(self._on_device, microbatches))
+        losses = self._run(self._accumulate, microbatches)
         with record_function(UPDATE):
             self._update()
         self.steps += 1
         total = self._summed(losses)
         return total[0] / total[1]
 
+    def _accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of the mean loss of a step.
+
+        Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
+        reduce-scattered and the others gathered again in each. Else both stay whole until the last
+        microbatch. Replicas add up their gradients in the last in any case.
+
+        Returns:
+            The loss of each.
+        """
+        losses: list[Tensor] = []
+        (part,) = self.parts
+        count = self.num_microbatches * self.replicas
+        for inputs, targets in microbatches:
+            is_last = len(losses) == count - 1
+            if isinstance(part, FSDPModule):  # which fully_shard makes of it
+                part.set_requires_gradient_sync(is_last or part.stays_sharded)
+                part.set_reshard_after_backward(is_last or part.stays_sharded)
+                part.set_requires_all_reduce(is_last)
+            self._seed(len(losses) % self.num_microbatches)  # as each replica would by itself
+            loss = part(inputs=inputs, targets=targets)
+            torch.autograd.backward(loss / count)
+            losses.append(loss.detach())
+        return losses
+
+    def _losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the loss of each, without gradients."""
+        (part,) = self.parts
+        losses: list[Tensor] = []
+        for inputs, targets in microbatches:
+            self._seed(len(losses))
+            losses.append(part(inputs=inputs, targets=targets))
+        return losses
+
     def _update(self) -> None:
         """Complete and clip the gradients, and let the optimisers use them."""
         for complete in self.after_backward:
             complete()
-        self.grad_norm = self.clip(self.parts, self.recipe.max_grad_norm)
+        self.grad_norm = self.clip(self.parts, self.max_grad_norm)
         schedule = self.user.function("lr_schedule")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups if schedule is not None else ():
@@ -179,7 +178,7 @@ class ParallelModel:
             RankError: A rank has none, or one that does not divide into microbatches.
         """
         rest = (piece for batch in batches for piece in split_batch(batch, self.microbatch_size))
-        size = self.runner.evaluated_together
+        size = self.evaluated_together
         modes = [(module, module.training) for part in self.parts for module in part.modules()]
         for part in self.parts:
             part.eval()
@@ -189,9 +188,7 @@ class ParallelModel:
             if not new and not taken:
                 raise RankError("this data-parallel rank has nothing to evaluate")
             taken = ((new + taken) * size)[:size]
-            with self._seeded():
-                losses = self.runner.evaluate(map(self._on_device, taken))
-            total += self._summed(losses[: len(new)])
+            total += self._summed(self._run(self._losses_of, taken)[: len(new)])
         for module, mode in modes:
             module.training = mode
             if isinstance(module, FSDPModule):
@@ -214,7 +211,7 @@ class ParallelModel:
         """
         kept = {f"extra.{name}": content for name, content in (extra or {}).items()}
         state = state_of(self.parts, self.optimizers) | kept
-        self.writer.write(state, checkpoint_folder(Path(folder), self.steps), wait=wait)
+        self.writer.write(state, Path(folder) / f"step-{self.steps:08d}", wait=wait)
 
     def load(self, checkpoint: Path | str) -> int:
         """Go on from a checkpoint, saved under any layout.
@@ -233,7 +230,7 @@ class ParallelModel:
         path = given if (given / ".metadata").is_file() else newest_checkpoint(given)
         if path is not None:
             load_state(self.parts, self.optimizers, path)
-            self.steps, self.loaded = step_of(path), path
+            self.steps = int(path.name.removeprefix("step-"))
         return self.steps
 
     def load_weights(self, path: Path | str) -> None:
@@ -249,28 +246,30 @@ class ParallelModel:
         self.writer.finish()
         self.group.close()
 
+    def _run(self, run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Return the losses; generators and the default dtype are left as they were."""
+        usual = torch.get_default_dtype()
+        with given_back():
+            torch.set_default_dtype(master_dtype(self.dtype))
+            losses: list[Tensor] = run(map(self._on_device, microbatches))
+            torch.set_default_dtype(usual)
+        return losses
+
     def _on_device(self, batch: Microbatch) -> Microbatch:
         given = tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
         return cast_floats(given[0], self.dtype), given[1]
 
-    @contextlib.contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Give all generators back after what microbatches seed and draw."""
-        with given_back(self.device):
-            usual = torch.get_default_dtype()
-            torch.set_default_dtype(master_dtype(self.dtype))
-            yield
-            torch.set_default_dtype(usual)
-
-    def _seed_microbatch(self, index: int) -> None:
-        seed = mixed_seed(self.recipe.seed, self.steps, index)
+    def _seed(self, index: int) -> None:
+        """Seed what the microbatch at this place of a step draws."""
+        seed = mixed_seed(self.seed, self.steps, index)
         seed_draws(seed, samples=self.data_parallel_rank)
 
     def _summed(self, losses: Sequence[Tensor]) -> Tensor:
         """Return sum and number of losses on all ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total[1] += len(losses)
         for loss in losses:
-            total += torch.stack([loss.detach().double(), torch.ones_like(total[0])])
+            total[0] += loss.detach()
         return _total(total)
 
 
@@ -279,16 +278,3 @@ def _total(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
-
-
-def _position(mesh: DeviceMesh | None, *axes: str) -> tuple[int, int]:
-    """Return this rank's place in the product of some axes, and how many places there are.
-
-    Axes that a mesh lacks, or a single process, have one place.
-    """
-    rank, size = 0, 1
-    for axis in axes:
-        if mesh is not None and axis in (mesh.mesh_dim_names or ()):
-            rank = rank * mesh[axis].size() + mesh[axis].get_local_rank()
-            size *= mesh[axis].size()
-    return rank, size

@@ -1,20 +1,21 @@
-"""What a rank trains: the user's model, or one pipeline stage of it."""
+"""What a rank trains: the user's model, or one pipeline stage of it, sharded by FSDP2."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils._pytree import tree_map_only
 
-from .model import first_names, run_model
+from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
 from .processes import RunError
-from .trees import Microbatch, Tree
+from .trees import Tree, without_view
 
 
 class OffersLoss(Protocol):
-    """What a model is trained for."""
+    """A UserModel, or what stands for it."""
 
     def loss(self, output: Tree, targets: Tree) -> Tensor:
         """Return the scalar loss."""
@@ -23,27 +24,18 @@ class OffersLoss(Protocol):
 class Part(nn.Module):
     """The user's model under ``model``, which runs from its inputs to the loss."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        user: OffersLoss,
-        *,
-        blocks: Sequence[str],
-        recompute: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, user: OffersLoss, *, blocks: Sequence[str]) -> None:
         """Take the model as it is.
 
         Args:
-            model: The whole model, or the part of it that is left of it.
+            model: The whole model, or what is left of it in a stage.
             user: Offers the loss.
             blocks: Paths of the blocks that run here.
-            recompute: "none", "selective" or "full" for each of them; empty for none at all.
         """
         super().__init__()
         self.model = model
         self.user = user
         self.blocks = tuple(blocks)
-        self.recompute = tuple(recompute)
         self.device = torch.device("cpu")
         self.first_names = first_names(model)
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
@@ -51,7 +43,6 @@ class Part(nn.Module):
         self.orders: dict[str, Any] = {}  # a StoredOrder, where checkpoints have another than ranks
         self.stays_sharded = False
         self.has_weights = True
-        self.seed_draws: Callable[[int], None] = lambda _: None
         for parameter in model.parameters():
             if not parameter.numel():  # nothing to train, and FSDP2 reduces no empty gradients
                 parameter.requires_grad_(False)  # noqa: FBT003
@@ -97,62 +88,58 @@ class Part(nn.Module):
             if name in saved:
                 yield name, buffer
 
-    def register_late_hooks(self) -> None:
-        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Runner:
-    """Runs the microbatches of a step on what this rank trains."""
-
-    parts: Sequence[Part]
-    """The model, or this rank's stages in model order."""
-    num_microbatches: int
-    """Microbatches per step."""
-    replicas: int = 1
-    """Data-parallel ranks whose microbatches it runs one after the other; each draws as it would
-    by itself."""
-
-    @property
-    def evaluated_together(self) -> int:
-        """How many microbatches ``evaluate`` takes."""
-        return 1
-
-    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Accumulate the gradients of their mean loss.
-
-        Under ZeRO-3 gradients and parameters lie sharded between microbatches: the ones are
-        reduce-scattered and the others gathered again in each. Else both stay whole until the last
-        microbatch. Replicas add up their gradients in the last in any case.
-
-        Returns:
-            The loss of each, nothing on ranks without the last stage.
-        """
-        losses: list[Tensor] = []
-        (part,) = self.parts
-        for inputs, targets in microbatches:
-            is_last = len(losses) == self.num_microbatches - 1
-            if isinstance(part, FSDPModule):  # which fully_shard makes of it
-                part.set_requires_gradient_sync(is_last or part.stays_sharded)
-                part.set_reshard_after_backward(is_last or part.stays_sharded)
-                part.set_requires_all_reduce(is_last)
-            part.seed_draws(len(losses) % (self.num_microbatches // self.replicas))
-            loss = part(inputs=inputs, targets=targets)
-            torch.autograd.backward(loss / self.num_microbatches)
-            losses.append(loss.detach())
-        return losses
-
-    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Return the loss of each, without gradients; nothing on ranks without the last stage."""
-        (part,) = self.parts
-        losses: list[Tensor] = []
-        for inputs, targets in microbatches:
-            part.seed_draws(len(losses))
-            losses.append(part(inputs=inputs, targets=targets))
-        return losses
-
 
 def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield parameters under the first name that the user's model has for them."""
     for name, parameter in part.model.named_parameters():
         yield part.first_names.get(name, name), parameter
+
+
+def shard_parameters(
+    part: Part, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
+) -> None:
+    """Apply FSDP2 to each block and then to the rest of the part, also where dp is 1.
+
+    So parameters are DTensors in every layout. The rest (prologue, epilogue) stays gathered
+    between forward and backward: it would be gathered again at once. The mesh is that of the ranks
+    that share the state, with those that replicate it before them.
+    """
+    policy = mixed_precision(dtype)
+    for _, block in part.block_items():
+        if any(True for _ in block.parameters()):
+            block.register_forward_hook(lambda _, __, out: tree_map_only(Tensor, without_view, out))
+            fully_shard(
+                block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy
+            )
+    fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    part.stays_sharded = reshard_after_forward
+
+
+def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Compute in a dtype, with gradients reduced in that of the masters."""
+    mixed = dtype is not master_dtype(dtype)
+    return MixedPrecisionPolicy(
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=master_dtype(dtype) if mixed else None,
+        cast_forward_inputs=False,  # rotary tables and the like keep their precision
+    )
+
+
+class _Reference(Part):
+    """The plain model, whose parameters are cast to the compute dtype where it runs."""
+
+    dtype = torch.float32
+
+    def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
+        """Run one microbatch and return its scalar loss."""
+        cast = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
+        output = torch.func.functional_call(self.model, cast, *arguments_of(inputs))
+        return self.user.loss(output, targets)
+
+
+def reference_part(model: nn.Module, user: UserModel, dtype: torch.dtype) -> Part:
+    """Return the plain model, for one process."""
+    part = _Reference(cast_parameters(model, dtype), user, blocks=())
+    part.dtype = dtype
+    part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return part

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,35 +20,42 @@ from torch.distributed.pipelining.schedules import (
 
 from .data import joined_batch, mixed_seed
 from .meshes import axis_names
-from .part import Runner
+from .parallel_model import ParallelModel
 from .stages import Stage
 from .trees import Function, Microbatch, Tree, tensors_of
 
+Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
+
 
 @dataclass(slots=True, kw_only=True)
-class PipelineRunner(Runner):
-    """Runs the microbatches of a step as a schedule of torch says."""
+class PipelineModel(ParallelModel):
+    """Runs the microbatches of a step as a schedule of torch says, made for one number of them."""
 
-    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+    schedule: Schedule
     """The schedule with this rank's stages."""
 
-    @property
-    def evaluated_together(self) -> int:
-        """How many microbatches ``evaluate`` takes: torch's schedules are made for one number."""
-        return self.num_microbatches
-
-    def train(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-        """Accumulate the gradients of their mean loss.
+    def _accumulate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        """Accumulate the gradients of the mean loss of a step.
 
         Returns:
             The loss of each, nothing on ranks without the last stage.
         """
         with _gathered_throughout(self.parts):
-            return _run(self.schedule.step, microbatches)
+            return self._scheduled(self.schedule.step, microbatches)
 
-    def evaluate(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+    def _losses_of(self, microbatches: Iterable[Microbatch]) -> list[Tensor]:
         """Return the loss of each, without gradients; nothing on ranks without the last stage."""
-        return _run(self.schedule.eval, microbatches)
+        return self._scheduled(self.schedule.eval, microbatches)
+
+    def _scheduled(self, run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
+        for part in self.parts:
+            assert isinstance(part, Stage)
+            part.seed_draws = self._seed
+        inputs, targets = joined_batch(microbatches)
+        losses: list[Tensor] = []
+        first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
+        run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
+        return losses
 
 
 @contextlib.contextmanager
@@ -94,15 +102,15 @@ class _Stage(PipelineStage):
                 received.buffer.grad = None
 
 
-def pipeline_runner(
+def pipeline_schedule(
     stages: Sequence[Stage],
     mesh: DeviceMesh,
     schedule: str,
     num_microbatches: int,
     *,
     sequence_dim: int | None = None,
-) -> PipelineRunner:
-    """Make the runner of a schedule.
+) -> Schedule:
+    """Make a schedule with this rank's stages.
 
     Args:
         stages: This rank's stages.
@@ -130,11 +138,7 @@ def pipeline_runner(
         )
         for stage in stages
     ]
-    return PipelineRunner(
-        parts=stages,
-        num_microbatches=num_microbatches,
-        schedule=_schedule(schedule, made, num_microbatches),
-    )
+    return _schedule(schedule, made, num_microbatches)
 
 
 def _draw_apart(stage: int, *_: Tree) -> None:
@@ -143,11 +147,9 @@ def _draw_apart(stage: int, *_: Tree) -> None:
         torch.cuda.manual_seed(mixed_seed(torch.cuda.initial_seed(), stage))
 
 
-def _schedule(
-    name: str, stages: list[PipelineStage], num_microbatches: int
-) -> PipelineScheduleSingle | PipelineScheduleMulti:
+def _schedule(name: str, stages: list[PipelineStage], num_microbatches: int) -> Schedule:
     kind = get_schedule_class(name)
-    schedule: PipelineScheduleSingle | PipelineScheduleMulti
+    schedule: Schedule
 
     def loss_of(output: Tensor, _: Tensor) -> Tensor:
         return output
@@ -181,11 +183,3 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
         stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
     carried = stage.sends if after else stage.spec.receives
     return (stream, *(anatomy.sketch(output).example() for output in carried))
-
-
-def _run(run: Function, microbatches: Iterable[Microbatch]) -> list[Tensor]:
-    inputs, targets = joined_batch(microbatches)
-    losses: list[Tensor] = []
-    first = tensors_of(inputs)[0]  # the schedule wants a target for each microbatch
-    run(inputs=inputs, targets=targets, target=first, losses=losses, return_outputs=False)
-    return losses

@@ -1,21 +1,31 @@
-"""The process group, and errors that all ranks share."""
+"""The process group, errors that all ranks share, and requests to stop."""
 
 import contextlib
 import ctypes
 import os
+import signal
+import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-BAD_INPUT_CODE, FAILED_CODE = 2, 1
-"""Exit codes where the command line, the plan, the model or a file is at fault, and otherwise."""
+FAILED_CODE = 1
+BAD_INPUT_CODE = 2  # the command line, the plan, the model or a file is at fault
+REQUEUE_CODE = 75  # stopped as asked, and saved: start again with --resume
+STOPPED_CODE = 128 + signal.SIGTERM  # stopped as asked, and nothing saved
+
+STOPPED_NAME = "stopped"
+"""File in the folder of checkpoints that stands for REQUEUE_CODE, since torchrun turns the codes of
+all ranks into 1. The launcher removes it before it starts again."""
 
 SILENT_RANKS_WAIT_S = 10.0
 """Ranks that show no message stay so long: torchrun ends all others as soon as one has left."""
@@ -29,17 +39,21 @@ class RankError(RunError):
     """The same where this rank alone may know of it, and shows the message."""
 
 
+def gathered(value: object) -> list[Any]:
+    """Return the values of all ranks."""
+    values = [value]
+    if dist.is_initialized():
+        values *= dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
 @contextlib.contextmanager
 def agreed(what: str = "") -> Iterator[None]:
     """Let all ranks fail where one fails, with the message of the first of them.
 
-    All ranks enter and leave it together.
-
-    Args:
-        what: Begins the message of an error that is no RunError.
-
-    Raises:
-        RunError: On all ranks. For errors of the model file it holds their traceback.
+    All ranks enter and leave it together, and raise a RunError. ``what`` begins the message of
+    another error; one of the model file has its traceback.
     """
     problem = None
     try:
@@ -52,11 +66,7 @@ def agreed(what: str = "") -> Iterator[None]:
         raise
     except BaseException:  # DCP's is no Exception
         problem = f"{what}\n{traceback.format_exc()}"
-    problems = [problem]
-    if dist.is_initialized():
-        problems = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-    if first := next(filter(None, problems), None):
+    if first := next(filter(None, gathered(problem)), None):
         raise RunError(first)
 
 
@@ -87,11 +97,8 @@ def process_group(
 
     Yields:
         The device of this rank: its GPU with NCCL, or the CPU with gloo.
-
-    Raises:
-        RunError: torchrun started another number of processes than the plan has devices.
     """
-    device = local_device()
+    device = _local_device()
     if dist.is_initialized():
         yield device
         return
@@ -114,6 +121,25 @@ def process_group(
         yield device
         dist.barrier()  # without it, ranks that leave early abort the others
     dist.destroy_process_group()
+
+
+def _local_device() -> torch.device:
+    """Return the device of this rank, and make it torch's current one."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    if dist.is_initialized() or "WORLD_SIZE" in os.environ:
+        torch.set_num_threads(1)  # the ranks share the cores of this machine
+    keep_freed_memory()
+    return torch.device("cpu")
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a step frees; clearing those pages anew is a tenth of the next one."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
+    for threshold, most in ((-1, 2**31 - 1), (-3, 2**25)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        mallopt(threshold, most)
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
@@ -141,20 +167,43 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     os._exit(code)
 
 
-def local_device() -> torch.device:
-    """Return the device of this rank, and make it torch's current one."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
-    if dist.is_initialized() or "WORLD_SIZE" in os.environ:
-        torch.set_num_threads(1)  # the ranks share the cores of this machine
-    keep_freed_memory()
-    return torch.device("cpu")
+class StopRequest:
+    """Notes SIGTERM, so that training ends with the step instead of in the middle of it.
+
+    torchrun sends it as well where a process of this node has ended: a step that waits for that one
+    would not end, so this process ends at once. A thread listens, since the main one may wait for
+    a device meanwhile.
+    """
+
+    def __init__(self) -> None:
+        """Take the signal from now on."""
+        self.asked = False
+        own = socket.gethostname()
+        self._processes = [number for host, number in gathered((own, os.getpid())) if host == own]
+        heard, told = socket.socketpair()
+        told.setblocking(False)  # noqa: FBT003
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(told.fileno())
+        threading.Thread(target=self._wait, args=(heard, told), daemon=True).start()
+
+    def _wait(self, heard: socket.socket, _: socket.socket) -> None:
+        while True:
+            if heard.recv(1)[0] == signal.SIGTERM:
+                self.asked = True
+                try:
+                    for number in self._processes:
+                        os.kill(number, 0)
+                except ProcessLookupError:
+                    os._exit(FAILED_CODE)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep what a step frees; clearing those pages anew is a tenth of the next one."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
-    for threshold, most in ((-1, 2**31 - 1), (-3, 2**25)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-        mallopt(threshold, most)
+def exit_code(checkpoints: Path | None, step: int) -> int:
+    """Say on the screen and to the launcher how training was stopped; return the exit code."""
+    if checkpoints is None:
+        how, code = "nothing saved without --checkpoint DIR", STOPPED_CODE
+    else:
+        how, code = "saved; go on with --resume", REQUEUE_CODE
+        if is_first_rank():
+            (checkpoints / STOPPED_NAME).touch()
+    print_once(f"asked to stop: ended after step {step}, {how}")
+    return code

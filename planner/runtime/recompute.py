@@ -1,7 +1,7 @@
 """Blocks that run again in backward."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from .draws import python_state, set_python_state
+from .data import python_state, set_python_state
 from .part import Part
 from .trees import Function, Tree
 
@@ -38,17 +38,21 @@ def _selective_policy(_: object, op: Function, *_args: Tree, **_kwargs: Tree) ->
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def recompute_activations(part: Part) -> None:
-    """Recompute blocks in backward as the part's spec says.
+def recompute_activations(part: Part, modes: Sequence[str]) -> None:
+    """Recompute blocks in backward.
+
+    Args:
+        part: Has the blocks.
+        modes: "none", "selective" or "full" for each of them; empty for none at all.
 
     Raises:
-        ValueError: An unknown word in the spec.
+        ValueError: An unknown word.
     """
-    if not part.recompute:
+    if not modes:
         return
     contexts = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
     options: dict[str, dict[str, Any]] = {"full": {}, "selective": {"context_fn": contexts}}
-    for (path, block), mode in zip(part.block_items(), part.recompute, strict=True):
+    for (path, block), mode in zip(part.block_items(), modes, strict=True):
         if mode == "none":
             continue
         if mode not in options:

@@ -26,7 +26,6 @@ class SplitPart(Part):
         *,
         blocks: Sequence[str],
         first_block: int = 0,
-        recompute: Sequence[str] = (),
     ) -> None:
         """Take the model as it is.
 
@@ -35,9 +34,8 @@ class SplitPart(Part):
             user: Offers the loss.
             blocks: Paths of the blocks that run here.
             first_block: Position of the first of them among all blocks.
-            recompute: "none", "selective" or "full" for each of them; empty for none at all.
         """
-        super().__init__(model, user, blocks=blocks, recompute=recompute)
+        super().__init__(model, user, blocks=blocks)
         self.first_block = first_block
         self.last_block = self.blocks[-1] if self.blocks else ""
         self.sequence_modules: list[nn.Module] = []

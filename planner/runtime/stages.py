@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -76,7 +76,6 @@ class Stage(SplitPart):
             user,
             blocks=anatomy.blocks[spec.first_block : spec.end_block],
             first_block=spec.first_block,
-            recompute=spec.recompute,
         )
         self.index = index
         self.last_block = anatomy.blocks[-1] if anatomy.blocks else ""
@@ -87,6 +86,7 @@ class Stage(SplitPart):
         self.sends = () if self.is_last else specs[index + 1].receives
         self.anatomy = anatomy
         self.units = stage_units(specs, index, len(anatomy.blocks))
+        self.seed_draws: Callable[[int], None] = lambda _: None
         self._received: tuple[Tensor, ...] = ()
         self._places = {anatomy.sketch(o): i for i, o in enumerate(self.spec.receives, 1)}
         self._carried: dict[Output, Tensor] | None = None

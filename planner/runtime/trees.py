@@ -28,25 +28,13 @@ def tensors_of(tree: Tree) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-class _Alias(torch.autograd.Function):
-    """The same memory as a tensor of its own: no view, and no leaf that torch uses every step.
-
-    FSDP2 leaves hooks on what modules return: on a leaf they would add up, and a change of a view
-    in place would drop them.
-    """
-
-    @staticmethod
-    def forward(_: object, tensor: Tensor) -> Tensor:
-        return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload, no-any-return]
-
-    @staticmethod
-    def backward(_: object, grad: Tensor) -> Tensor:
-        return grad
-
-
 def alias_of(tensor: Tensor) -> Tensor:
-    """Return the memory of a tensor as a tensor of its own."""
-    aliased: Tensor = _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+    """Return the memory of a tensor as a tensor of its own: no view, and no leaf.
+
+    FSDP2 leaves hooks on what modules return: on a leaf that is used in every step they would add
+    up, and a change of a view in place would drop them.
+    """
+    aliased: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
     return aliased
 
 

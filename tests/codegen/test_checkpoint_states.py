@@ -9,8 +9,8 @@ from planner.runtime.checkpoint_folders import CheckpointWriter
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.loaders import read_extra
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part, Runner
+from planner.runtime.parallel_model import ParallelModel
+from planner.runtime.part import Part
 from planner.runtime.processes import RunError
 
 
@@ -72,13 +72,12 @@ def test_what_was_built_without_values_is_told():
     empty.materialise()
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
-        runner=Runner(parts=[empty], num_microbatches=1),
-        recipe=Recipe(
-            microbatch_size=1,
-            seed=0,
-            max_grad_norm=1.0,
-            configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-        ),
+        parts=[empty],
+        num_microbatches=1,
+        microbatch_size=1,
+        seed=0,
+        max_grad_norm=1.0,
+        configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
         dtype=torch.float32,
     )
     with pytest.raises(RunError, match="load or load_weights comes first"):

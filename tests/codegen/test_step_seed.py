@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from planner.runtime.data import drawn_microbatches
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.part import Part, Runner
+from planner.runtime.parallel_model import ParallelModel
+from planner.runtime.part import Part
 
 
 class Drawn(nn.Module):
@@ -28,17 +29,18 @@ def draws_of(prelude):
     """What three microbatches of two steps draw, after something else was drawn."""
     torch.manual_seed(0)
     net = Drawn()
-    recipe = Recipe(
-        microbatch_size=2,
-        seed=5,
-        max_grad_norm=1.0,
-        configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-    )
+    recipe = {
+        "microbatch_size": 2,
+        "seed": 5,
+        "max_grad_norm": 1.0,
+        "configure_optimizer": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    }
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
-        runner=Runner(parts=[Part(net, user=First(), blocks=())], num_microbatches=3),
-        recipe=recipe,
+        parts=[Part(net, user=First(), blocks=())],
+        num_microbatches=3,
         dtype=torch.float32,
+        **recipe,
     )
     for _ in range(2):
         prelude()
@@ -74,3 +76,18 @@ def test_draws_between_steps_go_on_as_without_them():
     between = []
     draws_of(lambda: between.append((random.random(), np.random.rand())))
     assert between == expected
+
+
+def test_samples_drawn_by_python_and_numpy_follow_from_the_seed_and_their_place():
+    def example_batch(num_samples):
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor([drawn] * num_samples), torch.zeros(num_samples)
+
+    user = UserModel(module="types", factory="x", functions={"example_batch": example_batch})
+    random.seed(1)
+    before = random.getstate()
+    ((whole, _),) = drawn_microbatches(user, 5, 2, range(4), 4)
+    assert random.getstate() == before
+    ((half, _),) = drawn_microbatches(user, 5, 2, range(2, 4), 2)
+    assert torch.equal(half, whole[2:])
+    assert all(len(set(column.tolist())) == 4 for column in whole.T)

@@ -78,10 +78,9 @@ def recompute(model: nn.Module, graph: OperatorGraph, recomputation: str) -> Non
     """Recompute the blocks of a model by the training script's own code."""
     blocks = [unit for unit in graph.units if unit.kind is UnitKind.BLOCK]
     stage = SimpleNamespace(
-        recompute=[recomputation] * len(blocks),
         block_items=lambda: [(unit.name, model.get_submodule(unit.name)) for unit in blocks],
     )
-    recompute_activations(stage)
+    recompute_activations(stage, [recomputation] * len(blocks))
 
 
 # Live storages ---------------------------------------------------------------------------------

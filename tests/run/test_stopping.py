@@ -20,7 +20,7 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from planner.runtime.stopping import StopRequest
+from planner.runtime.processes import StopRequest
 
 folder, gone = Path(sys.argv[1]), sys.argv[2] == "gone"
 ranks = []

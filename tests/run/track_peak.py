@@ -88,7 +88,7 @@ class LiveBytes(TorchDispatchMode):
 def track_peak(folder, arguments=()):
     """Leave ``peak-RANK`` in the folder of the script, from each rank that runs this."""
     sys.path.insert(0, folder)
-    from runtime.part import Runner
+    from runtime.parallel_model import ParallelModel
 
     tracker = LiveBytes()
     starts, peaks = [], []
@@ -112,8 +112,8 @@ def track_peak(folder, arguments=()):
     spec = importlib.util.spec_from_file_location("train", Path(folder) / "train.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    for kind in (Runner, *Runner.__subclasses__()):
-        kind.train = measured(kind.train)
+    for kind in (ParallelModel, *ParallelModel.__subclasses__()):
+        kind._accumulate = measured(kind._accumulate)
     with tracker:
         script.main(["--steps", str(NUM_STEPS), *arguments])
 

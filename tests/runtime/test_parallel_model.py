@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from planner.runtime.model import UserModel
-from planner.runtime.parallel_model import ParallelModel, Recipe
-from planner.runtime.reference import reference_runner
+from planner.runtime.parallel_model import ParallelModel
+from planner.runtime.part import reference_part
 
 
 class Bounded(nn.Module):
@@ -28,14 +28,14 @@ class Bounded(nn.Module):
 def test_constants_of_a_step_have_the_dtype_of_the_parameters(dtype, expected):
     model = Bounded()
     user = UserModel(module="types", factory="none")
-    recipe = Recipe(
-        microbatch_size=2,
-        seed=0,
-        max_grad_norm=1.0,
-        configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-    )
-    runner = reference_runner(model, user, dtype, 1, 1)
-    trained = ParallelModel(user=user, runner=runner, recipe=recipe, dtype=dtype)
+    recipe = {
+        "microbatch_size": 2,
+        "seed": 0,
+        "max_grad_norm": 1.0,
+        "configure_optimizer": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    }
+    parts = [reference_part(model, user, dtype)]
+    trained = ParallelModel(user=user, parts=parts, num_microbatches=1, dtype=dtype, **recipe)
     trained.step_over([(torch.ones(2, 4), None)])
     assert model.seen == [expected or torch.float32]
     assert torch.get_default_dtype() == torch.float32

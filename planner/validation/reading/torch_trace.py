@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import RequestError
-from planner.runtime.torch_trace import STEP, UPDATE
+from planner.runtime.log import STEP, UPDATE
 from planner.strategy.rules import SPLIT_AXES
 from planner.vocabulary import Axis
 

@@ -132,7 +132,7 @@ class Stack:
             block.forward = forward
         items = [(str(index), block) for index, block in enumerate(self.blocks)]
         kinds = (kind,) * len(self.blocks)
-        recompute_activations(SimpleNamespace(recompute=kinds, block_items=lambda: items))
+        recompute_activations(SimpleNamespace(block_items=lambda: items), kinds)
 
     def resting_tensors(self) -> list[Tensor]:
         """List what lives between steps."""
