@@ -1,0 +1,57 @@
+"""Memory of blocks that are large beside their tokens: gradients and parameters decide."""
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.checking.check import check_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+MODEL = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+from llama import Llama, LlamaConfig, example_batch, loss_fn
+
+
+def build_model():
+    return Llama(
+        LlamaConfig(
+            dim=1024, n_layers=8, n_heads=16, n_kv_heads=4, ffn_dim=4096, vocab_size=4096,
+            max_seq_len=256,
+        )
+    )
+"""
+
+PIPED = {"pp": 4, "schedule": "1F1B", "activation_checkpointing": "full"}
+
+
+@pytest.mark.parametrize(
+    ("fix", "microbatches"),
+    [
+        ({**PIPED, "dp_shard": 2}, 8),
+        ({**PIPED, "tp": 2, "sequence_parallel": True}, 8),
+        ({"pp": 2, "dp_shard": 4, "virtual_stages": 2, "activation_checkpointing": "none"}, 8),
+        ({"dp_shard": 8, "reshard_after_forward": False, "activation_checkpointing": "full"}, 1),
+        ({"dp_shard": 8, "reshard_after_forward": True, "activation_checkpointing": "full"}, 1),
+        ({"dp_shard": 8, "reshard_after_forward": True, "activation_checkpointing": "none"}, 1),
+        ({"dp_shard": 8, "reshard_after_forward": False, "activation_checkpointing": "full"}, 4),
+        ({"tp": 4, "dp_shard": 2, "sequence_parallel": True, "reshard_after_forward": False}, 1),
+    ],
+)
+def test_every_stage_holds_what_is_planned(fix, microbatches, tmp_path):
+    (tmp_path / "wide.py").write_text(MODEL)
+    result = planner.estimate(
+        str(tmp_path / "wide.py"),
+        gpus=8,
+        cluster="h100-sxm",
+        seq_len=256,
+        fix={"microbatch_size": 1, **fix},
+        global_batch_size=fix.get("dp_shard", 1) * microbatches,
+    )
+    result.save(tmp_path / "plan")
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    for stage in check.stages:
+        assert abs(stage.error) <= 0.03, stage
