@@ -154,7 +154,9 @@ def _open_weights(path: Path, part: Part) -> tuple[FileSystemReader, dict[str, s
     reader = FileSystemReader(path) if is_checkpoint else _Safetensors(_files(path))
     try:
         entries = reader.read_metadata().state_dict_metadata
-    except Exception as error:  # safetensors is not installed, or raises what has no common class
+    except ImportError as error:
+        raise RunError(f"{path} needs safetensors: pip install safetensors") from error
+    except Exception as error:  # safetensors raises its own, without a common class
         raise RunError(f"{path}: {error}") from error
     sizes = {n: tuple(e.size) for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
 

@@ -5,7 +5,7 @@ import torch
 
 from planner.runtime import split_ops  # noqa: F401 - says how ops run on split tensors
 from planner.runtime.layout import shard
-from planner.runtime.split_tensor import Ranks, SplitTensor, unwrapped, wrapped
+from planner.runtime.split_tensor import Ranks, SplitTensor, changed, unwrapped, wrapped
 
 TP = 2
 
@@ -56,3 +56,13 @@ def test_constants_are_cut_as_samples_and_heads_in_one_dim_are():
     found = gradients_of_parts(lambda each: each * mask, x, layout)
     for part, expected in zip(found, parts_of(whole, layout), strict=True):
         torch.testing.assert_close(part, expected)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_part_of_a_whole_tensor_keeps_no_more_than_itself(samples):
+    """One sample's rows lie side by side, so that a view of some of them would be contiguous."""
+    whole = torch.randn(samples, 8, 4)
+    part = changed(whole, shard(1), Ranks(rank=1, size=TP, group=None))
+    local = unwrapped(part)
+    assert local.untyped_storage().nbytes() == whole.untyped_storage().nbytes() // TP
+    assert torch.equal(local, whole[:, 4:])
