@@ -2,8 +2,8 @@
 
 Stages are chosen from the front. What is chosen so far is told by three sums: the time of one
 microbatch through it, the longest detour of one of its ranks, and the dearest end of a step. The
-detour of rank r is what its fill or its drain (``planner.search.bounds``) takes beyond one pass of
-a microbatch through all stages, so that
+detour of rank r is what its fill, its drain or the path around it (``planner.search.bounds``) takes
+beyond one pass of a microbatch through all stages, so that
 
     pass + longest detour + dearest end
 
@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from planner.cost.pipeline import Path
-from planner.search.bounds import bounding_paths
+from planner.search.bounds import paths_of_rank
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
 
@@ -139,7 +138,7 @@ def _extended(
     search: ConfigurationSearch, stage: int, ends: dict[int, list[_Label]], limit_s: float
 ) -> dict[int, list[_Label]]:
     """Add a stage to every choice."""
-    detours = bounding_paths(search.configuration)[3 * stage + 1 : 3 * stage + 3]
+    detours = _Detours(search, stage)
     later = search.configuration.num_stages - 1 - stage
     slowest_s = search.slowest_s(limit_s)
     sending_s = sum(search.transfers_s[stage + 1 :])
@@ -152,7 +151,7 @@ def _extended(
             if column is None or column.microbatch_s > slowest_s:
                 continue
             rest_s = search.least_s(end, search.num_units) + sending_s
-            detour_s = _detour_s(detours, stage, column)
+            detour_s = detours.longest_s(column, rest_s)
             for label in ends[first]:
                 longer = _Label(
                     passing_s=label.passing_s + column.microbatch_s,
@@ -166,13 +165,32 @@ def _extended(
     return {end: _undominated(labels) for end, labels in found.items()}
 
 
-def _detour_s(paths: Sequence[Path], stage: int, column: Column) -> float:
-    """What the paths of a rank take beyond one pass through all stages."""
-    return max(
-        (path.forwards[stage] - 1) * column.forward_s
-        + (path.backwards[stage] - 1) * column.backward_s
-        for path in paths
-    )
+class _Detours:
+    """What the paths of a rank take beyond one pass through all stages, at the least."""
+
+    def __init__(self, search: ConfigurationSearch, stage: int) -> None:
+        self._counts: list[tuple[int, int, int]] = []
+        """How often more than once a path takes the stage's forward, its backward, and all of each
+        stage behind it."""
+        for path in paths_of_rank(search.configuration, stage):
+            behind = (*path.forwards[stage + 1 :], *path.backwards[stage + 1 :])
+            around = (*path.forwards[:stage], *path.backwards[:stage], *behind)
+            if min(around, default=1) >= 1:
+                more = min(behind, default=1) - 1
+                counts = path.forwards[stage] - 1, path.backwards[stage] - 1, more
+                self._counts.append(counts)
+
+    def longest_s(self, column: Column, rest_s: float) -> float:
+        """The longest of them.
+
+        Args:
+            column: The stage.
+            rest_s: One microbatch through all stages behind it, at the least.
+        """
+        return max(
+            forwards * column.forward_s + backwards * column.backward_s + behind * rest_s
+            for forwards, backwards, behind in self._counts
+        )
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
