@@ -13,13 +13,13 @@ of units. Where there are many, neighbours are merged into one that is as good a
 sum; it keeps the bound a bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from planner.search.bounds import paths_of_rank
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.reach import Reach
 
 _MOST_LABELS = 24
 """Choices that are kept for one end."""
@@ -27,6 +27,10 @@ _ROUNDING = 1e-6
 """Share of a step by which passes of a microbatch may be taken for equal, at each stage."""
 _BALANCING_STEPS = 10
 """Halvings of the longest stage's time."""
+_FIRST_SHARE = 0.0025
+"""Share beyond the bound by which the first limit lies, twice as far each time."""
+_LAST_SHARE = 0.2
+"""Share beyond which all that may be faster is looked at."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
 
@@ -71,16 +75,48 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     balanced = None if even is None else _balanced(search, even)
     if balanced is not None:
         reach_s = min(reach_s, balanced.objective_s)
-    labels = [_Label(passing_s=0.0, detour_s=0.0, once_s=0.0, before=None, column=None)]
-    ends = {0: labels}
-    for stage in range(search.configuration.degrees.pp):
-        ends = _extended(search, stage, ends, reach_s)
-    found = sorted(ends.get(search.num_units, []), key=lambda label: label.least_s)
-    bound_s = found[0].least_s if found else reach_s
-    search.bound_s = max(search.bound_s, min(bound_s, reach_s))
-    partitions = [search.partition(_columns(label)) for label in found[:_MOST_PRICED]]
-    partitions += [each for each in (even, balanced) if each is not None]
+    partitions = [each for each in (even, balanced) if each is not None]
+    labels = _found(search, reach_s)
+    partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
     return min(partitions, key=lambda p: p.objective_s, default=None)
+
+
+def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
+    """Columns of each stage that may be in a step no slower than a limit."""
+    stages: list[list[Column]] = []
+    _chosen(search, Reach(search, limit_s), limit_s, stages)
+    return stages
+
+
+def _found(search: ConfigurationSearch, limit_s: float) -> list[_Label]:
+    """Choices that may be faster than a limit, the most promising first.
+
+    Low limits are tried first: they leave few choices to look at, and where they leave none at
+    all they bound the step.
+    """
+    reach = Reach(search, limit_s)
+    search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
+    share = _FIRST_SHARE
+    while True:
+        tried_s = search.bound_s * (1 + share) if share <= _LAST_SHARE else limit_s
+        tried_s = min(tried_s, limit_s)
+        labels = _chosen(search, reach, tried_s, [])
+        search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
+        if labels or tried_s == limit_s:
+            return sorted(labels, key=lambda label: label.least_s)
+        share *= 2
+
+
+def _chosen(
+    search: ConfigurationSearch, reach: Reach, limit_s: float, used: list[list[Column]]
+) -> list[_Label]:
+    """Complete choices that may be no slower than a limit; all their columns are put down."""
+    start = _Label(passing_s=0.0, detour_s=0.0, once_s=search.once_s, before=None, column=None)
+    ends = {0: [start]}
+    for stage in range(search.configuration.num_stages):
+        used.append([])
+        ends = _extended(reach, stage, ends, limit_s, used[-1])
+    return ends.get(search.num_units, [])
 
 
 def _even(search: ConfigurationSearch) -> Partition | None:
@@ -135,62 +171,48 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
 
 
 def _extended(
-    search: ConfigurationSearch, stage: int, ends: dict[int, list[_Label]], limit_s: float
+    reach: Reach,
+    stage: int,
+    ends: dict[int, list[_Label]],
+    limit_s: float,
+    used: list[Column],
 ) -> dict[int, list[_Label]]:
-    """Add a stage to every choice."""
-    detours = _Detours(search, stage)
-    later = search.configuration.num_stages - 1 - stage
-    slowest_s = search.slowest_s(limit_s)
-    sending_s = sum(search.transfers_s[stage + 1 :])
+    """Add a stage to every choice, and put down its columns."""
     found: dict[int, list[_Label]] = {}
     for first in sorted(ends):
-        for end in search.ends(stage, first, slowest_s):
-            if later and search.least_s(end, search.num_units) > later * slowest_s:
+        labels = ends[first]
+        promising = reach.ends(
+            stage,
+            first,
+            passing_s=min(label.passing_s for label in labels),
+            detour_s=min(label.detour_s for label in labels),
+            limit_s=limit_s - min(label.once_s for label in labels),
+        )
+        for end in promising:
+            column = reach.search.column(stage, first, end)
+            if column is None:
                 continue
-            column = search.column(stage, first, end)
-            if column is None or column.microbatch_s > slowest_s:
-                continue
-            rest_s = search.least_s(end, search.num_units) + sending_s
-            detour_s = detours.longest_s(column, rest_s)
-            for label in ends[first]:
-                longer = _Label(
-                    passing_s=label.passing_s + column.microbatch_s,
-                    detour_s=max(label.detour_s, detour_s),
-                    once_s=max(label.once_s, column.step_s),
-                    before=label,
-                    column=column,
-                )
-                if longer.least_s + rest_s <= limit_s * (1 + 1e-9):
-                    found.setdefault(end, []).append(longer)
+            longer = list(_longer(reach, stage, labels, column, limit_s))
+            if longer:
+                used.append(column)
+                found.setdefault(end, []).extend(longer)
     return {end: _undominated(labels) for end, labels in found.items()}
 
 
-class _Detours:
-    """What the paths of a rank take beyond one pass through all stages, at the least."""
-
-    def __init__(self, search: ConfigurationSearch, stage: int) -> None:
-        self._counts: list[tuple[int, int, int]] = []
-        """How often more than once a path takes the stage's forward, its backward, and all of each
-        stage behind it."""
-        for path in paths_of_rank(search.configuration, stage):
-            behind = (*path.forwards[stage + 1 :], *path.backwards[stage + 1 :])
-            around = (*path.forwards[:stage], *path.backwards[:stage], *behind)
-            if min(around, default=1) >= 1:
-                more = min(behind, default=1) - 1
-                counts = path.forwards[stage] - 1, path.backwards[stage] - 1, more
-                self._counts.append(counts)
-
-    def longest_s(self, column: Column, rest_s: float) -> float:
-        """The longest of them.
-
-        Args:
-            column: The stage.
-            rest_s: One microbatch through all stages behind it, at the least.
-        """
-        return max(
-            forwards * column.forward_s + backwards * column.backward_s + behind * rest_s
-            for forwards, backwards, behind in self._counts
-        )
+def _longer(
+    reach: Reach, stage: int, labels: Sequence[_Label], column: Column, limit_s: float
+) -> Iterator[_Label]:
+    """Choices with one more stage, as far as they may be no slower than a limit."""
+    rest_s = reach.rest_s(stage, column.end)
+    behind_s = reach.least_detour_s(stage + 1, column.end)
+    detour_s = reach.detours[stage].longest_s(column.forward_s, column.backward_s, rest_s)
+    for label in labels:
+        passing_s, once_s = label.passing_s + column.microbatch_s, max(label.once_s, column.step_s)
+        detours_s = max(label.detour_s, detour_s)
+        if passing_s + rest_s + max(detours_s, behind_s) + once_s <= limit_s * (1 + 1e-9):
+            yield _Label(
+                passing_s=passing_s, detour_s=detours_s, once_s=once_s, before=label, column=column
+            )
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
