@@ -21,10 +21,9 @@ from planner.search.fronts import (
     Front,
     FrontCache,
     Group,
-    all_counts,
+    alike,
     in_order,
     joined,
-    undominated,
 )
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment, StageMoment
@@ -317,10 +316,8 @@ class ColumnMaker:
         """
         blocks = self._alike_blocks(first, end)
         reduced = self.table.memory.reduced_bytes
-        key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
-        known = len(key)
-        while known and key[:known] not in self._fronts:
-            known -= 1
+        key = tuple((*kind, len(at), reduced(at[0])) for kind, at in blocks.items())
+        known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
         front = self._fronts[key[:known]] if known else NO_BLOCKS
         for at in range(known, len(key)):
             front = joined(front, self._group(key[at], list(blocks.values())[at][0]))
@@ -330,8 +327,7 @@ class ColumnMaker:
     def _kinds_of(self, first: int, end: int, counts: Sequence[tuple[int, ...]]) -> dict[int, str]:
         """Kind of each block of a run under a choice."""
         kinds: dict[int, str] = {}
-        blocks = self._alike_blocks(first, end)
-        for indices, of_group in zip(blocks.values(), counts, strict=True):
+        for indices, of_group in zip(self._alike_blocks(first, end).values(), counts, strict=True):
             kinds.update(zip(indices, in_order(of_group), strict=True))
         return kinds
 
@@ -343,23 +339,13 @@ class ColumnMaker:
 
     def _alike(self, index: int, number: int) -> Front:
         """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
-        unit, order = self.table.units[index], RECOMPUTATIONS
-        counts = all_counts(number)
-        allowed = np.array([kind in self.kinds for kind in order])
-        counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
-        seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
-        kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
-        reduced = self.table.memory.reduced_bytes(index)
-        tops = np.array([unit.temporary_bytes[kind] + reduced for kind in order])
-        highest = np.where(counts > 0, tops, 0).max(axis=1)
-        at = undominated(seconds, kept, highest)
-        return Front(
-            seconds=seconds[at],
-            kept=kept[at],
-            highest=highest[at],
-            num_blocks=number,
-            counts=counts[at],
-            places=np.arange(len(at)),
+        unit, reduced = self.table.units[index], self.table.memory.reduced_bytes(index)
+        return alike(
+            number,
+            seconds=[self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS],
+            kept=[unit.activation_bytes[kind] for kind in RECOMPUTATIONS],
+            highest=[unit.temporary_bytes[kind] + reduced for kind in RECOMPUTATIONS],
+            allowed=[kind in self.kinds for kind in RECOMPUTATIONS],
         )
 
     def _finished(

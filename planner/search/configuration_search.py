@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -72,39 +72,18 @@ class ConfigurationSearch:
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
-        self._held: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
 
     @cached_property
     def _least_kept(self) -> list[int]:
         """Activations that the units before each keep of a microbatch at the least."""
-        return self._kept(min)
-
-    @cached_property
-    def _fastest_kept(self) -> list[int]:
-        """What they keep where as little as can be is recomputed."""
-        return self._kept(lambda sizes: next(iter(sizes)))
-
-    def _kept(self, of_kinds: Callable[[Iterable[int]], int]) -> list[int]:
         sizes = (
-            of_kinds(unit.activation_bytes[kind] for kind in self.maker.kinds)
+            min(unit.activation_bytes[kind] for kind in self.maker.kinds)
             if 0 < index < self.num_units - 1
             else 0
             for index, unit in enumerate(self.table.units)
         )
         return list(accumulate(sizes, initial=0))
-
-    @cached_property
-    def _freeing_s(self) -> float:
-        """Recomputation of a block for each byte that it frees, at the least."""
-        fastest, *others = self.maker.kinds
-        blocks = range(1, self.num_units - 1)
-        freed = (
-            (self.table.recompute_s(index, kind), sizes[fastest] - sizes[kind])
-            for index in blocks
-            for sizes in (self.table.units[index].activation_bytes,)
-            for kind in others
-        )
-        return min((seconds / size for seconds, size in freed if size > 0), default=0.0)
 
     @property
     def shares_ranks(self) -> bool:
@@ -238,40 +217,28 @@ class ConfigurationSearch:
         Parameters and activations grow with the run. Receive buffers do not (they end with the
         model), and are left out.
         """
-        kept = self._least_kept[end] - self._least_kept[first]
-        return kept > self._most_kept(stage, first, end) * (1 + 1e-12)
-
-    def least_recompute_s(self, stage: int, first: int, end: int) -> float:
-        """Recomputation that a run needs to fit a rank of its own, at the least."""
-        excess = float(self._fastest_kept[end] - self._fastest_kept[first])
-        if excess > 0:
-            excess -= self._most_kept(stage, first, end)
-        return self._freeing_s * max(0.0, excess)
-
-    def _most_kept(self, stage: int, first: int, end: int) -> float:
-        """Bytes of a microbatch that the blocks of a run may keep."""
         pp = self.configuration.degrees.pp
-        held, gradients, received = self._least_held(*self.representative(first, end))
-        rank, most = self.configuration.rank_of(stage), float("inf")
-        for moments in self.fullest_moments(rank):
-            moment = moments[stage // pp]
-            number = moment.in_flight + moment.waiting
-            room = self.room_bytes - held - moment.has_gradients * gradients + number * received
-            number -= moment.is_ending
-            if number > 0:
-                most = min(most, room / number)
-            elif room < 0:
-                most = -1.0
-        return most
+        held, gradients, kept, received = self.least_held(*self.representative(first, end))
+        rank = self.configuration.rank_of(stage)
+        moments = [moment[stage // pp] for moment in self.fullest_moments(rank)]
+        return any(
+            held
+            + moment.has_gradients * gradients
+            + (moment.in_flight + moment.waiting - moment.is_ending) * kept
+            - (moment.in_flight + moment.waiting) * received
+            > self.room_bytes
+            for moment in moments
+        )
 
-    def _least_held(self, first: int, end: int) -> tuple[float, float, int]:
-        """What of a run is held always, with gradients, and in buffers for each microbatch."""
+    def least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
+        """What of a run is held always, with gradients, for each microbatch, and in buffers."""
         run = (first, end)
         if run not in self._held:
             memory = self.table.memory
             self._held[run] = (
                 memory.static_bytes(first, end) - memory.receive_bytes(first, end),
                 memory.gradient_bytes(first, end),
+                self._least_kept[end] - self._least_kept[first],
                 memory.received_bytes(first),
             )
         return self._held[run]

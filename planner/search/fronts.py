@@ -3,6 +3,7 @@
 Only counts per kind matter, so that a choice is a point: its seconds, kept bytes and transients.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -60,6 +61,38 @@ NO_BLOCKS = Front(
 
 FrontCache = dict[tuple[Group, ...], Front]
 """By what blocks a run has."""
+
+
+def alike(
+    number: int,
+    *,
+    seconds: Sequence[float],
+    kept: Sequence[int],
+    highest: Sequence[float],
+    allowed: Sequence[bool],
+) -> Front:
+    """Choices for one group of alike blocks, for the counts of each kind worth it.
+
+    Args:
+        number: Blocks of the group.
+        seconds: Recomputation of a block by kind, in the order of RECOMPUTATIONS.
+        kept: Bytes that a block keeps.
+        highest: Its highest transient.
+        allowed: Which kinds there are to choose from.
+    """
+    counts = all_counts(number)
+    counts = counts[(counts[:, ~np.array(allowed)] == 0).all(axis=1)]
+    sums = counts @ np.array(seconds), counts @ np.array(kept)
+    tops = np.where(counts > 0, np.array(highest), 0).max(axis=1)
+    at = undominated(*sums, tops)
+    return Front(
+        seconds=sums[0][at],
+        kept=sums[1][at],
+        highest=tops[at],
+        num_blocks=number,
+        counts=counts[at],
+        places=np.arange(len(at)),
+    )
 
 
 def joined(front: Front, group: Front) -> Front:

@@ -28,8 +28,10 @@ _ROUNDING = 1e-6
 _BALANCING_STEPS = 10
 """Halvings of the longest stage's time."""
 _FIRST_SHARE = 0.0025
-"""Share beyond the bound by which the first limit lies, twice as far each time."""
-_LAST_SHARE = 0.2
+"""Share beyond the bound by which the first limit lies."""
+_GROWTH = 1.1
+"""By which it grows with every limit below which there is nothing."""
+_LAST_SHARE = 0.02
 """Share beyond which all that may be faster is looked at."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
@@ -76,7 +78,8 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     if balanced is not None:
         reach_s = min(reach_s, balanced.objective_s)
     partitions = [each for each in (even, balanced) if each is not None]
-    labels = _found(search, reach_s)
+    recomputes = even is None or any(column.mix.recompute_s > 0 for column in even.columns)
+    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s)
     partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
     return min(partitions, key=lambda p: p.objective_s, default=None)
 
@@ -84,17 +87,16 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
 def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
     """Columns of each stage that may be in a step no slower than a limit."""
     stages: list[list[Column]] = []
-    _chosen(search, Reach(search, limit_s), limit_s, stages)
+    _chosen(search, Reach(search, limit_s, recomputes=False), limit_s, stages)
     return stages
 
 
-def _found(search: ConfigurationSearch, limit_s: float) -> list[_Label]:
+def _found(search: ConfigurationSearch, reach: Reach, limit_s: float) -> list[_Label]:
     """Choices that may be faster than a limit, the most promising first.
 
     Low limits are tried first: they leave few choices to look at, and where they leave none at
     all they bound the step.
     """
-    reach = Reach(search, limit_s)
     search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
     share = _FIRST_SHARE
     while True:
@@ -104,7 +106,7 @@ def _found(search: ConfigurationSearch, limit_s: float) -> list[_Label]:
         search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
         if labels or tried_s == limit_s:
             return sorted(labels, key=lambda label: label.least_s)
-        share *= 2
+        share *= _GROWTH
 
 
 def _chosen(
@@ -203,8 +205,8 @@ def _longer(
     reach: Reach, stage: int, labels: Sequence[_Label], column: Column, limit_s: float
 ) -> Iterator[_Label]:
     """Choices with one more stage, as far as they may be no slower than a limit."""
-    rest_s = reach.rest_s(stage, column.end)
-    behind_s = reach.least_detour_s(stage + 1, column.end)
+    rest_s = reach.rest_s(stage + 1, column.end)
+    behind_s = reach.detour_s(stage + 1, column.end)
     detour_s = reach.detours[stage].longest_s(column.forward_s, column.backward_s, rest_s)
     for label in labels:
         passing_s, once_s = label.passing_s + column.microbatch_s, max(label.once_s, column.step_s)
