@@ -122,7 +122,8 @@ class Reach:
         start = self._place[first]
         taken_s, longest_s, rest_s = self._times(stage, slice(start, start + 1))
         least_s = (passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s))[0]
-        for at in np.flatnonzero(least_s <= limit_s * (1 + 1e-9)).tolist():
+        may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
+        for at in np.flatnonzero(may_end).tolist():
             end = self.search.positions[start + 1 + at]
             if self.search.exceeds_memory(stage, first, end):
                 break

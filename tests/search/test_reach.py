@@ -40,7 +40,7 @@ def test_no_partition_is_faster_than_the_bound(known, recomputes):
         assert reach.bound_s <= partition.objective_s * (1 + 1e-9)
 
 
-@given(searches(), st.booleans(), st.floats(1.0, 1.2))
+@given(searches(), st.booleans(), st.floats(1.0, 1.2) | st.just(float("inf")))
 def test_all_columns_of_partitions_below_a_limit_are_found(known, recomputes, share):
     search, partitions = known
     assume(partitions)
