@@ -87,7 +87,7 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
 def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
     """Columns of each stage that may be in a step no slower than a limit."""
     stages: list[list[Column]] = []
-    _chosen(search, Reach(search, limit_s, recomputes=False), limit_s, stages)
+    _chosen(search, Reach(search, limit_s, recomputes=True), limit_s, stages)
     return stages
 
 
