@@ -116,17 +116,6 @@ def test_blocks_that_all_differ_are_cut_best(blocks, stages, monkeypatch):
     assert cold.peak_mib < 2048
 
 
-@pytest.mark.bench
-def test_search_grows_slower_than_layers(monkeypatch):
-    """Beside the trace: 32 to 1,024 blocks that all differ, on 8 stages."""
-    seconds = {}
-    for blocks in (32, 128, 512, 1024):
-        cold = run_distinct(blocks, 8, monkeypatch)
-        seconds[blocks] = cold.search_s
-    print(", ".join(f"{blocks} blocks: {each:.2f} s" for blocks, each in seconds.items()))
-    assert seconds[1024] < 30 * seconds[32]
-
-
 def run_distinct(blocks, stages, monkeypatch):
     monkeypatch.setenv("BLOCKS", str(blocks))
     fixed = ("--fix", f"pp={stages}", "--fix", "schedule=1F1B")
