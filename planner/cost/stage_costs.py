@@ -192,8 +192,10 @@ class StageCosts:
         """What ``recompute_s`` depends on besides the priced units: equal where that is."""
         configuration = self.configuration
         degrees = configuration.degrees
-        form = self._pipelined, configuration.reshard_after_forward
-        if self._sharded is None or form == (True, False):
+        # What lasts for a while is part of a choice of recomputations, too.
+        alone = configuration.num_microbatches == 1 and not self._pipelined
+        form = self._pipelined, configuration.reshard_after_forward, alone, self._shards > 1
+        if self._sharded is None or form[:2] == (True, False):
             return form
         return (
             *form,

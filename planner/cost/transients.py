@@ -10,7 +10,7 @@ from functools import cached_property
 from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
 from planner.strategy.configuration import Configuration
-from planner.vocabulary import Recomputation
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
 class Transients:
@@ -85,6 +85,10 @@ class Transients:
         unit = self._units[index]
         own = unit.gradient_temporary_bytes if self._has_new_gradients else unit.temporary_bytes
         return own[kind] + self.reduced_bytes(index)
+
+    def by_kind(self, index: int) -> tuple[int, ...]:
+        """Highest transient of a unit by its recomputation, as RECOMPUTATIONS has them."""
+        return tuple(self.unit_bytes(index, kind) for kind in RECOMPUTATIONS)
 
     def reduced_bytes(self, index: int) -> int:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.

@@ -50,6 +50,8 @@ class UnitParameters:
         if self._context.axis is not Axis.TP:
             return 0
         storages = self._read_by(lambda strategy: strategy.style == Style.ON_PART)
+        if not storages:
+            return 0
         trained = (each for each in self._graph.parameters if each.requires_grad)
         return sum(each.num_elements for each in trained if each.storage in storages)
 

@@ -10,6 +10,15 @@ microbatches and r a rank, three paths are long for any schedule without split b
     drain           the forwards before r, what r does up to its last forward, the last microbatch
                     on from there and all the way back
 
+Where a rank holds one stage and runs 1F1B, a fourth one weaves between ranks. The first microbatch
+goes all the way forward and back to r, which alternates between forwards and backwards from there
+on, and the last one goes on from it all the way and back. All stages behind r lie on it twice:
+
+    around r        all stages once, those behind r once more, r another m - 1 - (pp - 1 - r) times
+
+It is the only one of a rank that counts m + pp - 1 passes of stages, whatever r is, as many as the
+list takes where all are as long: a slow stage in front costs as much as one at the end.
+
 Where all forwards come before all backwards (GPipe) one path is longer than any of these, and
 stands for fill and drain:
 
@@ -40,13 +49,20 @@ _PARTS: Mapping[Pass, tuple[int, ...]] = {"F": (0,), "B": (1, 2), "I": (1,), "W"
 
 
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
-    """The three paths of every rank; the one path where there is no pipeline."""
+    """The paths of every rank, as many of each; the one path where there is no pipeline."""
     return _paths(
         configuration.schedule,
         configuration.degrees.pp,
         configuration.virtual_stages,
         configuration.num_microbatches,
     )
+
+
+def paths_of_rank(configuration: Configuration, rank: int) -> tuple[Path, ...]:
+    """Those of ``bounding_paths`` that are long where a rank is slow."""
+    paths = bounding_paths(configuration)
+    number = len(paths) // configuration.degrees.pp
+    return paths[number * rank : number * (rank + 1)]
 
 
 @lru_cache(maxsize=4096)
@@ -68,8 +84,20 @@ def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -
             _divided(lists[rank], stages=stages, left_out=left_out)
             if schedule in ZERO_BUBBLE_SCHEDULES
             else _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
+            if virtual_stages > 1
+            else (
+                *_of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out),
+                _around(rank, pp, num_microbatches),
+            )
         )
     )
+
+
+def _around(rank: int, pp: int, num_microbatches: int) -> Path:
+    """The path that goes to the end, back to a rank, stays there, and goes to the end again."""
+    counts = [1 if stage < rank else 2 for stage in range(pp)]
+    counts[rank] = num_microbatches - (pp - 1 - rank)
+    return Path(forwards=tuple(counts), backwards=tuple(counts))
 
 
 def _in_phases(rank: int, pp: int, num_microbatches: int) -> tuple[Path, Path, Path]:
@@ -150,12 +178,12 @@ def _counted(actions: Actions, stages: int) -> Path:
 def mean_paths(
     schedule: str, pp: int, virtual_stages: int, num_microbatches: int
 ) -> NDArray[np.float64]:
-    """Means over the ranks of their three paths: (path, part of ``Path.counts``, stage)."""
+    """Means over the ranks of their paths: (path, part of ``Path.counts``, stage)."""
     paths = _paths(schedule, pp, virtual_stages, num_microbatches)
     counts = np.array([path.counts for path in paths], dtype=float)
     if len(paths) == 1:
         return counts
-    means: NDArray[np.float64] = counts.reshape(pp, 3, *counts.shape[1:]).mean(axis=0)
+    means: NDArray[np.float64] = counts.reshape(pp, -1, *counts.shape[1:]).mean(axis=0)
     return means
 
 

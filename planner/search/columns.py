@@ -17,15 +17,13 @@ from planner.cost.held_stage import NOTHING_WAITS, WaitingBytes, left_bytes, mom
 from planner.cost.pipeline import pipeline_s
 from planner.cost.stage_costs import StageCosts
 from planner.search.fronts import (
-    Alike,
+    NO_BLOCKS,
     Front,
     FrontCache,
-    Point,
-    all_counts,
-    both,
+    Group,
+    alike,
     in_order,
-    pruned,
-    undominated,
+    joined,
 )
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment, StageMoment
@@ -164,6 +162,7 @@ class ColumnMaker:
         self._last = len(table.units) - 1
         self._divides = table.configuration.divides_backward
         self._fronts = known.fronts
+        self._groups = known.groups
         self._mixes = known.mixes
         self._states: dict[tuple[int, int], _State] = {}
 
@@ -218,15 +217,17 @@ class ColumnMaker:
         front = self._front(first, end)
         early = np.maximum(early_prologue, front.highest)
         late = np.maximum(highest, front.highest - released)
-        all_kept, left = front.kept + kept, front.left
-        fitting = np.ones(len(front.points), dtype=bool)
+        all_kept, left = front.kept + kept, front.kept // max(1, front.num_blocks)
+        fitting = np.ones(len(front.kept), dtype=bool)
         for moment, room in rooms:
             held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
             fitting &= np.maximum(0, held) + (early if moment.is_ending else late) <= room
         if not fitting.any():
             return None
-        point = front.points[int(fitting.argmax())]
-        return self._finished(first, end, self._kinds_of(first, end, point), point)
+        place = int(fitting.argmax())
+        kinds = self._kinds_of(first, end, front.counts_of(place))
+        seconds, kept = float(front.seconds[place]), int(front.kept[place])
+        return self._finished(first, end, kinds, recompute_s=seconds, kept_bytes=kept)
 
     def _state(self, first: int, end: int) -> "_State":
         """What a run holds whatever it recomputes."""
@@ -294,12 +295,12 @@ class ColumnMaker:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
-        point: Point = (recompute_s, kept_bytes, 0.0, ((len(blocks),),))
-        return self._finished(first, end, dict.fromkeys(blocks, kind), point)
+        kinds = dict.fromkeys(blocks, kind)
+        return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
 
-    def _alike_blocks(self, first: int, end: int) -> dict[Alike, list[int]]:
+    def _alike_blocks(self, first: int, end: int) -> dict[tuple[str, bool], list[int]]:
         """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
-        blocks: dict[Alike, list[int]] = {}
+        blocks: dict[tuple[str, bool], list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
                 key = self.table.units[index].structure, index == self.table.model.blocks.start
@@ -307,54 +308,57 @@ class ColumnMaker:
         return blocks
 
     def _front(self, first: int, end: int) -> Front:
-        """Choices of kinds for the blocks of a run that no other beats, fastest first."""
-        blocks = self._alike_blocks(first, end)
-        reduced = self.table.memory.transients.reduced_bytes
-        key = tuple((*alike, len(at), reduced(at[0])) for alike, at in blocks.items())
-        if key not in self._fronts:
-            front: list[Point] = [(0.0, 0, 0.0, ())]
-            for indices in blocks.values():
-                choices = self._alike(indices[0], len(indices))
-                if len(front) > 1 or front[0][3]:
-                    choices = [both(point, choice) for point in front for choice in choices]
-                front = pruned(choices)
-            self._fronts[key] = Front(front)
-        return self._fronts[key]
+        """Choices of kinds for the blocks of a run that no other beats, fastest first.
 
-    def _kinds_of(self, first: int, end: int, point: Point) -> dict[int, str]:
+        They are those of the run without its last group and of this group; where blocks all
+        differ, runs that begin with the same one have all but the last in common.
+        """
+        blocks = self._alike_blocks(first, end)
+        highest = self.table.memory.transients.by_kind
+        key = tuple((*kind, len(at), highest(at[0])) for kind, at in blocks.items())
+        known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
+        front = self._fronts[key[:known]] if known else NO_BLOCKS
+        for at in range(known, len(key)):
+            front = joined(front, self._group(key[at], list(blocks.values())[at][0]))
+            self._fronts[key[: at + 1]] = front
+        return front
+
+    def _kinds_of(self, first: int, end: int, counts: Sequence[tuple[int, ...]]) -> dict[int, str]:
         """Kind of each block of a run under a choice."""
         kinds: dict[int, str] = {}
-        blocks = self._alike_blocks(first, end)
-        for indices, counts in zip(blocks.values(), point[3], strict=True):
-            kinds.update(zip(indices, in_order(counts), strict=True))
+        for indices, of_group in zip(self._alike_blocks(first, end).values(), counts, strict=True):
+            kinds.update(zip(indices, in_order(of_group), strict=True))
         return kinds
 
-    def _alike(self, index: int, number: int) -> list[Point]:
-        """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
-        unit, order = self.table.units[index], RECOMPUTATIONS
-        counts = all_counts(number)
-        allowed = np.array([kind in self.kinds for kind in order])
-        counts = counts[(counts[:, ~allowed] == 0).all(axis=1)]
-        seconds = counts @ np.array([self.table.recompute_s(index, kind) for kind in order])
-        kept = counts @ np.array([unit.activation_bytes[kind] for kind in order])
-        memory = self.table.memory
-        tops = np.array([memory.transients.unit_bytes(index, kind) for kind in order])
-        highest = np.where(counts > 0, tops, 0).max(axis=1)
-        return [
-            (float(seconds[at]), int(kept[at]), float(highest[at]), (tuple(counts[at].tolist()),))
-            for at in undominated(seconds, kept, highest)
-        ]
+    def _group(self, group: Group, index: int) -> Front:
+        """Choices for alike blocks, one of which is given."""
+        if group not in self._groups:
+            self._groups[group] = self._alike(index, group[2])
+        return self._groups[group]
 
-    def _finished(self, first: int, end: int, kinds: dict[int, str], point: Point) -> Mix:
+    def _alike(self, index: int, number: int) -> Front:
+        """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
+        unit = self.table.units[index]
+        return alike(
+            number,
+            seconds=[self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS],
+            kept=[unit.activation_bytes[kind] for kind in RECOMPUTATIONS],
+            highest=self.table.memory.transients.by_kind(index),
+            allowed=[kind in self.kinds for kind in RECOMPUTATIONS],
+        )
+
+    def _finished(
+        self, first: int, end: int, kinds: dict[int, str], *, recompute_s: float, kept_bytes: int
+    ) -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
         ends = {0, self._last} & set(range(first, end))
         listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
         kept = sum(self.table.units[index].activation_bytes[Recomputation.NONE] for index in ends)
         return Mix(
             kinds=listed,
-            recompute_s=point[0],
-            kept_bytes=point[1] + kept,
-            left_bytes=left_bytes(point[1], sum(map(sum, point[3]))),
+            recompute_s=recompute_s,
+            kept_bytes=kept_bytes + kept,
+            left_bytes=left_bytes(kept_bytes, len(kinds)),
             temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
             early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )
@@ -366,6 +370,8 @@ class KnownMixes:
 
     fronts: FrontCache = field(default_factory=dict)
     """Undominated choices."""
+    groups: dict[Group, Front] = field(default_factory=dict)
+    """Those of alike blocks."""
     mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
     """One kind for all blocks of a run."""
 

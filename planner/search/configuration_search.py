@@ -218,7 +218,7 @@ class ConfigurationSearch:
         model), and are left out.
         """
         pp = self.configuration.degrees.pp
-        held, gradients, kept, received = self._least_held(*self.representative(first, end))
+        held, gradients, kept, received = self.least_held(*self.representative(first, end))
         rank = self.configuration.rank_of(stage)
         moments = [moment[stage // pp] for moment in self.fullest_moments(rank)]
         return any(
@@ -230,7 +230,7 @@ class ConfigurationSearch:
             for moment in moments
         )
 
-    def _least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
+    def least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
         """What of a run is held always, with gradients, for each microbatch, and in buffers."""
         run = (first, end)
         if run not in self._held:

@@ -3,45 +3,112 @@
 Only counts per kind matter, so that a choice is a point: its seconds, kept bytes and transients.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.held_stage import left_bytes
 from planner.vocabulary import RECOMPUTATIONS
 
-Point = tuple[float, int, float, tuple[tuple[int, ...], ...]]
-"""A choice of kinds for some structures: recomputation seconds, kept bytes, highest transient,
-and per structure how many blocks of each kind, in the order of RECOMPUTATIONS."""
+Group = tuple[str, bool, int, tuple[int, ...]]
+"""Alike blocks of a run: their structure, whether they are the model's first, how many, and their
+transients by recomputation."""
 
 
-Alike = tuple[str, bool]
-"""Structure of a block, and whether it is the model's first."""
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """Undominated choices for the blocks of a run, also as arrays."""
+    """Undominated choices for the blocks of a run, fastest first."""
 
-    def __init__(self, points: list[Point]) -> None:
-        self.points = points
-        self.kept = np.array([point[1] for point in points])
-        self.highest = np.array([point[2] for point in points])
-        self.left = np.array([left_bytes(point[1], sum(map(sum, point[3]))) for point in points])
+    seconds: NDArray[np.float64]
+    """Recomputation of a microbatch."""
+    kept: NDArray[np.int64]
+    """Bytes kept of a microbatch."""
+    highest: NDArray[np.float64]
+    """Highest transient, bytes."""
+    num_blocks: int
+    """Blocks of the run."""
+    counts: NDArray[np.int64]
+    """Choices for the last group: how many blocks of each kind, in the order of RECOMPUTATIONS."""
+    places: NDArray[np.intp]
+    """Which choice each is of the last group. Plus, times the number of these, which it is of the
+    groups before."""
+    before: "Front | None" = None
+    """Of the groups before; None where there is no group, and for the choices of one group."""
+
+    def counts_of(self, place: int) -> list[tuple[int, ...]]:
+        """How many blocks of each kind one choice has, by group."""
+        counts: list[tuple[int, ...]] = []
+        at: Front | None = self
+        while at is not None and at.before is not None:
+            place, last = divmod(int(at.places[place]), len(at.counts))
+            counts.append(tuple(at.counts[last].tolist()))
+            at = at.before
+        return counts[::-1]
 
 
-FrontCache = dict[tuple[tuple[str, bool, int, int], ...], Front]
-"""Undominated choices by how many blocks of each kind a run has, and what a configuration adds to
-their transients."""
+NO_BLOCKS = Front(
+    seconds=np.zeros(1),
+    kept=np.zeros(1, dtype=np.int64),
+    highest=np.zeros(1),
+    num_blocks=0,
+    counts=np.zeros((1, len(RECOMPUTATIONS)), dtype=np.int64),
+    places=np.zeros(1, dtype=np.intp),
+)
+"""The one choice where there is nothing to choose."""
 
 
-def both(left: Point, right: Point) -> Point:
-    """Two choices together."""
-    return (
-        left[0] + right[0],
-        left[1] + right[1],
-        max(left[2], right[2]),
-        left[3] + right[3],
+FrontCache = dict[tuple[Group, ...], Front]
+"""By what blocks a run has."""
+
+
+def alike(
+    number: int,
+    *,
+    seconds: Sequence[float],
+    kept: Sequence[int],
+    highest: Sequence[float],
+    allowed: Sequence[bool],
+) -> Front:
+    """Choices for one group of alike blocks, for the counts of each kind worth it.
+
+    Args:
+        number: Blocks of the group.
+        seconds: Recomputation of a block by kind, in the order of RECOMPUTATIONS.
+        kept: Bytes that a block keeps.
+        highest: Its highest transient.
+        allowed: Which kinds there are to choose from.
+    """
+    counts = all_counts(number)
+    counts = counts[(counts[:, ~np.array(allowed)] == 0).all(axis=1)]
+    sums = counts @ np.array(seconds), counts @ np.array(kept)
+    tops = np.where(counts > 0, np.array(highest), 0).max(axis=1)
+    at = undominated(*sums, tops)
+    return Front(
+        seconds=sums[0][at],
+        kept=sums[1][at],
+        highest=tops[at],
+        num_blocks=number,
+        counts=counts[at],
+        places=np.arange(len(at)),
+    )
+
+
+def joined(front: Front, group: Front) -> Front:
+    """A run and one more group of alike blocks."""
+    seconds = np.add.outer(front.seconds, group.seconds).ravel()
+    kept = np.add.outer(front.kept, group.kept).ravel()
+    highest = np.maximum.outer(front.highest, group.highest).ravel()
+    at = undominated(seconds, kept, highest)
+    return Front(
+        seconds=seconds[at],
+        kept=kept[at],
+        highest=highest[at],
+        num_blocks=front.num_blocks + group.num_blocks,
+        counts=group.counts,
+        places=at,
+        before=front,
     )
 
 
@@ -74,9 +141,3 @@ def in_order(counts: tuple[int, ...]) -> list[str]:
         for kind, number in zip(reversed(RECOMPUTATIONS), reversed(counts), strict=True)
         for _ in range(number)
     ]
-
-
-def pruned(points: list[Point]) -> list[Point]:
-    """Points that no other beats in time, kept bytes and transients, fastest first."""
-    seconds, kept, highest = (np.array(values) for values in list(zip(*points, strict=True))[:3])
-    return [points[at] for at in undominated(seconds, kept, highest)]

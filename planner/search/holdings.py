@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.bounds import bounding_paths
+from planner.search.bounds import paths_of_rank
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.rank_units import StageChoices, possible_units
@@ -186,7 +186,7 @@ class _Listing:
         self._search = search
         self._most_s = limit_s * (1 + 1e-9) - search.once_s
         self._tables = tables
-        paths = bounding_paths(search.configuration)[3 * rank : 3 * rank + 3]
+        paths = paths_of_rank(search.configuration, rank)
         self._counts = np.array([path.counts for path in paths], dtype=float)
         self._others = [stage for stage in range(stages) if stage not in mine]
         moments = _numbers(search.fullest_moments(rank))

@@ -2,8 +2,8 @@
 
 Stages are chosen from the front. What is chosen so far is told by three sums: the time of one
 microbatch through it, the longest detour of one of its ranks, and the dearest end of a step. The
-detour of rank r is what its fill or its drain (``planner.search.bounds``) takes beyond one pass of
-a microbatch through all stages, so that
+detour of rank r is what its fill, its drain or the path around it (``planner.search.bounds``) takes
+beyond one pass of a microbatch through all stages, so that
 
     pass + longest detour + dearest end
 
@@ -13,14 +13,13 @@ of units. Where there are many, neighbours are merged into one that is as good a
 sum; it keeps the bound a bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from planner.cost.pipeline import Path
-from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.reach import Reach
 
 _MOST_LABELS = 24
 """Choices that are kept for one end."""
@@ -28,6 +27,12 @@ _ROUNDING = 1e-6
 """Share of a step by which passes of a microbatch may be taken for equal, at each stage."""
 _BALANCING_STEPS = 10
 """Halvings of the longest stage's time."""
+_FIRST_SHARE = 0.0025
+"""Share beyond the bound by which the first limit lies."""
+_GROWTH = 1.1
+"""By which it grows with every limit below which there is nothing."""
+_LAST_SHARE = 0.02
+"""Share beyond which all that may be faster is looked at."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
 
@@ -72,16 +77,48 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     balanced = None if even is None else _balanced(search, even)
     if balanced is not None:
         reach_s = min(reach_s, balanced.objective_s)
-    labels = [_Label(passing_s=0.0, detour_s=0.0, once_s=0.0, before=None, column=None)]
-    ends = {0: labels}
-    for stage in range(search.configuration.degrees.pp):
-        ends = _extended(search, stage, ends, reach_s)
-    found = sorted(ends.get(search.num_units, []), key=lambda label: label.least_s)
-    bound_s = found[0].least_s if found else reach_s
-    search.bound_s = max(search.bound_s, min(bound_s, reach_s))
-    partitions = [search.partition(_columns(label)) for label in found[:_MOST_PRICED]]
-    partitions += [each for each in (even, balanced) if each is not None]
+    partitions = [each for each in (even, balanced) if each is not None]
+    recomputes = even is None or any(column.mix.recompute_s > 0 for column in even.columns)
+    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s)
+    partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
     return min(partitions, key=lambda p: p.objective_s, default=None)
+
+
+def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
+    """Columns of each stage that may be in a step no slower than a limit."""
+    stages: list[list[Column]] = []
+    _chosen(search, Reach(search, limit_s, recomputes=True), limit_s, stages)
+    return stages
+
+
+def _found(search: ConfigurationSearch, reach: Reach, limit_s: float) -> list[_Label]:
+    """Choices that may be faster than a limit, the most promising first.
+
+    Low limits are tried first: they leave few choices to look at, and where they leave none at
+    all they bound the step.
+    """
+    search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
+    share = _FIRST_SHARE
+    while True:
+        tried_s = search.bound_s * (1 + share) if share <= _LAST_SHARE else limit_s
+        tried_s = min(tried_s, limit_s)
+        labels = _chosen(search, reach, tried_s, [])
+        search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
+        if labels or tried_s == limit_s:
+            return sorted(labels, key=lambda label: label.least_s)
+        share *= _GROWTH
+
+
+def _chosen(
+    search: ConfigurationSearch, reach: Reach, limit_s: float, used: list[list[Column]]
+) -> list[_Label]:
+    """Complete choices that may be no slower than a limit; all their columns are put down."""
+    start = _Label(passing_s=0.0, detour_s=0.0, once_s=search.once_s, before=None, column=None)
+    ends = {0: [start]}
+    for stage in range(search.configuration.num_stages):
+        used.append([])
+        ends = _extended(reach, stage, ends, limit_s, used[-1])
+    return ends.get(search.num_units, [])
 
 
 def _even(search: ConfigurationSearch) -> Partition | None:
@@ -136,43 +173,48 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
 
 
 def _extended(
-    search: ConfigurationSearch, stage: int, ends: dict[int, list[_Label]], limit_s: float
+    reach: Reach,
+    stage: int,
+    ends: dict[int, list[_Label]],
+    limit_s: float,
+    used: list[Column],
 ) -> dict[int, list[_Label]]:
-    """Add a stage to every choice."""
-    detours = bounding_paths(search.configuration)[3 * stage + 1 : 3 * stage + 3]
-    later = search.configuration.num_stages - 1 - stage
-    slowest_s = search.slowest_s(limit_s)
-    sending_s = sum(search.transfers_s[stage + 1 :])
+    """Add a stage to every choice, and put down its columns."""
     found: dict[int, list[_Label]] = {}
     for first in sorted(ends):
-        for end in search.ends(stage, first, slowest_s):
-            if later and search.least_s(end, search.num_units) > later * slowest_s:
+        labels = ends[first]
+        promising = reach.ends(
+            stage,
+            first,
+            passing_s=min(label.passing_s for label in labels),
+            detour_s=min(label.detour_s for label in labels),
+            limit_s=limit_s - min(label.once_s for label in labels),
+        )
+        for end in promising:
+            column = reach.search.column(stage, first, end)
+            if column is None:
                 continue
-            column = search.column(stage, first, end)
-            if column is None or column.microbatch_s > slowest_s:
-                continue
-            rest_s = search.least_s(end, search.num_units) + sending_s
-            detour_s = _detour_s(detours, stage, column)
-            for label in ends[first]:
-                longer = _Label(
-                    passing_s=label.passing_s + column.microbatch_s,
-                    detour_s=max(label.detour_s, detour_s),
-                    once_s=max(label.once_s, column.step_s),
-                    before=label,
-                    column=column,
-                )
-                if longer.least_s + rest_s <= limit_s * (1 + 1e-9):
-                    found.setdefault(end, []).append(longer)
+            longer = list(_longer(reach, stage, labels, column, limit_s))
+            if longer:
+                used.append(column)
+                found.setdefault(end, []).extend(longer)
     return {end: _undominated(labels) for end, labels in found.items()}
 
 
-def _detour_s(paths: Sequence[Path], stage: int, column: Column) -> float:
-    """What the paths of a rank take beyond one pass through all stages."""
-    return max(
-        (path.forwards[stage] - 1) * column.forward_s
-        + (path.backwards[stage] - 1) * column.backward_s
-        for path in paths
-    )
+def _longer(
+    reach: Reach, stage: int, labels: Sequence[_Label], column: Column, limit_s: float
+) -> Iterator[_Label]:
+    """Choices with one more stage, as far as they may be no slower than a limit."""
+    rest_s = reach.rest_s(stage + 1, column.end)
+    behind_s = reach.detour_s(stage + 1, column.end)
+    detour_s = reach.detours[stage].longest_s(column.forward_s, column.backward_s, rest_s)
+    for label in labels:
+        passing_s, once_s = label.passing_s + column.microbatch_s, max(label.once_s, column.step_s)
+        detours_s = max(label.detour_s, detour_s)
+        if passing_s + rest_s + max(detours_s, behind_s) + once_s <= limit_s * (1 + 1e-9):
+            yield _Label(
+                passing_s=passing_s, detour_s=detours_s, once_s=once_s, before=label, column=column
+            )
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:

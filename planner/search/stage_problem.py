@@ -11,6 +11,7 @@ from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.holdings import holdings
+from planner.search.partition import columns_below
 from planner.search.stage_ilp import StageProblem
 
 
@@ -21,10 +22,13 @@ def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem |
         None where no such step exists.
     """
     counted = search.shares_ranks and search.alike_from == 1
-    runs = [_near(search, stage) for stage in range(search.configuration.num_stages)]
-    if not counted:
-        runs = list(_runs(search, limit_s))
-    stages = _columns(search, runs)
+    if not search.shares_ranks:
+        stages = columns_below(search, limit_s)
+    elif counted:
+        near = [_near(search, stage) for stage in range(search.configuration.num_stages)]
+        stages = _columns(search, near)
+    else:
+        stages = _columns(search, list(_runs(search, limit_s)))
     if not all(stages):
         return None
     held = holdings(search, stages, limit_s) if counted else None
@@ -91,10 +95,10 @@ def _runs(search: ConfigurationSearch, limit_s: float) -> Iterator[list[tuple[in
     """
     num_stages, pp = search.configuration.num_stages, search.configuration.degrees.pp
     slowest_s = search.slowest_s(limit_s)
+    rest_s = slowest_s * pp
     reached = {0}
     for stage in range(num_stages):
         later = num_stages - 1 - stage
-        rest_s = slowest_s * (pp if search.shares_ranks else later)
         runs = [
             (first, end)
             for first in sorted(reached)

@@ -7,7 +7,7 @@ into connected regions, each of which is one node too. What is left to decide pe
 a few strategies.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -158,6 +158,7 @@ class UnitFolder:
         self._graph = graph
         self._leaves = parameter_modules(graph)
         self._readers = _readers_of_parameters(graph, self._leaves)
+        self._reads = _forward_reads(graph)
 
     def fold(self, unit: Unit) -> FoldedUnit:
         """Fold the forward ops of a unit into nodes.
@@ -169,7 +170,7 @@ class UnitFolder:
             Modules, regions and (at most one) node of constants, with the values between them.
         """
         graph = self._graph
-        entering, leaving = _boundary(graph, unit)
+        entering, leaving = _boundary(graph, unit, self._reads)
         constants = _constants(graph, unit, entering)
         groups = _group(graph, unit, self._leaves, constants, entering)
         return FoldedUnit(
@@ -258,7 +259,21 @@ def _read(graph: OperatorGraph, ops: list[int]) -> dict[int, None]:
     return dict.fromkeys(value for op in ops for value in graph.nodes[op].inputs)
 
 
-def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[int, None]]:
+_Reads = Mapping[int, Sequence[tuple[int, int]]]
+"""Where the forward reads each value: op and place among its inputs, in order."""
+
+
+def _forward_reads(graph: OperatorGraph) -> _Reads:
+    reads: dict[int, list[tuple[int, int]]] = {}
+    for op in graph.nodes:
+        for place, value in enumerate(op.inputs if op.phase == "forward" else ()):
+            reads.setdefault(value, []).append((op.id, place))
+    return reads
+
+
+def _boundary(
+    graph: OperatorGraph, unit: Unit, reads: _Reads
+) -> tuple[dict[int, None], dict[int, None]]:
     """Values that cross the unit's two cuts, as far as the unit touches them.
 
     Those that depend on a parameter, frozen or not; every stage makes the others itself.
@@ -273,14 +288,14 @@ def _boundary(graph: OperatorGraph, unit: Unit) -> tuple[dict[int, None], dict[i
                 entering[value] = None
     own = set(unit.forward_ops)
     last = unit.forward_ops[-1] if unit.forward_ops else -1
-    leaving = dict.fromkeys(
-        value
-        for op in graph.nodes
-        if op.id > last and op.id not in own and op.phase == "forward"
-        for value in op.inputs
-        if value in made and value in varying
-    )
-    return entering, leaving
+    behind = {
+        value: min(
+            (at for at in reads.get(value, ()) if at[0] > last and at[0] not in own), default=None
+        )
+        for value in made & varying
+    }
+    leaving = sorted((at, value) for value, at in behind.items() if at is not None)
+    return entering, dict.fromkeys(value for _, value in leaving)
 
 
 def _constants(graph: OperatorGraph, unit: Unit, entering: Mapping[int, None]) -> set[int]:

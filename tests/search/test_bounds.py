@@ -99,3 +99,16 @@ def test_the_paths_of_even_stages_are_exact(schedule, virtual_stages, number):
     forward, backward = [1.0] * stages, [2.0] * stages
     found = max(path.seconds(forward, backward) for path in bounding_paths(config))
     assert found == pytest.approx(time_s(config, forward, backward))
+
+
+@given(
+    st.integers(2, 7), st.integers(0, 30), st.integers(0, 6), st.floats(1.0, 1.5),
+    st.floats(0.2, 0.8),
+)  # fmt: skip
+def test_the_paths_of_one_slow_stage_are_exact(pp, more, slow, times, share):
+    """Wherever it is: what weaves between ranks is in the path around it."""
+    config = configuration("1F1B", pp, 1, pp + more)
+    seconds = [times if stage == slow % pp else 1.0 for stage in range(pp)]
+    forward, backward = [share * s for s in seconds], [(1 - share) * s for s in seconds]
+    found = max(path.seconds(forward, backward) for path in bounding_paths(config))
+    assert found == pytest.approx(time_s(config, forward, backward))

@@ -7,7 +7,7 @@ children are alike (the stages of a vision network, the halves of a U-Net), the 
 them are looked at. What a block *computes* decides whether two are alike, not its class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -210,16 +210,20 @@ def _read_by_others(recording: Recording, blocks: Sequence[Block]) -> list[tuple
     for op in recording.ops:
         for value in op.inputs if op.phase is Phase.FORWARD else ():
             readers.setdefault(recording.values[value].storage, set()).add(places.get(op.id, ""))
-    return [
-        tuple(
-            name
-            for parameter in recording.parameters
-            if readers.get(parameter.storage, set()) - {block.path}
-            for name in parameter.names
-            if name.startswith(f"{block.path}.")
-        )
-        for block in blocks
-    ]
+    paths = {block.path for block in blocks}
+    found: dict[str, list[str]] = {path: [] for path in paths}
+    for parameter in recording.parameters:
+        of_parameter = readers.get(parameter.storage, set())
+        for name in parameter.names:
+            for path in paths.intersection(_parents(name)):
+                if of_parameter - {path}:
+                    found[path].append(name)
+    return [tuple(found[block.path]) for block in blocks]
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The modules that a parameter is in, by its name."""
+    return (name[:at] for at, letter in enumerate(name) if letter == ".")
 
 
 def _block(place: str, call: ModuleCall) -> Block:
