@@ -254,15 +254,18 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
         if source.dtype is torch.bool:
             return bool(answer)
         return answer if source.is_floating_point() else int(answer)
-    if name in ("nonzero", "where") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
+    if (
+        name in ("nonzero", "where", "argwhere")
+        and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1
+    ):
         size = int(next(answers))
         if name == "where" or kwargs.get("as_tuple"):
             return _positions(size, source, source.dim())
         return torch.empty((size, source.dim()), dtype=torch.long, device=source.device)
     if name == "tolist":
         return _listed([next(answers) for _ in range(source.numel())], source)
-    if name == "masked_select":
-        return torch.empty(int(next(answers)), dtype=source.dtype, device=source.device)
+    if name in _SIZED:
+        return _SIZED[name](int(next(answers)), source, *args[1:], **kwargs)
     if name == "__getitem__":
         places: list[Tree] = []
         for index in args[1] if isinstance(args[1], tuple) else (args[1],):
@@ -270,6 +273,62 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
             places += _positions(int(next(answers)), index, index.dim()) if is_mask else [index]
         return func(source, tuple(places))
     raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
+
+
+def _selected(size: int, of: Tensor, *_: Tree, **__: Tree) -> Tensor:
+    """Return what ``masked_select`` gives of so many elements."""
+    return torch.empty(size, dtype=of.dtype, device=of.device)
+
+
+def _counts(
+    size: int, of: Tensor, weights: Tensor | None = None, minlength: int = 0, **_: Tree
+) -> Tensor:
+    """Return what ``bincount`` gives of so many bins."""
+    dtype = torch.long
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return torch.empty(size, dtype=dtype, device=of.device)
+
+
+def _repeated(
+    size: int, of: Tensor, repeats: Tensor | None = None, dim: int | None = None, **_: Tree
+) -> Tensor:
+    """Return what ``repeat_interleave`` gives: so many positions, or elements at them."""
+    (positions,) = _positions(size, of, 1)
+    if repeats is None:
+        return positions
+    return of.flatten()[positions] if dim is None else of.index_select(dim, positions)
+
+
+def _distinct(
+    size: int,
+    of: Tensor,
+    *,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    **_: Tree,
+) -> Tree:
+    """Return what ``unique`` gives where so many are distinct."""
+    (positions,) = _positions(size, of, 1)
+    values = of.flatten()[positions] if dim is None else of.index_select(dim, positions)
+    whole = of.shape if dim is None else (of.shape[dim],)
+    found = [values.detach()]
+    if return_inverse:
+        found.append(torch.empty(whole, dtype=torch.long, device=of.device))
+    if return_counts:
+        found.append(positions)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+_SIZED: Mapping[str, Callable[..., Tree]] = {
+    "masked_select": _selected,
+    "bincount": _counts,
+    "repeat_interleave": _repeated,
+    "unique": _distinct,
+    "unique_consecutive": _distinct,
+}
+"""What functions give whose first size the answer is."""
 
 
 def _listed(numbers: Sequence[float], source: Tensor) -> Tree:
