@@ -4,10 +4,11 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import FrameType
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,13 +45,27 @@ class DataRead:
 
 
 class PlannedReads(TorchFunctionMode):
-    """Answers what lines of the model read of data that is not there, as planned."""
+    """Answers what lines of the model read of data that is not there, as planned.
+
+    Functions that the model compiles run as they are written: there is nothing to compile for.
+    """
 
     def __init__(self, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
         self._answers = {
             (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
         }
+        self._uncompiled = ExitStack()
+
+    def __enter__(self) -> Self:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it takes long to import
+            self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Tree) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._uncompiled.close()
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None

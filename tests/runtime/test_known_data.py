@@ -130,3 +130,16 @@ def test_results_that_data_size_are_as_large_as_the_plan_says(choose):
         found = choose(numbers.to(META), table.to(META))
     each = zip(*([x] if torch.is_tensor(x) else x for x in (found, expected)), strict=True)
     assert all(a.shape == b.shape and a.dtype is b.dtype for a, b in each)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of importing what compiles
+def test_what_the_model_compiles_runs_as_it_is_written():
+    @torch.compile
+    def gated(x):
+        assert not torch.compiler.is_compiling()
+        return x * torch.sigmoid(x)
+
+    numbers, mode = known(tokens=torch.ones(2, dtype=torch.int64))
+    with mode:
+        assert gated(numbers).shape == (2,)
+        assert bool((gated(numbers) < 1).all())
