@@ -321,7 +321,9 @@ class StageCosts:
         parameters = self.memory.sharded_trained_bytes(first, end) / PARAMETER_BYTES
         host = self.cluster.script_host
         if host is not None:
-            tensors_s = self.total("tensors", first, end) * host.tensor_s
+            is_plain = self.configuration.state_form == "plain"
+            tensor_s = host.plain_tensor_s if is_plain else host.tensor_s
+            tensors_s = self.total("tensors", first, end) * tensor_s
             updated_s = parameters * host.element_s + tensors_s
         else:
             moved_bytes = parameters * self.framework.optimizer_moved_bytes
