@@ -178,10 +178,16 @@ class StageMemory:
         return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
-        """FSDP's gradients of earlier backwards: sharded part, unsharded rest."""
+        """Gradients of earlier backwards: sharded part, unsharded rest.
+
+        Those of a single backward come block by block. Where nothing is reduced, the ones of the
+        block that runs are among its transients.
+        """
         sharded = self.sharded_trained_bytes(first, end)
         if not self.transients.adds_up_gradients:
-            return sharded, 0.0
+            inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
+            last = min((self._units[i].trained_bytes for i in inside), default=0)
+            return sharded - (0 if self._gathers else last), 0.0
         return sharded, self.local_trained_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
