@@ -153,8 +153,8 @@ def named_group_size(name: str) -> int:
     return _resolve_process_group(GroupName(name)).size()
 
 
-def fsdp_held(module: nn.Module) -> dict[str, list[Tensor]]:
-    """Return what FSDP2 holds of a module's parameters now.
+def parameters_held(module: nn.Module) -> dict[str, list[Tensor]]:
+    """Return what is held of a module's parameters now, by FSDP2 or without it.
 
     Returns:
         Shards as "params"; gathered parameters and all gradients as "grads_and_buffers".
@@ -165,7 +165,11 @@ def fsdp_held(module: nn.Module) -> dict[str, list[Tensor]]:
         if isinstance(each, FSDPModule)
         for group in each._get_fsdp_state()._fsdp_param_groups
     ]
-    held: dict[str, list[Tensor | None]] = {"params": [], "grads_and_buffers": []}
+    own = [] if groups else list(module.parameters())
+    held: dict[str, list[Tensor | None]] = {
+        "params": [*own],
+        "grads_and_buffers": [parameter.grad for parameter in own],
+    }
     for parameter in (each for group in groups for each in group.fsdp_params):
         held["params"].append(parameter.sharded_param)
         buffers = held["grads_and_buffers"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from planner.checking.fake_world import FakeWorld, fake_group, fsdp_held
+from planner.checking.fake_world import FakeWorld, fake_group, parameters_held
 from planner.checking.known_reads import NotedReads
 from planner.checking.script_rank import (
     Theirs,
@@ -127,7 +127,7 @@ class RankRun:
 
 
 def _held(trained: Theirs) -> Held:
-    held = [fsdp_held(part) for part in trained.parts]
+    held = [parameters_held(part) for part in trained.parts]
     states = [
         value
         for optimizer in trained.optimizers

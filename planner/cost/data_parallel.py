@@ -53,7 +53,7 @@ class ShardedState:
         self._passes = passes
         self._wire = framework.gradient_wire_bytes / PARAMETER_BYTES
         place = configuration.degrees, configuration.mesh_order
-        self._shard = shard = comm_group(cluster, *state_axes(*place))
+        self._shard = comm_group(cluster, *state_axes(*place))
         self._experts = comm_group(cluster, *expert_axes(*place))
         degrees, order = place
         self._replicate = axis_group(cluster, degrees, Axis.DP_REPLICATE, order)
@@ -63,20 +63,33 @@ class ShardedState:
         host = cluster.script_host
         self._issue_s = host.collective_s if host is not None else 0.0
         self._known: dict[Hashable, float] = {}
-        copied = framework.accumulated_bytes / PARAMETER_BYTES
-        bandwidth = cluster.device.pointwise_bytes_per_s if shard.num_ranks > 1 else math.inf
-        # FSDP copies what it gathers out of a buffer (read and written), and what it reduces
-        # into one.
+        self._copied = framework.accumulated_bytes / PARAMETER_BYTES
+        bandwidth = cluster.device.pointwise_bytes_per_s
         sums = UnitSums(model)
         self._gathers = sums.of(
-            lambda i: self._forward_gather_s(i) + 2.0 * self._units[i].gathered_bytes / bandwidth
+            lambda i: self._forward_gather_s(i) + self._gather_copies_bytes(i) / bandwidth
         )
-        self._regathers = sums.of(lambda i: 2.0 * self._units[i].gathered_bytes / bandwidth)
-        self._reduce_copies = sums.of(lambda i: copied * self._units[i].trained_bytes / bandwidth)
+        self._regathers = sums.of(lambda i: self._gather_copies_bytes(i) / bandwidth)
+        self._reduce_copies = sums.of(lambda i: self._reduce_copies_bytes(i) / bandwidth)
         self._every = sums.of(lambda i: self._every_s(i, Recomputation.NONE))
         self._once = sums.of(lambda i: self._once_s(i, Recomputation.NONE))
 
     # -- one unit ---------------------------------------------------------------------------------
+
+    def _gather_copies_bytes(self, index: int) -> float:
+        """What is read and written where parameters are gathered: FSDP copies them out of a buffer.
+
+        Before, each rank casts its share, all of it where it has all; of several that is little.
+        """
+        unit = self._units[index]
+        updated_bytes = unit.gathered_bytes - unit.frozen_bytes
+        casts = self._shard.num_ranks == 1 and updated_bytes != unit.trained_bytes
+        return 2.0 * unit.gathered_bytes + casts * (unit.trained_bytes + updated_bytes)
+
+    def _reduce_copies_bytes(self, index: int) -> float:
+        """The same of gradients: into a buffer, and one rank alone copies them out of it again."""
+        alone = 2.0 if self._shard.num_ranks == 1 else 0.0
+        return (self._copied + alone) * self._units[index].trained_bytes
 
     def _collective_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
         """A collective, priced once for each size."""

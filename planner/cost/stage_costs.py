@@ -120,7 +120,7 @@ class StageCosts:
         if configuration.state_form == "replicated":
             shard = self._group(Axis.DP_SHARD)
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
-        elif moves_state:
+        elif moves_state and configuration.state_form == "fsdp":
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
         self._unit_sums = UnitSums(model)
         self._sums: dict[str, list[float]] = {}
@@ -146,7 +146,8 @@ class StageCosts:
         units, passes = self.units, self._passes
         host = self.cluster.script_host
         # FSDP2's hooks run in forward and backward alike; prologue and epilogue are one unit.
-        hooks_s = host.unit_s if host is not None else 0.0
+        is_fsdp = self.configuration.state_form == "fsdp"
+        hooks_s = host.unit_s if host is not None and is_fsdp else 0.0
         hooks = [hooks_s if i in self.model.blocks or i == 0 else 0.0 for i in range(len(units))]
         self._add("forward", lambda i: units[i].forward_s + hooks[i] / 2)
         self._add("compute", lambda i: units[i].forward_s + units[i].backward_s + hooks[i])
@@ -275,11 +276,15 @@ class StageCosts:
     def _accumulate_s(self, first: int, end: int) -> float:
         """Adding a microbatch's gradients to those before where they are whole.
 
-        FSDP's copies belong to its reduction.
+        FSDP's copies belong to its reduction. In plain tensors those of the first microbatch are
+        kept as they come; else they are added to what a buffer has.
         """
-        if self._whole is None:
+        form, microbatches = self.configuration.state_form, self.configuration.num_microbatches
+        if form == "fsdp":
             return 0.0
         parameters = self.memory.local_trained_bytes(first, end) / PARAMETER_BYTES
+        if form == "plain":
+            parameters *= (microbatches - 1) / microbatches
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s
 
     def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
@@ -316,7 +321,9 @@ class StageCosts:
         parameters = self.memory.sharded_trained_bytes(first, end) / PARAMETER_BYTES
         host = self.cluster.script_host
         if host is not None:
-            tensors_s = self.total("tensors", first, end) * host.tensor_s
+            is_plain = self.configuration.state_form == "plain"
+            tensor_s = host.plain_tensor_s if is_plain else host.tensor_s
+            tensors_s = self.total("tensors", first, end) * tensor_s
             updated_s = parameters * host.element_s + tensors_s
         else:
             moved_bytes = parameters * self.framework.optimizer_moved_bytes

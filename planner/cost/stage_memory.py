@@ -12,8 +12,9 @@ activations. A rank is at its fullest at one of two moments of a step:
   input of their reduction. A weight that embedding and head share has two gradients and their
   sum there.
 
-Ranks that hold their parameters whole (DDP, ZeRO-1) have the first moment alone. torch's pipeline
-stages keep a receive buffer for every microbatch of the step.
+Ranks that hold their parameters whole (DDP, ZeRO-1) have the first moment alone. Where one rank
+has all of the state and computes in its dtype, nothing is gathered or reduced at either. torch's
+pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
@@ -76,7 +77,8 @@ class StageMemory:
         )
         """Memory beyond what is counted."""
         self._shards = configuration.degrees.shards
-        self._is_fsdp = configuration.state_form == "fsdp"
+        self._gathers = configuration.state_form == "fsdp"
+        self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         degrees = configuration.degrees
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
@@ -145,7 +147,7 @@ class StageMemory:
         With resharding the root and two blocks, the one that runs and the next; without it all.
         Experts that ranks share are gathered apart, when those of the block before are gone.
         """
-        everything = self.whole_gathered_bytes(first, end)
+        everything = self.whole_gathered_bytes(first, end) if self._gathers else 0
         if not self._configuration.reshard_after_forward:
             return everything
         inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
@@ -165,7 +167,7 @@ class StageMemory:
         Without a pipeline those of a single microbatch go with its blocks. (Of those that were all
         gathered one block more is left: ``Transients.reduced_bytes`` takes it for gone already.)
         """
-        if not self._is_fsdp or (self.transients.adds_up_gradients and not self._pipelined):
+        if not self._gathers or (self.transients.adds_up_gradients and not self._pipelined):
             return 0
         if self._pipelined:
             return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
@@ -176,15 +178,21 @@ class StageMemory:
         return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
-        """FSDP's gradients of earlier backwards: sharded part, unsharded rest."""
+        """Gradients of earlier backwards: sharded part, unsharded rest.
+
+        Those of a single backward come block by block. Where nothing is reduced, the ones of the
+        block that runs are among its transients.
+        """
         sharded = self.sharded_trained_bytes(first, end)
         if not self.transients.adds_up_gradients:
-            return sharded, 0.0
+            inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
+            last = min((self._units[i].trained_bytes for i in inside), default=0)
+            return sharded - (0 if self._gathers else last), 0.0
         return sharded, self.local_trained_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
         """Buffers of torch's stages for what the neighbouring ones send."""
-        if not self._pipelined or not self._is_fsdp:
+        if not self._pipelined or not self._is_script:
             return 0
         entering = self._model.entering_bytes[first] if first > 0 else 0
         leaving = self._model.entering_bytes[end] if end < len(self._units) else 0
@@ -201,7 +209,7 @@ class StageMemory:
         stream, as CUDA's does, cannot give its shards the memory of freed activations.
         """
         gradient = self._framework.state.gradient / PARAMETER_BYTES
-        if not self._is_fsdp:
+        if not self._is_script:
             return StageState(
                 params=self.whole_gathered_bytes(first, end),
                 grads=gradient * self.local_trained_bytes(first, end),
@@ -227,14 +235,18 @@ class StageMemory:
 
     def _at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward."""
-        if not self._is_fsdp:
+        if not self._is_script:
             return self._at_backward(first, end, StageMoment(in_flight=0))
+        gathered, transient = 0, 0.0
+        if self._gathers:
+            gathered = self._root_gathered_bytes(first, end)
+            transient = self.reduction_transient_bytes(first, end)
         return StageState(
             params=self._sharded_bytes(first, end),
             grads=self.sharded_trained_bytes(first, end),
             optimizer=self._optimizer_bytes(first, end),
-            buffers=self._root_gathered_bytes(first, end) + self.receive_bytes(first, end),
-            transient=self.reduction_transient_bytes(first, end),
+            buffers=gathered + self.receive_bytes(first, end),
+            transient=transient,
         )
 
     def static_bytes(self, first: int, end: int) -> float:
@@ -247,14 +259,14 @@ class StageMemory:
         All adds up but gathered blocks, of which it is certain that a stage has the largest.
         """
         whole, beyond = (0, len(self._units)), 0
-        if self._is_fsdp and self._configuration.reshard_after_forward:
+        if self._gathers and self._configuration.reshard_after_forward:
             largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
             beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
         return self.static_bytes(*whole) - beyond
 
     def gradient_bytes(self, first: int, end: int) -> float:
         """What it holds more from its first backward on."""
-        if not self._is_fsdp:
+        if not self._is_script:
             return 0.0
         with_them = StageMoment(in_flight=0, has_gradients=True)
         return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
@@ -298,7 +310,7 @@ class StageMemory:
     def new_gradient_bytes(self, first: int, end: int) -> int:
         """Gradients in the compute dtype that FSDP has not yet added to those before."""
         updated = self.updated_bytes(first, end)
-        return updated * (self._is_fsdp and updated != self.local_trained_bytes(first, end))
+        return updated * (self._is_script and updated != self.local_trained_bytes(first, end))
 
     def beside_bytes(self, first: int, end: int) -> int:
         """What a stage keeps of a microbatch beside what its units count.
@@ -313,7 +325,7 @@ class StageMemory:
         0 for the end of the model, where a stage without units begins.
         """
         received = self._model.received_bytes
-        has_buffers = self._pipelined and self._is_fsdp
+        has_buffers = self._pipelined and self._is_script
         return received[first] if has_buffers and first < len(received) else 0
 
     def shared_bytes(self, first: int, end: int) -> int:
@@ -322,7 +334,7 @@ class StageMemory:
         What several of its units read, and its output: torch's stages hold on to what they sent
         until its gradient has come back.
         """
-        has_buffers = self._pipelined and self._is_fsdp
+        has_buffers = self._pipelined and self._is_script
         kept = sum(
             each.size_bytes
             for each in self._model.shared
@@ -343,7 +355,7 @@ class StageMemory:
                 reserve_bytes=self.reserve_bytes,
             )
         ]
-        if self._is_fsdp:
+        if self._is_script:
             reduction = [self._at_reduction(stage.first, stage.end) for stage in held]
             moments.append(moment_breakdown(reduction, reserve_bytes=self.reserve_bytes))
         return max(moments, key=lambda memory: memory.total_bytes)

@@ -21,7 +21,7 @@ class Transients:
         self._units = model.units
         self._blocks = model.blocks
         self._configuration = configuration
-        self._is_fsdp = configuration.state_form == "fsdp"
+        self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         self._is_reduced = configuration.degrees.shards > 1
 
@@ -41,7 +41,7 @@ class Transients:
         FSDP adds them to others in the optimiser's dtype when the backward of the block is over,
         or reduces them then. (``reduced_bytes`` has them where parameters are resharded.)
         """
-        if not self._is_fsdp or not (
+        if not self._is_script or not (
             self._pipelined or not self._configuration.reshard_after_forward
         ):
             return False
@@ -98,7 +98,7 @@ class Transients:
         were gathered for all blocks, new gradients are among the transients, and a block whose
         gradients are reduced is no longer gathered: what the input is more than that counts.
         """
-        if self._pipelined or not self._is_fsdp or not self._is_reduced:
+        if self._pipelined or not self._is_script or not self._is_reduced:
             return 0
         if self.adds_up_gradients or index not in self._blocks:
             return 0

@@ -27,8 +27,9 @@ ModelCode = Literal["fused_kernels", "plain_torch"]
 """Norms and rotary positions are one kernel each and neighbouring projections one matmul; or all
 of it is written in plain torch, several kernels each (torchtitan)."""
 
-StateForm = Literal["fsdp", "replicated"]
-"""Parameters are gathered from shards (FSDP2), or every rank holds them (DDP, ZeRO-1)."""
+StateForm = Literal["fsdp", "replicated", "plain"]
+"""Parameters are gathered from shards (FSDP2), every rank holds them (DDP, ZeRO-1), or the one that
+has them alone does (emitted scripts, where no dtype is changed)."""
 
 StageCuts = Literal["even_blocks", "even_with_ends", "by_flop"]
 """Blocks are divided evenly; embedding and head count as a block each; or a stage ends with the

@@ -18,6 +18,7 @@ _SCRIPT_KEYS = {
     "unit_us": "unit_s",
     "collective_us": "collective_s",
     "tensor_us": "tensor_s",
+    "plain_tensor_us": "plain_tensor_s",
     "message_us": "message_s",
 }
 

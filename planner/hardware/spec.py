@@ -202,7 +202,9 @@ class ScriptHost:
     collective_s: float
     """Gathering and reducing the parameters of a block once, beyond the collectives themselves."""
     tensor_s: float
-    """A step of one parameter, whatever its size: clipping and the optimiser."""
+    """A step of one parameter of FSDP2, whatever its size: clipping and the optimiser."""
+    plain_tensor_s: float
+    """The same of one that is a plain tensor."""
     message_s: float
     """One microbatch of a stage at one of its boundaries, forward and backward, beyond ops and
     transfers: torch's pipeline schedule."""

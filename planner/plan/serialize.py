@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.errors import RequestError
@@ -281,6 +281,10 @@ def _decode(kind: object, value: JsonValue, path: str) -> object:
             raise _wrong_type(path, "an object", value)
         (_, item_kind) = get_args(kind)
         return {key: _decode(item_kind, item, f"{path}.{key}") for key, item in value.items()}
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise _wrong_type(path, f"one of {', '.join(get_args(kind))}", value)
+        return value
     assert isinstance(kind, type)
     if is_dataclass(kind):
         return _decode_fields(kind, value, path)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.framework.spec import StateForm
 from planner.graph.operator_graph import DataRead, ModuleOutput
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import UnitSharding
@@ -121,9 +122,10 @@ class Plan:
     logits never lie whole."""
     loss_module: str = ""
     """Path of the ``nn.Linear`` that makes the logits, where there are several chunks."""
-    state_form: str = "fsdp"
+    state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
-    the optimiser's states alone ("replicated": estimates of other frameworks)."""
+    the optimiser's states alone ("replicated": estimates of other frameworks). Where one rank has
+    them alone, in the dtype it computes in, FSDP2 is left out ("plain")."""
 
     @property
     def nested_axes(self) -> tuple[str, ...]:

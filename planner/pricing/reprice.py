@@ -115,5 +115,5 @@ def plan_configuration(plan: Plan) -> Configuration:
         compile=plan.compile,
         loss_chunks=plan.loss_chunks,
         mesh_order=plan.mesh_order,
-        state_form="fsdp" if plan.state_form == "fsdp" else "replicated",
+        state_form=plan.state_form,
     )

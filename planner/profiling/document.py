@@ -197,6 +197,7 @@ def _script(script: ScriptHost, writer: Writer) -> Iterable[str]:
         ("unit_us", script.unit_s * 1e6),
         ("collective_us", script.collective_s * 1e6),
         ("tensor_us", script.tensor_s * 1e6),
+        ("plain_tensor_us", script.plain_tensor_s * 1e6),
         ("message_us", script.message_s * 1e6),
         ("ns_per_element", script.element_s * GB),
     ):

@@ -20,7 +20,7 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
         rest_s = run["seconds"] - shape["microbatches"] * ops_s
         rows.append([each / run["seconds"] for each in _counts(shape)])
         bare.append(rest_s / run["seconds"])
-    step_s, unit_s, collective_s, tensor_s = _least_squares(rows, bare)
+    step_s, unit_s, collective_s, tensor_s, plain_tensor_s = _least_squares(rows, bare)
     updates = sorted((p["elements"], p["seconds"]) for p in points if p["kind"] == "update")
     (few, few_s), (many, many_s) = updates[0], updates[-1]
     return ScriptHost(
@@ -28,6 +28,7 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
         unit_s=unit_s,
         collective_s=collective_s,
         tensor_s=tensor_s,
+        plain_tensor_s=plain_tensor_s,
         message_s=_message_s(device, points),
         element_s=max(0.0, (many_s - few_s) / (many - few)),
     )
@@ -48,11 +49,13 @@ def _message_s(device: DeviceSpec, points: Sequence[Point]) -> float:
 
 
 def _counts(shape: dict[str, int]) -> list[float]:
-    """Steps, passes of a block, pairs of a gather and a reduction, parameters."""
+    """Steps, passes of a block, pairs of a gather and a reduction, parameters of FSDP and plain."""
     blocks, microbatches = shape["blocks"], shape["microbatches"]
+    if not shape.get("shares", True):
+        return [1, 0, 0, 0, blocks * shape["tensors"]]
     # Gathered again in backward, and reduced, in every microbatch; or once each in a step.
     collectives = 3 * microbatches if shape["reshards"] else 2
-    return [1, blocks * microbatches, blocks * collectives / 2, blocks * shape["tensors"]]
+    return [1, blocks * microbatches, blocks * collectives / 2, blocks * shape["tensors"], 0]
 
 
 def _least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:

@@ -30,6 +30,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"blocks": 2, "tensors": 50, "microbatches": 1, "reshards": False},
     {"blocks": 8, "tensors": 2, "microbatches": 3, "reshards": False},
     {"blocks": 4, "tensors": 2, "microbatches": 3, "reshards": True},
+    {"blocks": 2, "tensors": 50, "microbatches": 1, "reshards": False, "shares": False},
 )
 """Runs of the script that differ in one thing each, by far more than a machine's speed drifts."""
 
@@ -52,15 +53,27 @@ def op_overhead(clock: Clock) -> dict[str, Any]:
 
 
 def script_step(
-    blocks: int, tensors: int, microbatches: int, *, reshards: bool, device: torch.device
+    blocks: int,
+    tensors: int,
+    microbatches: int,
+    *,
+    reshards: bool,
+    device: torch.device,
+    shares: bool = True,
 ) -> Callable[[], object]:
-    """Make a step of the script over all ranks, as sharded data-parallel training."""
+    """Make a step of the script over all ranks.
+
+    Ranks share the state, as in sharded data-parallel training, or each has all of one, as stages
+    of a pipeline.
+    """
     world = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=(Axis.DP_SHARD,))
+    sizes = (1, world) if shares else (world, 1)
+    ranks = init_device_mesh(device.type, sizes, mesh_dim_names=(Axis.PP, Axis.DP_SHARD))
+    mesh = ranks[Axis.DP_SHARD]
     user = UserModel(factory="scaled", functions={"loss_fn": loss_fn}, module=__name__)
     part = Part(scaled(blocks, tensors), user, blocks=[str(index) for index in range(blocks)])
     part.move_to(device)
-    shard_parameters(part, mesh[Axis.DP_SHARD], torch.float32, reshard_after_forward=reshards)
+    shard_parameters(part, mesh, torch.float32, reshard_after_forward=reshards)
     part.materialise()
     model = ParallelModel(
         user=user,

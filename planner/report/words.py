@@ -16,7 +16,7 @@ COMPONENT_WORDS = {
     "cp_comm_s": "exposed context-parallel collectives",
     "ep_comm_s": "exposed expert-parallel exchanges",
     "pp_comm_s": "exposed pipeline transfers",
-    "dp_comm_s": "exposed data-parallel traffic",
+    "dp_comm_s": "exposed parameter and gradient traffic",
     "bubble_s": "pipeline bubble",
     "optimizer_s": "optimizer and fixed work of a step",
 }

@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from .checkpoint_folders import missing_in
@@ -100,7 +99,7 @@ def _in_user_order(part: Part, values: Values) -> Values:
     """Return values as a checkpoint has them."""
     return {
         (kind, name): part.orders[name].in_user_order(value)
-        if name in part.orders and isinstance(value, DTensor)
+        if name in part.orders and value.ndim
         else value
         for (kind, name), value in values.items()
     }

@@ -7,10 +7,10 @@ from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from .meshes import copy_share
 from .model import UserModel
 from .part import Part, named_parameters
 from .trees import Args, Function, Kwargs, Tree, tensors_of
@@ -309,16 +309,9 @@ class DrawnWeights:
                 whole = self._parameters[name]
                 whole = self._deferred.value(whole) if whole.is_meta else whole
                 order = part.orders.get(name)
-                _copy_share(order.by_rank(whole) if order else whole, parameter.detach())
+                whole = order.by_rank(whole) if order else whole
+                copy_share(whole.to(parameter.device, parameter.dtype), parameter.detach())
             part.has_weights = True
-
-
-def _copy_share(full: Tensor, parameter: Tensor) -> None:
-    assert isinstance(parameter, DTensor)  # FSDP2 makes them
-    mesh, placements = parameter.device_mesh, parameter.placements
-    on_device = full.to(parameter.device, parameter.dtype)
-    share = distribute_tensor(on_device, mesh, placements, src_data_rank=None)
-    parameter._local_tensor.copy_(share._local_tensor)
 
 
 def build_deferred(model: UserModel, seed: int) -> tuple[nn.Module, DrawnWeights]:

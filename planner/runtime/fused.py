@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from .layout import Layout
+from .meshes import copy_share
 from .stored_order import StoredOrder
 
 
@@ -45,11 +46,7 @@ class RankOrder(StoredOrder):
     def restore(self, saved: Tensor, value: Tensor) -> None:
         """Copy what ``in_user_order`` returned, and a checkpoint has filled, back."""
         assert isinstance(saved, DTensor)
-        assert isinstance(value, DTensor)
-        full = self.by_rank(saved.full_tensor())
-        mesh, placements = value.device_mesh, value.placements
-        own = distribute_tensor(full, mesh, placements, src_data_rank=None)
-        value._local_tensor.copy_(own._local_tensor)
+        copy_share(self.by_rank(saved.full_tensor()), value)
 
     def _swapped(self, tensor: Tensor, first: int, second: int) -> Tensor:
         dim = self.layout.dim

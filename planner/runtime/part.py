@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
@@ -98,12 +99,16 @@ def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
 def shard_parameters(
     part: Part, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
 ) -> None:
-    """Apply FSDP2 to each block and then to the rest of the part, also where dp is 1.
+    """Apply FSDP2 to each block and then to the rest of the part.
 
-    So parameters are DTensors in every layout. The rest (prologue, epilogue) stays gathered
-    between forward and backward: it would be gathered again at once. The mesh is that of the ranks
-    that share the state, with those that replicate it before them.
+    The rest (prologue, epilogue) stays gathered between forward and backward: it would be gathered
+    again at once. The mesh is that of the ranks that share the state, with those that replicate it
+    before them. Where one rank alone has it, and nothing is cast or split, parameters stay as they
+    are: FSDP2 would copy them and their gradients.
     """
+    is_split = any(isinstance(parameter, DTensor) for parameter in part.parameters())
+    if mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split:
+        return
     policy = mixed_precision(dtype)
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):

@@ -3,8 +3,9 @@
 from functools import partial
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from .meshes import copy_share
 from .part import Part
 from .stored_order import StoredOrder
 
@@ -18,15 +19,12 @@ class ScalarOrder(StoredOrder):
 
     def in_user_order(self, value: Tensor) -> Tensor:
         """Return the scalar that is held as a vector."""
-        assert isinstance(value, DTensor)
-        return value.full_tensor().reshape(())
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        return whole.reshape(())
 
     def restore(self, saved: Tensor, value: Tensor) -> None:
         """Copy what ``in_user_order`` returned back."""
-        assert isinstance(value, DTensor)
-        mesh, placements = value.device_mesh, value.placements
-        own = distribute_tensor(self.by_rank(saved), mesh, placements, src_data_rank=None)
-        value._local_tensor.copy_(own._local_tensor)
+        copy_share(self.by_rank(saved), value)
 
 
 def hold_scalars_as_vectors(part: Part) -> None:

@@ -62,15 +62,25 @@ class Stage(SplitPart):
     ) -> None:
         """Cut the stage out of a copy of the model that shares its parameters.
 
-        The whole model can be dropped once all stages of the rank are made.
+        Of a parameter that earlier stages of this rank use too it has a copy: each stage has
+        gradients and optimiser states of its own. The whole model can be dropped once all stages of
+        the rank are made.
 
         Raises:
             ValueError: The spec names an output that does not exist, or that this stage can
                 neither make nor pass on.
         """
         spec = specs[index]
-        shared: dict[int, Any] = {id(t): t for t in model.parameters()}
-        shared |= {id(t): t for t in model.buffers()}
+        units, *earlier = (
+            stage_units(specs, i, len(anatomy.blocks))
+            for i in range(index, -1, -1)
+            if specs[i].pp_rank == spec.pp_rank
+        )
+        shared: dict[int, Any] = {id(t): t for t in model.buffers()}
+        for name, parameter in model.named_parameters():
+            users = anatomy.users[name]
+            if users.isdisjoint(units) or all(map(users.isdisjoint, earlier)):
+                shared[id(parameter)] = parameter
         super().__init__(
             copy.deepcopy(model, shared),
             user,
@@ -85,7 +95,7 @@ class Stage(SplitPart):
         self.spec = spec
         self.sends = () if self.is_last else specs[index + 1].receives
         self.anatomy = anatomy
-        self.units = stage_units(specs, index, len(anatomy.blocks))
+        self.units = units
         self.seed_draws: Callable[[int], None] = lambda _: None
         self._received: tuple[Tensor, ...] = ()
         self._places = {anatomy.sketch(o): i for i, o in enumerate(self.spec.receives, 1)}

@@ -22,18 +22,18 @@ class UnusedParameters:
     """Reduces zeros for a gradient that a rank does not have, and drops what no rank has."""
 
     def __init__(self, parts: Sequence[Part], mesh: DeviceMesh) -> None:
-        """Watch the parameters of parts that FSDP2 shards.
+        """Watch the parameters of parts that FSDP2 shards; others have the gradients they have.
 
         Args:
             parts: What this rank trains.
             mesh: The whole mesh.
         """
-        self._parts = parts
+        self._parts = [part for part in parts if isinstance(part, FSDPModule)]
         self._watched: dict[int, Tensor] = {}
         self._used: set[tuple[nn.Module, str]] = set()
         axes = [axis for axis in ("dp_replicate", "dp_shard") if axis in axis_names(mesh)]
         self._groups = [mesh[axis].get_group() for axis in axes]
-        for part in parts:
+        for part in self._parts:
             for module in part.modules():
                 if isinstance(module, FSDPModule):
                     module.set_reduce_scatter_unused_params(True, recurse=False)

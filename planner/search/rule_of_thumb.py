@@ -7,6 +7,7 @@ microbatch that fits, and full recomputation only where nothing fits without it.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.plan.types import Plan
 from planner.search.decode import decode_plan
@@ -57,7 +58,8 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         loss_chunks=space.request.fixed.loss_chunks if degrees.tp == 1 else None,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
-    legal = [item for item in found if isinstance(item, Configuration)]
+    form = space.state_form(degrees)
+    legal = [replace(c, state_form=form) for c in found if isinstance(c, Configuration)]
     for configuration in sorted(legal, key=lambda c: -c.microbatch_size):
         for search in space.searches(configuration, kind=kind):
             partition = best_partition(search, float("inf"))

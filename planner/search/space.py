@@ -9,7 +9,7 @@ from planner.cost.step import rank_spec
 from planner.cost.unit_pricing import master_bytes
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.framework.spec import FrameworkSpec
+from planner.framework.spec import FrameworkSpec, StateForm
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Rejection
@@ -23,6 +23,7 @@ from planner.search.prospects import Group, Prospect
 from planner.search.relaxation import Relaxation, widest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
+from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
@@ -157,10 +158,18 @@ class LayoutSpace:
             )
             for item in items:
                 if isinstance(item, Configuration):
-                    found.append(replace(item, mesh_order=self.orders.of(degrees)[0]))
+                    order, form = self.orders.of(degrees)[0], self.state_form(degrees)
+                    found.append(replace(item, mesh_order=order, state_form=form))
                 else:
                     refused.append(Rejection(degrees=degrees, rule=item.rule, detail=item.detail))
         return found, refused
+
+    def state_form(self, degrees: ParallelDegrees) -> StateForm:
+        """How the script holds parameters: as they are where nothing is shared, split or cast."""
+        dtype = self.request.dtype
+        is_alone = degrees.pp == degrees.world_size
+        is_cast = DTYPE_BYTES[dtype] != master_bytes(dtype)
+        return "plain" if self.framework.name == SCRIPT and is_alone and not is_cast else "fsdp"
 
     def state_fits(self) -> bool:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""

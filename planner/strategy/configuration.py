@@ -42,7 +42,8 @@ class Configuration:
     """Axes from outermost to innermost."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
-    optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1)."""
+    optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1). Where one rank has
+    all of them and computes in their dtype, they are tensors as any others ("plain")."""
 
     @property
     def in_default_order(self) -> "Configuration":
@@ -96,5 +97,5 @@ class Configuration:
 
     @property
     def _moves(self) -> StateMoves:
-        is_fsdp = self.state_form == "fsdp"
-        return StateMoves(reshards=is_fsdp and self.reshard_after_forward, accumulates=is_fsdp)
+        reshards = self.state_form == "fsdp" and self.reshard_after_forward
+        return StateMoves(reshards=reshards, accumulates=self.state_form != "replicated")

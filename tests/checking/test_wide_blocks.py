@@ -27,6 +27,21 @@ def build_model():
 PIPED = {"pp": 4, "schedule": "1F1B", "activation_checkpointing": "full"}
 
 
+def planned(tmp_path, *, fix, microbatches, gpus, dtype="bfloat16"):
+    (tmp_path / "wide.py").write_text(MODEL)
+    result = planner.estimate(
+        str(tmp_path / "wide.py"),
+        gpus=gpus,
+        cluster="h100-sxm",
+        seq_len=256,
+        dtype=dtype,
+        fix={"microbatch_size": 1, **fix},
+        global_batch_size=fix.get("dp_shard", 1) * microbatches,
+    )
+    result.save(tmp_path / "plan")
+    return result, check_plan(tmp_path / "plan")
+
+
 @pytest.mark.parametrize(
     ("fix", "microbatches"),
     [
@@ -41,17 +56,26 @@ PIPED = {"pp": 4, "schedule": "1F1B", "activation_checkpointing": "full"}
     ],
 )
 def test_every_stage_holds_what_is_planned(fix, microbatches, tmp_path):
-    (tmp_path / "wide.py").write_text(MODEL)
-    result = planner.estimate(
-        str(tmp_path / "wide.py"),
-        gpus=8,
-        cluster="h100-sxm",
-        seq_len=256,
-        fix={"microbatch_size": 1, **fix},
-        global_batch_size=fix.get("dp_shard", 1) * microbatches,
-    )
-    result.save(tmp_path / "plan")
-    check = check_plan(tmp_path / "plan")
+    _, check = planned(tmp_path, fix=fix, microbatches=microbatches, gpus=8)
     assert check.traffic_holds
+    for stage in check.stages:
+        assert abs(stage.error) <= 0.03, stage
+
+
+@pytest.mark.parametrize(
+    ("fix", "microbatches", "gpus"),
+    [
+        ({"activation_checkpointing": "none"}, 1, 1),
+        ({"activation_checkpointing": "full"}, 4, 1),
+        ({**PIPED, "activation_checkpointing": "selective"}, 8, 4),
+        ({"pp": 2, "virtual_stages": 2, "activation_checkpointing": "full"}, 8, 2),
+    ],
+)
+def test_parameters_of_one_rank_are_held_once(fix, microbatches, gpus, tmp_path):
+    """FSDP2 would hold gathered ones beside them."""
+    result, check = planned(
+        tmp_path, fix=fix, microbatches=microbatches, gpus=gpus, dtype="float32"
+    )
+    assert result.best.state_form == "plain"
     for stage in check.stages:
         assert abs(stage.error) <= 0.03, stage

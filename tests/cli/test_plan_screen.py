@@ -210,8 +210,8 @@ def test_the_step_is_broken_down(pipelined):
 def test_losers_are_compared_with_reasons():
     text = squeezed(screen(make_record(), width=120))
     assert (
-        "Runner-up dp_shard 8 57.1 GiB 449 ms +9.0% 68 ms more exposed data-parallel traffic"
-        in text
+        "Runner-up dp_shard 8 57.1 GiB 449 ms +9.0% 68 ms more exposed parameter and gradient "
+        "traffic" in text
     )
     assert "No. 3 dp_shard 4, pp 2, 1F1B 57.1 GiB 451 ms +9.5% 60 ms more pipeline bubble" in text
     assert "Rule of thumb dp_shard 8 57.1 GiB 476 ms +15.5% 95 ms more recomputation" in text

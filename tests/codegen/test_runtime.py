@@ -71,10 +71,22 @@ def test_stages_in_a_row_compute_the_model_and_its_gradients(whole, stages):
     (loss,) = stream
     loss.backward()
     assert loss.item() == expected.item()
-    found = dict(whole.named_parameters())
+    held = [dict(named_parameters(stage)) for stage in stages]
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name].grad, parameter.grad)
+        of_stages = [found[name].grad for found in held if name in found]
+        torch.testing.assert_close(sum(of_stages), parameter.grad)
     whole.zero_grad()
+
+
+def test_stages_of_a_rank_hold_a_parameter_that_they_share_each_for_itself(whole, anatomy):
+    tied = "transformer.wte.weight"
+    for last_rank, is_shared in ((0, False), (1, True)):
+        specs = StageSpec(0, 0, 4), StageSpec(last_rank, 4, 8)
+        both = [Stage(whole, anatomy, GPT, specs, index) for index in range(2)]
+        first, last = (dict(named_parameters(stage)) for stage in both)
+        assert (first[tied] is last[tied]) is is_shared
+        torch.testing.assert_close(first[tied], last[tied])
+        assert last["transformer.ln_f.weight"] is whole.transformer.ln_f.weight
 
 
 def test_stage_holds_only_what_it_runs(stages):

@@ -41,7 +41,9 @@ def model(cluster):
     return pricer.priced(choice).model
 
 
-def table(model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK, **degrees):
+def table(
+    model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK, form="fsdp", **degrees
+):
     configuration = Configuration(
         degrees=ParallelDegrees(**degrees),
         schedule="1F1B" if degrees.get("pp", 1) > 1 else "none",
@@ -50,6 +52,7 @@ def table(model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK,
         num_microbatches=microbatches,
         reshard_after_forward=reshard,
         sequence_parallel=False,
+        state_form=form,
     )
     return StageCosts(model, configuration, cluster, framework)
 
@@ -172,12 +175,41 @@ def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster
     assert seconds.step_comm_s >= reduced
 
 
-def test_one_rank_has_no_data_parallel_traffic(model, cluster):
+def test_fsdp_copies_on_one_rank_what_it_gathers_and_reduces(model, cluster):
+    """It casts all parameters (4 + 2 bytes), copies them (2 + 2), and gradients twice."""
     one = replace(cluster, num_gpus=1, gpus_per_node=1)
     seconds = table(model, one).seconds(0, 14)
+    parameters = sum(unit.trained_bytes for unit in model.units) / 4
+    moved = (4 + 2 + 2 + 2) + (FRAMEWORK.accumulated_bytes + 4 + 4)
+    copies_s = moved * parameters / cluster.device.pointwise_bytes_per_s
+    assert seconds.step_comm_s == pytest.approx(copies_s)
     assert seconds.dp_comm_s == 0
-    assert seconds.step_comm_s == 0
     assert seconds.pp_comm_s == 0
+
+
+def test_plain_parameters_are_not_copied(model, cluster):
+    one = replace(cluster, num_gpus=1, gpus_per_node=1)
+    costs = table(model, one, form="plain")
+    seconds = costs.seconds(0, 14)
+    assert seconds.step_comm_s == 0
+    parameters = costs.memory.local_trained_bytes(0, 14) / 4
+    added_s = FRAMEWORK.accumulated_bytes * parameters / cluster.device.pointwise_bytes_per_s
+    bare_s = sum(unit.forward_s + unit.backward_s for unit in model.units)
+    assert seconds.compute_s - bare_s == pytest.approx(3 / 4 * added_s)  # not of the first
+    of_one = table(model, one, form="plain", microbatches=1).seconds(0, 14)
+    assert of_one.compute_s == pytest.approx(bare_s)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_plain_parameters_are_held_once(model, cluster, microbatches):
+    one = replace(cluster, num_gpus=1, gpus_per_node=1)
+    plain, fsdp = (
+        table(model, one, form=form, microbatches=microbatches).memory for form in ("plain", "fsdp")
+    )
+    gathered_bytes = fsdp.whole_gathered_bytes(0, 14)
+    assert plain.static_bytes(0, 14) == fsdp.static_bytes(0, 14) - gathered_bytes
+    state_bytes = 4 * plain.local_trained_bytes(0, 14)
+    assert plain.reduction_bytes(0, 14) == state_bytes
 
 
 def test_temporaries_of_blocks_may_use_what_the_epilogue_left(model, cluster):

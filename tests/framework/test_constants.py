@@ -39,7 +39,13 @@ def test_buckets_of_sharded_parameters_are_refused():
 
 def test_what_was_measured_of_the_script_stands_for_its_constants_alone():
     host = ScriptHost(
-        step_s=0.1, unit_s=0.0, collective_s=0.0, tensor_s=0.0, message_s=0.0, element_s=0.0
+        step_s=0.1,
+        unit_s=0.0,
+        collective_s=0.0,
+        tensor_s=0.0,
+        plain_tensor_s=0.0,
+        message_s=0.0,
+        element_s=0.0,
     )
     cluster = replace(load_cluster("cpu", gpus=2), script_host=host)
     script, own = in_place(load_framework(SCRIPT), cluster, PROFILES_OWN)

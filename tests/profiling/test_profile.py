@@ -31,6 +31,7 @@ SCRIPT = {
     "unit_s": 0.5e-3,
     "collective_s": 2e-3,
     "tensor_s": 0.2e-3,
+    "plain_tensor_s": 0.05e-3,
     "message_s": 0.7e-3,
 }
 LINK = {"bandwidth": 2e9, "hop_s": 100e-6, "base_s": 200e-6}
@@ -65,6 +66,8 @@ def rows():
 
 def script_s(shape):
     blocks, number = shape["blocks"], shape["microbatches"]
+    if not shape.get("shares", True):
+        return SCRIPT["step_s"] + blocks * shape["tensors"] * SCRIPT["plain_tensor_s"]
     pairs = 1.5 * number if shape["reshards"] else 1
     return (
         SCRIPT["step_s"]

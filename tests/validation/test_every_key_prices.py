@@ -87,7 +87,10 @@ REQUESTS = [
     Request(framework="torchtitan-compile", cluster="h100-96gb-sxm", fix=layout()),
     Request(framework="planner", gpus=16, fix=layout(tp=2, sequence_parallel="true")),
     Request(model=SMALL, framework="planner", gpus=4, cluster="cpu", dtype="float32"),
-    Request(model=SMALL, gpus=4, cluster="measured", dtype="float32", fix=layout(pp=2)),
+    *(
+        Request(model=SMALL, gpus=4, cluster="measured", dtype="float32", fix=layout(pp=pp))
+        for pp in (2, 4)
+    ),
     Request(framework="megatron", dtype="float16", fix=layout(tp=2)),
     *(Request(dtype=dtype, fix=layout(tp=2)) for dtype in ("float32", "float64")),
 ]
