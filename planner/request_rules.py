@@ -35,13 +35,13 @@ SAMPLES_PER_GPU = 8
 
 
 def parse_fix(settings: Iterable[str]) -> dict[str, str]:
-    """Read ``--fix`` settings of the form NAME=VALUE.
+    """Read ``--fix`` settings of the form NAME=VALUE, several of them between commas.
 
     Raises:
         RequestError: For a setting without "=" and for a name that is given twice.
     """
     fixed: dict[str, str] = {}
-    for setting in settings:
+    for setting in (part for text in settings for part in text.split(",")):
         name, equals, value = (part.strip() for part in setting.partition("="))
         if not (name and equals and value):
             raise RequestError(
@@ -197,6 +197,7 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
             ("reshard_after_forward", Axis.DP_SHARD, degrees.shards),
             ("sequence_parallel", Axis.TP, degrees.tp),
             ("schedule", Axis.PP, degrees.pp),
+            ("virtual_stages", Axis.PP, degrees.pp),
         )
         if name in fixed and degree == 1
     ]

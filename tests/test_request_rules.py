@@ -113,6 +113,9 @@ def test_frameworks_are_priced_without_context_parallelism():
 
 def test_the_same_setting_twice_is_harmless():
     assert parse_fix(["tp=2", "tp=2"]) == {"tp": "2"}
+    assert parse_fix(["tp=2,pp=4", "mesh_order=tp-pp"]) == {
+        "tp": "2", "pp": "4", "mesh_order": "tp-pp",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("gpus", [4, 8, 16])
@@ -128,6 +131,10 @@ def test_settings_without_effect_are_named():
     assert fix_warnings(request, plan) == (
         "--fix reshard_after_forward=true has no effect: the plan has dp_shard=1",
         "--fix schedule=1F1B has no effect: the plan has pp=1",
+    )
+    shared = check_request(request_with("virtual_stages=2"))
+    assert fix_warnings(shared, plan) == (
+        "--fix virtual_stages=2 has no effect: the plan has pp=1",
     )
     assert fix_warnings(REQUEST, plan) == ()
 

@@ -120,6 +120,8 @@ class Search:
         reason = self._space.pricer.reason(over)
         if reason is None:
             detail = f"no module of the model can be split over {over.name} {over.size}"
+            if self._request.fixed.sequence_parallel:
+                detail += " with sequence_parallel=true; with false more modules may be"
             return refusal(configuration, rule="nothing to split", detail=detail)
         detail = f"the script cannot run {over.name} {over.size}: {reason}"
         return refusal(configuration, rule=_THE_SCRIPT, detail=detail)

@@ -35,6 +35,7 @@ from planner.strategy.rules import (
     enumerate_degrees,
     heads_rule,
     recomputation_rule,
+    stream_rule,
 )
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
@@ -149,6 +150,7 @@ class LayoutSpace:
             rule = rule or heads_rule(degrees, self.facts, request.fixed)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
+            rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)
             rule = rule or self.orders.broken_rule(degrees)
             items: Iterator[Configuration | BrokenRule] = (

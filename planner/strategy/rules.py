@@ -258,6 +258,31 @@ def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | N
     )
 
 
+def stream_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Refuse sequence parallelism that is asked for where tp cannot split the stream.
+
+    Without tp there is nothing to split, and the plan says that it has no effect.
+    """
+    tp = degrees.tp
+    if not fixed.sequence_parallel or tp == 1 or _can_split(degrees, facts):
+        return None
+    if facts.sequence is None:
+        return BrokenRule(
+            rule="sequence_parallel needs a sequence",
+            detail=f"sequence_parallel=true with tp {tp} splits the sequence of what blocks hand "
+            "on, but they do not hand on one tensor of (batch, sequence, features); "
+            "sequence_parallel can be false",
+        )
+    return BrokenRule(
+        rule="sequence % tp",
+        detail=f"sequence_parallel=true: sequence {facts.sequence} % tp {tp} = "
+        f"{facts.sequence % tp}; tp can be {_listed(divisors(facts.sequence))}, or "
+        "sequence_parallel false",
+    )
+
+
 def chunk_rule(
     degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
 ) -> BrokenRule | None:
@@ -328,11 +353,12 @@ def configurations(
             return
         sizes = [fixed.microbatch_size]
     found = False
-    reason: BrokenRule | None = None
+    schedules = _schedules(degrees.pp, facts, fixed)
+    reason = None if schedules else _too_few_cuts(degrees.pp, facts, fixed)
     splits = _options(possible=_can_split(degrees, facts), fixed=fixed.sequence_parallel)
     for size in sizes:
         chunks = _loss_chunks(degrees, facts, fixed, size)
-        for schedule, virtual_stages in _schedules(degrees.pp, facts, fixed):
+        for schedule, virtual_stages in schedules:
             number = samples // size
             reason = chunks if isinstance(chunks, BrokenRule) else None
             reason = reason or _schedule_rule(schedule, fixed, degrees.pp, virtual_stages, number)
@@ -359,6 +385,18 @@ def configurations(
 
 def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> list[tuple[str, int]]:
     return list(tried_schedules(pp, facts.max_stages, fixed.schedule, fixed.virtual_stages))
+
+
+def _too_few_cuts(pp: int, facts: ModelFacts, fixed: FixedValues) -> BrokenRule:
+    """Why a model is not cut into as many stages as ranks of several stages need."""
+    each = fixed.virtual_stages or 2
+    what = fixed.schedule or "an interleaved schedule"
+    return BrokenRule(
+        rule="stages > cuts",
+        detail=f"pp {pp}: {what} with {each} stages on each rank needs {pp * each} stages, but "
+        f"the model can be cut into {facts.max_stages} at most; "
+        "schedule can be 1F1B, with one stage on each rank",
+    )
 
 
 def _schedule_rule(

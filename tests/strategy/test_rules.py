@@ -21,6 +21,7 @@ from planner.strategy.rules import (
     enumerate_degrees,
     heads_rule,
     recomputation_rule,
+    stream_rule,
 )
 
 FACTS = ModelFacts(
@@ -180,6 +181,32 @@ def test_a_fixed_schedule_that_cannot_run_is_refused():
     )
     assert isinstance(found, BrokenRule)
     assert "4 < 8" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("fixed", "stages"),
+    [
+        (FixedValues(schedule="Interleaved1F1B"), 4),
+        (FixedValues(schedule="ZBVZeroBubble"), 4),
+        (FixedValues(virtual_stages=3), 6),
+    ],
+)
+def test_stages_that_cuts_do_not_allow_are_refused_with_their_number(fixed, stages):
+    facts = replace(FACTS, max_stages=3)
+    (found,) = configurations(ParallelDegrees(pp=2), facts, 8, fixed)
+    assert found.rule == "stages > cuts"
+    assert f"needs {stages} stages" in found.detail
+    assert "cut into 3 at most" in found.detail
+
+
+def test_sequence_parallelism_that_is_asked_for_is_refused_where_it_cannot_be():
+    asked, degrees = FixedValues(sequence_parallel=True), ParallelDegrees(tp=2)
+    odd, none = replace(FACTS, sequence=7), replace(FACTS, sequence=None)
+    assert "7 % tp 2 = 1; tp can be 1, 7" in stream_rule(degrees, odd, asked).detail
+    assert "one tensor of (batch, sequence, features)" in stream_rule(degrees, none, asked).detail
+    assert stream_rule(degrees, FACTS, asked) is None
+    assert stream_rule(ParallelDegrees(), none, asked) is None
+    assert stream_rule(degrees, none, FixedValues()) is None
 
 
 def test_a_recomputation_that_would_fail_is_refused_where_it_is_fixed():
