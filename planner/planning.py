@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from planner.errors import InfeasiblePlanError
+from planner.graph.analysis.changed_buffers import buffers_that_steer, changed_buffers
 from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from planner.graph.sizes.family import GraphFamily
     from planner.hardware.spec import ClusterSpec
     from planner.plan.serialize import SavedPlan
-    from planner.plan.types import SearchOutcome
+    from planner.plan.types import Plan, SearchOutcome
     from planner.search.space import SearchRequest
     from planner.strategy.rules import FixedValues
 
@@ -125,6 +126,8 @@ class TracedModel:
                 num_parameters=graph.num_parameters,
                 has_scalars=not all(each.shape for each in graph.parameters),
                 work=kinds_of_work((op.name, op.flop) for op in graph.nodes),
+                changed_buffers=changed_buffers(graph),
+                steering_buffers=buffers_that_steer(graph),
             ),
             graphs=graphs,
             dtype=dtype,
@@ -185,7 +188,7 @@ class TracedModel:
             cluster=machine.cluster,
             outcome=outcome,
             **rows,
-            warnings=(*trace_warnings(self.graphs.at(1)), *notes),
+            warnings=(*trace_warnings(self.graphs.at(1)), *_steering(outcome.best), *notes),
         )
 
     def _searched(
@@ -237,6 +240,19 @@ class TracedModel:
             time_limit_s=request.time_limit_s,
             framework=framework,
         )
+
+
+def _steering(plan: "Plan") -> tuple[str, ...]:
+    """Warn of buffers by which data-parallel ranks train otherwise than one device would."""
+    names, ranks = plan.model.steering_buffers, plan.degrees.dp
+    if not names or ranks == 1:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"training reads what it leaves in the buffer {names[0]}{more}, and each of {ranks} "
+        "data-parallel ranks leaves there what its own samples make of it: losses are not those of "
+        "one device, unless the model's code shares it among ranks; checkpoints hold one rank's",
+    )
 
 
 def _with_data_reads(outcome: "SearchOutcome", graphs: "GraphFamily") -> "SearchOutcome":

@@ -84,7 +84,7 @@ ORDERS = {
         ("sizes",),
     ),
     "graph/analysis": (
-        ("causal", "loss_rows", "patterns", "retained", "trace_warnings"),
+        ("causal", "changed_buffers", "loss_rows", "patterns", "retained", "trace_warnings"),
         ("lifetimes", "shared", "summary"),
         ("ops",),
     ),
@@ -125,6 +125,7 @@ ORDERS = {
         ("problem",),
         ("facts",),
         ("rules",),
+        ("fixed_rules",),
     ),
     "cost": (
         (

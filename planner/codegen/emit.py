@@ -93,6 +93,7 @@ def emit_script(
         has_choices=chooses_parameters(plan),
         stages=[_stage_source(plan, stage) for stage in plan.stages],
         recompute=recompute,
+        changed_buffers=plan.model.changed_buffers if recompute or plan.degrees.pp > 1 else (),
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         gradient_sums=_gradient_sums(plan),
         needs=needs,

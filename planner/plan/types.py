@@ -28,6 +28,10 @@ class ModelRef:
     """Whether some of its parameters are scalars; True where that was not noted."""
     work: tuple[str, ...] = ()
     """Kinds of ops that do its FLOPs (``WorkKind``), most of them first."""
+    changed_buffers: tuple[str, ...] = ()
+    """Names of buffers that a forward changes."""
+    steering_buffers: tuple[str, ...] = ()
+    """Those of them that training reads."""
 
     @property
     def is_config(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -38,12 +39,15 @@ def _selective_policy(_: object, op: Function, *_args: Tree, **_kwargs: Tree) ->
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def recompute_activations(part: Part, modes: Sequence[str]) -> None:
+def recompute_activations(
+    part: Part, modes: Sequence[str], changed_buffers: Sequence[str] = ()
+) -> None:
     """Recompute blocks in backward.
 
     Args:
         part: Has the blocks.
         modes: "none", "selective" or "full" for each of them; empty for none at all.
+        changed_buffers: Names of buffers that a forward changes.
 
     Raises:
         ValueError: An unknown word.
@@ -57,21 +61,40 @@ def recompute_activations(part: Part, modes: Sequence[str]) -> None:
             continue
         if mode not in options:
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
-        block.forward = functools.partial(_recomputed, block.forward, options[mode])
+        names = [n.removeprefix(f"{path}.") for n in changed_buffers if n.startswith(f"{path}.")]
+        again = functools.partial(_as_at_first, _places(block, names))
+        block.forward = functools.partial(_recomputed, block.forward, options[mode], again)
 
 
-def _recomputed(forward: Function, options: Mapping[str, Any], *args: Tree, **kwargs: Tree) -> Tree:
+_Places = Sequence[tuple[nn.Module, str]]
+"""Buffers: the module of each, and its name there."""
+
+
+def _places(block: nn.Module, names: Sequence[str]) -> _Places:
+    split = [name.rpartition(".") for name in names]
+    return [(block.get_submodule(path), name) for path, _, name in split]
+
+
+def _recomputed(
+    forward: Function,
+    options: Mapping[str, Any],
+    again: Callable[[Function], Function],
+    *args: Tree,
+    **kwargs: Tree,
+) -> Tree:
     if not torch.compiler.is_compiling():  # a graph draws of torch alone
-        forward = _drawing_again(forward)
+        forward = again(forward)
     return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
-def _drawing_again(function: Function) -> Callable[..., Tree]:
-    """Return a function that draws of Python and numpy what it drew when it ran first.
+def _as_at_first(buffers: _Places, function: Function) -> Callable[..., Tree]:
+    """Return a function that finds what it found when it ran first, and leaves no more behind.
 
-    ``torch.utils.checkpoint`` sees to torch's own generators alone.
+    It draws of Python and numpy what it drew then (``torch.utils.checkpoint`` sees to torch's own
+    generators alone), and changes buffers once: when it runs again, copies are in their place.
     """
     state = python_state()
+    found = [module.get_buffer(name).detach().clone() for module, name in buffers]
     has_run = False
 
     def run(*args: Tree, **kwargs: Tree) -> Tree:
@@ -79,11 +102,18 @@ def _drawing_again(function: Function) -> Callable[..., Tree]:
         if not has_run:
             has_run = True
             return function(*args, **kwargs)
-        now = python_state()
+        now = python_state(), [module.get_buffer(name) for module, name in buffers]
         set_python_state(state)
+        _put(buffers, found)
         try:
             return function(*args, **kwargs)
         finally:
-            set_python_state(now)
+            set_python_state(now[0])
+            _put(buffers, now[1])
 
     return run
+
+
+def _put(buffers: _Places, tensors: Sequence[Tensor]) -> None:
+    for (module, name), tensor in zip(buffers, tensors, strict=True):
+        module._buffers[name] = tensor

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -59,30 +59,25 @@ class Stage(SplitPart):
         user: UserModel,
         specs: Sequence[StageSpec],
         index: int,
+        changed_buffers: Sequence[str] = (),
     ) -> None:
         """Cut the stage out of a copy of the model that shares its parameters.
 
         Of a parameter that earlier stages of this rank use too it has a copy: each stage has
-        gradients and optimiser states of its own. The whole model can be dropped once all stages of
-        the rank are made.
+        gradients and optimiser states of its own, and buffers of its own where a forward changes
+        them. The whole model can be dropped once all stages of the rank are made.
 
         Raises:
             ValueError: The spec names an output that does not exist, or that this stage can
                 neither make nor pass on.
         """
         spec = specs[index]
-        units, *earlier = (
-            stage_units(specs, i, len(anatomy.blocks))
-            for i in range(index, -1, -1)
-            if specs[i].pp_rank == spec.pp_rank
-        )
-        shared: dict[int, Any] = {id(t): t for t in model.buffers()}
-        for name, parameter in model.named_parameters():
-            users = anatomy.users[name]
-            if users.isdisjoint(units) or all(map(users.isdisjoint, earlier)):
-                shared[id(parameter)] = parameter
+        mine = [i for i in range(index, -1, -1) if specs[i].pp_rank == spec.pp_rank]
+        units, *earlier = (stage_units(specs, i, len(anatomy.blocks)) for i in mine)
+        again = {n for n, u in anatomy.users.items() if not all(map(u.isdisjoint, earlier))}
+        own = {name for name in again if not anatomy.users[name].isdisjoint(units)}
         super().__init__(
-            copy.deepcopy(model, shared),
+            _copied(model, {*own, *changed_buffers}),
             user,
             blocks=anatomy.blocks[spec.first_block : spec.end_block],
             first_block=spec.first_block,
@@ -100,7 +95,7 @@ class Stage(SplitPart):
         self._received: tuple[Tensor, ...] = ()
         self._places = {anatomy.sketch(o): i for i, o in enumerate(self.spec.receives, 1)}
         self._carried: dict[Output, Tensor] | None = None
-        self._replace_outer_modules()
+        self._replace_outer_modules(changed_buffers)
         self._replace_blocks()
         self._earlier = [m for m in self.model.modules() if isinstance(m, EarlierModule)]
         if not self.is_first:
@@ -254,14 +249,15 @@ class Stage(SplitPart):
         tied = (other for other, first in names.items() if first == names[name])
         return self._uses(name) and not any(self._calls(n.rpartition(".")[0]) for n in tied)
 
-    def _replace_outer_modules(self) -> None:
+    def _replace_outer_modules(self, changed_buffers: Sequence[str]) -> None:
         """Put stand-ins for modules outside the blocks that other stages run."""
         replaced: list[str] = []
         for path, module in list(outer_modules(self.model, self.anatomy.blocks)):
             runs = self.anatomy.runs[path]
             names = [f"{path}.{name}" for name, _ in module.named_parameters()]
             below = any(path.startswith(f"{outer}.") for outer in replaced)
-            if below or not names or not runs or self._calls(path):
+            is_changed = any(name.startswith(f"{path}.") for name in changed_buffers)
+            if below or not (names or is_changed) or not runs or self._calls(path):
                 continue
             own = module.named_parameters(recurse=False)
             kept = {name: p for name, p in own if self._needs(f"{path}.{name}")}
@@ -291,6 +287,13 @@ class Stage(SplitPart):
                 del module._parameters[name]
                 zeros = unbacked_zeros(parameter, torch.device("cpu"))
                 module.register_buffer(name, zeros, persistent=False)
+
+
+def _copied(model: nn.Module, own: Collection[str]) -> nn.Module:
+    """Copy a model that shares all parameters and buffers but some with the copy."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    shared: dict[int, Any] = {id(tensor): tensor for name, tensor in named if name not in own}
+    return copy.deepcopy(model, shared)
 
 
 def stages_of_rank(specs: Sequence[StageSpec], mesh: DeviceMesh) -> list[int]:

@@ -23,19 +23,21 @@ from planner.search.prospects import Group, Prospect
 from planner.search.relaxation import Relaxation, widest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
+from planner.strategy.fixed_rules import (
+    chunk_rule,
+    compile_rule,
+    recomputation_rule,
+    stream_rule,
+)
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
     FixedValues,
     broken_rule,
-    chunk_rule,
-    compile_rule,
     configurations,
     enumerate_degrees,
     heads_rule,
-    recomputation_rule,
-    stream_rule,
 )
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import RECOMPUTATIONS, Recomputation

@@ -145,7 +145,7 @@ def broken_rule(
             rule="global_batch_size % dp",
             detail=f"global_batch_size {global_batch_size} % (dp_replicate * dp_shard = "
             f"{degrees.dp}) = {global_batch_size % degrees.dp}; dp can be "
-            f"{_listed(divisors(global_batch_size))}",
+            f"{listed(divisors(global_batch_size))}",
         )
     return None
 
@@ -164,7 +164,7 @@ def heads_rule(
                 return BrokenRule(
                     rule=f"{name} % tp",
                     detail=f"{name} {size} % tp {degrees.tp} = {size % degrees.tp}; tp can be "
-                    f"{_listed(divisors(size))}, or fixed: attention is then whole on each rank",
+                    f"{listed(divisors(size))}, or fixed: attention is then whole on each rank",
                 )
     return None
 
@@ -194,7 +194,7 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
                 return BrokenRule(
                     rule=f"{name} % cp",
                     detail=f"{name} {size} % cp {cp} = {size % cp}; cp can be "
-                    f"{_listed(divisors(size))}",
+                    f"{listed(divisors(size))}",
                 )
     return None
 
@@ -222,7 +222,7 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
             return BrokenRule(
                 rule="experts % ep",
                 detail=f"experts {size} % ep {ep} = {size % ep}; ep can be "
-                f"{_listed(divisors(size))}",
+                f"{listed(divisors(size))}",
             )
     if ep % degrees.tp:
         return BrokenRule(
@@ -231,75 +231,6 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
             f"those that share experts; ep can be 1 or a multiple of {degrees.tp}",
         )
     return None
-
-
-def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
-    """Refuse a fixed recomputation under which the model would fail."""
-    asked = fixed.activation_checkpointing or Recomputation.NONE
-    reason = facts.recompute_refusals.get(asked)
-    if reason is None:
-        return None
-    return BrokenRule(
-        rule="recomputation in place",
-        detail=f"activation_checkpointing={asked} holds tensors that the model overwrites:"
-        f" {reason}; none works, and so do versions of such ops that are not in place",
-    )
-
-
-def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | None:
-    """Refuse to compile split blocks: torch.compile does not trace how they run."""
-    if not fixed.compile or not degrees.splits_modules:
-        return None
-    axis = degrees.split_axis
-    return BrokenRule(
-        rule=f"compile with {axis}",
-        detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
-        f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
-    )
-
-
-def stream_rule(
-    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
-) -> BrokenRule | None:
-    """Refuse sequence parallelism that is asked for where tp cannot split the stream.
-
-    Without tp there is nothing to split, and the plan says that it has no effect.
-    """
-    tp = degrees.tp
-    if not fixed.sequence_parallel or tp == 1 or _can_split(degrees, facts):
-        return None
-    if facts.sequence is None:
-        return BrokenRule(
-            rule="sequence_parallel needs a sequence",
-            detail=f"sequence_parallel=true with tp {tp} splits the sequence of what blocks hand "
-            "on, but they do not hand on one tensor of (batch, sequence, features); "
-            "sequence_parallel can be false",
-        )
-    return BrokenRule(
-        rule="sequence % tp",
-        detail=f"sequence_parallel=true: sequence {facts.sequence} % tp {tp} = "
-        f"{facts.sequence % tp}; tp can be {_listed(divisors(facts.sequence))}, or "
-        "sequence_parallel false",
-    )
-
-
-def chunk_rule(
-    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
-) -> BrokenRule | None:
-    """Refuse chunks of a loss where something is split over its rows or classes, or it has none."""
-    if (fixed.loss_chunks or 1) == 1:
-        return None
-    asked = f"loss_chunks={fixed.loss_chunks}"
-    if isinstance(facts.loss, str):
-        return BrokenRule(rule="loss_chunks", detail=f"{asked}: {facts.loss}; loss_chunks can be 1")
-    axis = degrees.split_axis
-    if axis not in (Axis.TP, Axis.CP) or not degrees.splits_modules:
-        return None
-    return BrokenRule(
-        rule=f"loss_chunks with {axis}",
-        detail=f"{asked} with {axis} {getattr(degrees, axis)}: chunks are rows of logits that lie "
-        f"whole on a rank; {axis} can be 1, or loss_chunks 1",
-    )
 
 
 def _loss_chunks(
@@ -318,14 +249,15 @@ def _loss_chunks(
             return BrokenRule(
                 rule="rows % loss_chunks",
                 detail=f"{rows} rows of a microbatch of {microbatch_size} % loss_chunks {asked} = "
-                f"{rows % asked}; it can be {_listed(divisors(rows))}",
+                f"{rows % asked}; it can be {listed(divisors(rows))}",
             )
         return asked
     least = -(-rows * facts.loss.classes * DTYPE_BYTES[Dtype.FLOAT32] // CHUNK_BYTES)
     return next((count for count in divisors(rows) if count >= least), 1)
 
 
-def _listed(numbers: list[int]) -> str:
+def listed(numbers: list[int]) -> str:
+    """Spell out what would work."""
     shown = numbers if len(numbers) <= 10 else [*numbers[:7], "...", *numbers[-2:]]
     return ", ".join(str(number) for number in shown)
 
@@ -348,14 +280,13 @@ def configurations(
                 rule="batch % microbatch_size",
                 detail=f"{samples} samples per data-parallel rank % microbatch_size "
                 f"{fixed.microbatch_size} = {samples % fixed.microbatch_size}; it can be "
-                f"{_listed(sizes)}",
+                f"{listed(sizes)}",
             )
             return
         sizes = [fixed.microbatch_size]
-    found = False
-    schedules = _schedules(degrees.pp, facts, fixed)
+    found, schedules = False, _schedules(degrees.pp, facts, fixed)
     reason = None if schedules else _too_few_cuts(degrees.pp, facts, fixed)
-    splits = _options(possible=_can_split(degrees, facts), fixed=fixed.sequence_parallel)
+    splits = _options(possible=can_split_stream(degrees, facts), fixed=fixed.sequence_parallel)
     for size in sizes:
         chunks = _loss_chunks(degrees, facts, fixed, size)
         for schedule, virtual_stages in schedules:
@@ -423,7 +354,8 @@ def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
     return _options(possible=degrees.shards > 1, fixed=fixed.reshard_after_forward)
 
 
-def _can_split(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
+def can_split_stream(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
+    """Whether tp divides the sequence of what blocks hand on."""
     return degrees.tp > 1 and facts.sequence is not None and facts.sequence % degrees.tp == 0
 
 

@@ -48,6 +48,7 @@ class Outcome:
     rows: list
     """Of steps."""
     weights: dict
+    buffers: dict
 
     @property
     def losses(self):
@@ -70,21 +71,26 @@ def arguments_of(folder, *, name="run", steps=3, extra=()):
 def outcome_of(folder, *, name="run", steps=3):
     lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     rows = [line for line in lines if "loss" in line]  # others are of evaluations
-    return Outcome(rows=rows, weights=read_weights(folder / name / f"step-{steps:08d}"))
+    checkpoint = folder / name / f"step-{steps:08d}"
+    return Outcome(
+        rows=rows,
+        weights=read_weights(checkpoint),
+        buffers=read_weights(checkpoint, kind="buffers"),
+    )
 
 
-def read_weights(checkpoint):
+def read_weights(checkpoint, *, kind="weights"):
     reader = FileSystemReader(checkpoint)
     entries = reader.read_metadata().state_dict_metadata
     weights = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in entries.items()
-        if key.startswith("weights.")
+        if key.startswith(f"{kind}.")
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(weights, storage_reader=FileSystemReader(checkpoint), no_dist=True)
-    return {key.removeprefix("weights."): value for key, value in weights.items()}
+    return {key.removeprefix(f"{kind}."): value for key, value in weights.items()}
 
 
 def largest_difference(found, expected):

@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 from planner.graph.analysis.loss_rows import LossRows
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
+from planner.strategy.fixed_rules import chunk_rule, recomputation_rule, stream_rule
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import (
     BrokenRule,
     FixedValues,
     broken_rule,
-    chunk_rule,
     configurations,
     divisors,
     enumerate_degrees,
     heads_rule,
-    recomputation_rule,
-    stream_rule,
 )
 
 FACTS = ModelFacts(

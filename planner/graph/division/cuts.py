@@ -9,6 +9,10 @@ crosses a cut can be handed over where the receiving stage's code can pick it up
   computes it again;
 * constants, which depend on the model's inputs alone: each stage makes them again.
 
+A buffer that a forward changes is like a parameter: the stage that calls its module has it. Where
+code around the blocks changes one by what a single stage computes, no cut is legal; what all
+stages count alike (a number of steps), each counts for itself.
+
 Stages receive in buffers of one size, so that no tensor is handed over whose size data decide (the
 rows that a mask chooses). Anything else (a tensor that a block leaves behind in an attribute, a
 parameter added between two blocks) forbids the cut, and the reason is kept.
@@ -19,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from planner.graph.analysis.changed_buffers import changes_of_buffers, written_values
 from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, StorageKind
 from planner.graph.recording.known_values import SHAPE_ONLY_OPS
 from planner.graph.recording.recording import ModuleCall, Recording
@@ -91,18 +96,16 @@ class _CutFinder:
         for op in self._forward:
             self._last_use.update(dict.fromkeys(op.inputs, op.id))
         self._crossing = self._find_crossing(unit_of_op, len(calls) + 2)
-        self._bound = self._find_bound()
-        self._sized_by_data = self._find_sized_by_data()
         blocks = {call.module for call in calls}
         self._blocks = blocks
         self._holders = {path for block in blocks for path in _above(block)}
         """Modules that contain blocks: every stage runs their code."""
-        self._parametric = {
-            path
-            for parameter in recording.parameters
-            for name in parameter.names
-            for path in _above(name)
-        }
+        self._changed = changes_of_buffers(recording.ops, recording.values, recording.storages)
+        self._bound = self._find_bound()
+        self._lonely = self._find_lonely()
+        self._sized_by_data = self._find_sized_by_data()
+        names = [name for parameter in recording.parameters for name in parameter.names]
+        self._parametric = {path for name in (*names, *self._owned()) for path in _above(name)}
         self._outputs = self._find_outputs()
 
     # What the step tells -------------------------------------------------------------------------
@@ -116,18 +119,37 @@ class _CutFinder:
                 crossing[unit].append(value)
         return crossing
 
+    def _owned(self) -> list[str]:
+        """Those of modules that hold no blocks: a single stage has them."""
+        changed = self._changed.values()
+        return [name for name in changed if name.rpartition(".")[0] not in self._holders]
+
     def _find_bound(self) -> set[int]:
         """Values that a stage cannot make again from the model's inputs alone."""
+        owned = set(self._owned())
         bound = {
             value.id
             for value in self._recording.values
             if self._recording.storages[value.storage].kind is StorageKind.PARAMETER
+            or self._changed.get(value.storage) in owned
         }
         for op in self._forward:
             depends = any(value in bound for value in op.inputs)
             if op.id in self._inside or depends or op.name in RANDOM_OPS:
                 bound.update(op.outputs)
         return bound
+
+    def _find_lonely(self) -> str:
+        """A buffer of code that all stages run, which one stage alone can change; "" for none."""
+        owned = set(self._owned())
+        written = (
+            self._recording.values[value].storage
+            for op in self._forward
+            if not self._bound.isdisjoint(op.inputs)
+            for value in written_values(op)
+        )
+        names = (self._changed[storage] for storage in written if storage in self._changed)
+        return min((name for name in names if name not in owned), default="")
 
     def _find_sized_by_data(self) -> set[int]:
         """Values that have another size for other data.
@@ -203,6 +225,11 @@ class _CutFinder:
         Raises:
             _NotCarriedError: It is not legal.
         """
+        if self._lonely:
+            raise _NotCarriedError(
+                f"code that every stage runs changes the buffer {self._lonely} by what one stage "
+                "computes; in a module of its own, without blocks, it may"
+            )
         crossing = self._crossing[unit]
         stream = self._stream(unit)
         if stream not in crossing:

@@ -1,0 +1,81 @@
+"""Rules of what a request fixes beside degrees, with the reason for each no."""
+
+from planner.strategy.facts import ModelFacts
+from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.rules import (
+    BrokenRule,
+    FixedValues,
+    can_split_stream,
+    divisors,
+    listed,
+)
+from planner.vocabulary import Axis, Recomputation
+
+
+def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
+    """Refuse a fixed recomputation under which the model would fail."""
+    asked = fixed.activation_checkpointing or Recomputation.NONE
+    reason = facts.recompute_refusals.get(asked)
+    if reason is None:
+        return None
+    return BrokenRule(
+        rule="recomputation in place",
+        detail=f"activation_checkpointing={asked} holds tensors that the model overwrites:"
+        f" {reason}; none works, and so do versions of such ops that are not in place",
+    )
+
+
+def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | None:
+    """Refuse to compile split blocks: torch.compile does not trace how they run."""
+    if not fixed.compile or not degrees.splits_modules:
+        return None
+    axis = degrees.split_axis
+    return BrokenRule(
+        rule=f"compile with {axis}",
+        detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
+        f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
+    )
+
+
+def stream_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Refuse sequence parallelism that is asked for where tp cannot split the stream.
+
+    Without tp there is nothing to split, and the plan says that it has no effect.
+    """
+    tp = degrees.tp
+    if not fixed.sequence_parallel or tp == 1 or can_split_stream(degrees, facts):
+        return None
+    if facts.sequence is None:
+        return BrokenRule(
+            rule="sequence_parallel needs a sequence",
+            detail=f"sequence_parallel=true with tp {tp} splits the sequence of what blocks hand "
+            "on, but they do not hand on one tensor of (batch, sequence, features); "
+            "sequence_parallel can be false",
+        )
+    return BrokenRule(
+        rule="sequence % tp",
+        detail=f"sequence_parallel=true: sequence {facts.sequence} % tp {tp} = "
+        f"{facts.sequence % tp}; tp can be {listed(divisors(facts.sequence))}, or "
+        "sequence_parallel false",
+    )
+
+
+def chunk_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Refuse chunks of a loss where something is split over its rows or classes, or it has none."""
+    if (fixed.loss_chunks or 1) == 1:
+        return None
+    asked = f"loss_chunks={fixed.loss_chunks}"
+    if isinstance(facts.loss, str):
+        return BrokenRule(rule="loss_chunks", detail=f"{asked}: {facts.loss}; loss_chunks can be 1")
+    axis = degrees.split_axis
+    if axis not in (Axis.TP, Axis.CP) or not degrees.splits_modules:
+        return None
+    return BrokenRule(
+        rule=f"loss_chunks with {axis}",
+        detail=f"{asked} with {axis} {getattr(degrees, axis)}: chunks are rows of logits that lie "
+        f"whole on a rank; {axis} can be 1, or loss_chunks 1",
+    )
