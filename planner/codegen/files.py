@@ -38,7 +38,8 @@ def script_files(
     verify_layout(plan)
     script = emit_script(plan, cluster=cluster, folder=folder)
     user = model_files(plan.model, folder)
-    looks = bool(plan.data_reads) and looks_at_model(plan)
+    # The search has tried what is split, with all answers to reads, and no stages.
+    looks = looks_at_model(plan) and (bool(plan.data_reads) or plan.degrees.pp > 1)
     if looks or plan.compile:
         from planner.codegen.trial import ModelTrial  # imports torch
 

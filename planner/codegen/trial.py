@@ -57,9 +57,16 @@ class ModelTrial:
             with self._model() as (model, microbatch):
                 examine(model, self._blocks, microbatch, self._dtype, self._reads)
         except Exception as error:  # the model's own code may raise anything
+            words = f"{type(error).__name__}: {error}"
+            if not self._reads:
+                raise CodegenError(
+                    "stages are cut from copies of the model, and one without data does not run: "
+                    + words,
+                    hint="plan with --fix pp=1",
+                ) from error
             raise CodegenError(
                 "the model reads data where the script looks at it without any, and the plan's "
-                f"hints and assumptions do not answer that: {type(error).__name__}: {error}",
+                f"hints and assumptions do not answer that: {words}",
                 hint="plan with --fix pp=1 --fix sequence_parallel=false, or decide from shapes",
             ) from error
 

@@ -1,9 +1,11 @@
 """What a model consists of, seen in one forward on the meta device."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -258,7 +260,47 @@ def meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(model, memo)
+    return copied(model, memo)
+
+
+def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
+    """Copy a model with the functions in it, hooks say, that hold the model or parts of it.
+
+    ``copy.deepcopy`` alone takes functions as they are: those of a copy would work on the original.
+
+    Args:
+        model: What to copy.
+        copies: What stands for some of its tensors, by identity; gets the other copies.
+    """
+    twin = copy.deepcopy(model, copies)
+    for module in twin.modules():
+        own = vars(module)
+        for holder in (own, *(each for each in own.values() if isinstance(each, dict))):
+            for key, value in holder.items():
+                if isinstance(value, FunctionType) and value.__closure__:
+                    holder[key] = _with_copies(value, copies)
+    return twin
+
+
+def _with_copies(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:
+    """Return a function that holds copies of what it holds, itself where there are none."""
+    cells = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            if id(cell.cell_contents) in copies:
+                cell = CellType(copies[id(cell.cell_contents)])
+        cells.append(cell)
+    if tuple(cells) == function.__closure__:
+        return function
+    new = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None) -> None:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import FrameType
@@ -44,10 +44,29 @@ class DataRead:
     often in a row."""
 
 
+@contextmanager
+def _autocast_without_data() -> Iterator[None]:
+    """Take ``torch.autocast`` of the meta device, which raises, as that of the CPU.
+
+    It does nothing to tensors without data.
+    """
+    own = torch.autocast.__init__
+
+    def initialised(self: torch.autocast, device_type: str, *args: Tree, **kwargs: Tree) -> None:
+        own(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    torch.autocast.__init__ = initialised  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = own  # type: ignore[method-assign]
+
+
 class PlannedReads(TorchFunctionMode):
     """Answers what lines of the model read of data that is not there, as planned.
 
-    Functions that the model compiles run as they are written: there is nothing to compile for.
+    Functions that the model compiles run as they are written: there is nothing to compile for. So
+    does code under autocast for the device of its tensors, where that has none.
     """
 
     def __init__(self, reads: Sequence[DataRead] = ()) -> None:
@@ -55,17 +74,18 @@ class PlannedReads(TorchFunctionMode):
         self._answers = {
             (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
         }
-        self._uncompiled = ExitStack()
+        self._as_written = ExitStack()
 
     def __enter__(self) -> Self:
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it takes long to import
-            self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+            self._as_written.enter_context(torch.compiler.set_stance("force_eager"))
+        self._as_written.enter_context(_autocast_without_data())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Tree) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._uncompiled.close()
+        self._as_written.close()
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None

@@ -230,8 +230,15 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "cumsum": _along,
     "scatter": _placed,
     "scatter_add": _placed,
-    "hardswish_backward": _pointwise,
-    "log_sigmoid_backward": _pointwise,
+    # Elementwise by definition, though torch does not tag them.
+    **dict.fromkeys(
+        (
+            *("elu_backward", "hardshrink_backward", "hardsigmoid_backward", "hardswish_backward"),
+            *("hardtanh_backward", "leaky_relu_backward", "log_sigmoid_backward"),
+            *("mish_backward", "softplus_backward", "softshrink_backward"),
+        ),
+        _pointwise,
+    ),
 }
 """Ops that the script runs besides those whose layouts the planner follows: of backward, most of
 them."""

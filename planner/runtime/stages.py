@@ -1,6 +1,5 @@
 """Pipeline stages: the user's model with stand-ins for all that other stages run."""
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .anatomy import Anatomy, Output, Sketch, lies_in_any, outer_modules, sketches_of
+from .anatomy import Anatomy, Output, Sketch, copied, lies_in_any, outer_modules, sketches_of
 from .meshes import axis_names
 from .model import UserModel, run_model
 from .split_part import SplitPart
@@ -77,7 +76,7 @@ class Stage(SplitPart):
         again = {n for n, u in anatomy.users.items() if not all(map(u.isdisjoint, earlier))}
         own = {name for name in again if not anatomy.users[name].isdisjoint(units)}
         super().__init__(
-            _copied(model, {*own, *changed_buffers}),
+            _copy(model, {*own, *changed_buffers}),
             user,
             blocks=anatomy.blocks[spec.first_block : spec.end_block],
             first_block=spec.first_block,
@@ -289,11 +288,11 @@ class Stage(SplitPart):
                 module.register_buffer(name, zeros, persistent=False)
 
 
-def _copied(model: nn.Module, own: Collection[str]) -> nn.Module:
+def _copy(model: nn.Module, own: Collection[str]) -> nn.Module:
     """Copy a model that shares all parameters and buffers but some with the copy."""
     named = (*model.named_parameters(), *model.named_buffers())
     shared: dict[int, Any] = {id(tensor): tensor for name, tensor in named if name not in own}
-    return copy.deepcopy(model, shared)
+    return copied(model, shared)
 
 
 def stages_of_rank(specs: Sequence[StageSpec], mesh: DeviceMesh) -> list[int]:

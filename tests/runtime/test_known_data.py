@@ -143,3 +143,12 @@ def test_what_the_model_compiles_runs_as_it_is_written():
     with mode:
         assert gated(numbers).shape == (2,)
         assert bool((gated(numbers) < 1).all())
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {"dtype": torch.bfloat16}])
+def test_code_under_autocast_for_its_tensors_runs_without_data(options):
+    numbers, mode = known()
+    with mode, torch.autocast(numbers.device.type, **options):
+        assert (numbers.double() @ numbers.double()).dtype is torch.float64
+    with pytest.raises(RuntimeError):
+        torch.autocast(META.type, **options)

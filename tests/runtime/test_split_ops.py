@@ -66,3 +66,24 @@ def test_a_part_of_a_whole_tensor_keeps_no_more_than_itself(samples):
     local = unwrapped(part)
     assert local.untyped_storage().nbytes() == whole.untyped_storage().nbytes() // TP
     assert torch.equal(local, whole[:, 4:])
+
+
+ACTIVATIONS = {
+    name: getattr(torch.nn.functional, name)
+    for name in (
+        *("celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh"),
+        *("leaky_relu", "logsigmoid", "mish", "relu", "relu6", "selu", "silu", "softplus"),
+        *("softshrink", "softsign", "tanh", "tanhshrink"),
+    )
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_run_on_parts_forward_and_backward(name):
+    """Kernels of a device, which a run without data may not meet."""
+    x, layout = torch.randn(2, 3, 8, dtype=torch.float64), shard(2)
+    activation = ACTIVATIONS[name]
+    whole = gradient(lambda each: activation(each).sum(), x)
+    found = gradients_of_parts(activation, x, layout)
+    for part, expected in zip(found, parts_of(whole, layout), strict=True):
+        torch.testing.assert_close(part, expected)
