@@ -202,10 +202,11 @@ ORDERS = {
         ("run",),
     ),
     "codegen": (
-        ("source", "trial"),
+        ("source",),
         ("expected", "model_files", "reads"),
         ("imports",),
         ("emit",),
+        ("trial",),
         ("files",),
     ),
     "export": (

@@ -251,13 +251,25 @@ def _blocks_source(blocks: Sequence[str]) -> str:
     return wrapped_tuple(items, column=len("BLOCKS = "), indent=0)
 
 
-def _stage_source(plan: Plan, stage: StagePlan) -> str:
+def blocks_of_stage(plan: Plan, stage: StagePlan) -> range:
+    """Positions among the blocks of those that a stage runs."""
     positions = _block_positions(plan)
-    held = [u for u in range(stage.first_unit, stage.end_unit) if u in positions]
+    held = _held(plan, stage)
     before = [b for u, b in positions.items() if u < stage.first_unit]
     first = positions[held[0]] if held else (max(before) + 1 if before else 0)
-    recompute = _recompute(plan, stage, held)
-    arguments = [str(stage.pp_rank), str(first), str(first + len(held))]
+    return range(first, first + len(held))
+
+
+def _held(plan: Plan, stage: StagePlan) -> list[int]:
+    """Units of a stage that are blocks."""
+    positions = _block_positions(plan)
+    return [u for u in range(stage.first_unit, stage.end_unit) if u in positions]
+
+
+def _stage_source(plan: Plan, stage: StagePlan) -> str:
+    blocks = blocks_of_stage(plan, stage)
+    recompute = _recompute(plan, stage, _held(plan, stage))
+    arguments = [str(stage.pp_rank), str(blocks.start), str(blocks.stop)]
     if any(mode != Recomputation.NONE for mode in recompute):
         arguments.append(runs_of(recompute))
     if stage.carried:

@@ -1,8 +1,10 @@
 """What the script does with the model before it trains, done before the script is written.
 
 The script of some plans runs the model once on the meta device, to see what a stage consists of. A
-model that reads data there needs the answers of its plan, and not every read can be answered. And
-code of a block that torch.compile does not trace would end the first step.
+model that reads data there needs the answers of its plan, and not every read can be answered. Each
+stage then runs the model's code with stand-ins for what others hold, which code may not bear that
+keeps tensors in attributes. And code of a block that torch.compile does not trace would end the
+first step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,14 +17,18 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from planner.codegen.emit import blocks_of_stage
 from planner.errors import CodegenError
-from planner.plan.types import Plan
-from planner.runtime.anatomy import examine, meta_twin, run_on_meta
+from planner.plan.types import Plan, StagePlan
+from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
 from planner.runtime.first_weights import parameters_on_meta
-from planner.runtime.known_data import DataRead
+from planner.runtime.known_data import DataRead, KnownData
 from planner.runtime.model import UserModel, user_module
 from planner.runtime.options import DTYPES
-from planner.runtime.trees import Args, Kwargs, Tree
+from planner.runtime.pipeline import examples
+from planner.runtime.stages import Stage, StageSpec
+from planner.runtime.stand_ins import EarlierModule
+from planner.runtime.trees import Args, Kwargs, Tree, cast_floats
 
 
 class ModelTrial:
@@ -55,7 +61,8 @@ class ModelTrial:
         """
         try:
             with self._model() as (model, microbatch):
-                examine(model, self._blocks, microbatch, self._dtype, self._reads)
+                anatomy = examine(model, self._blocks, microbatch, self._dtype, self._reads)
+                stages = self._stages(model, anatomy)
         except Exception as error:  # the model's own code may raise anything
             words = f"{type(error).__name__}: {error}"
             if not self._reads:
@@ -69,6 +76,45 @@ class ModelTrial:
                 f"hints and assumptions do not answer that: {words}",
                 hint="plan with --fix pp=1 --fix sequence_parallel=false, or decide from shapes",
             ) from error
+
+        for stage in stages:
+            try:
+                self._run(stage, microbatch)
+            except Exception as error:  # the same
+                raise CodegenError(
+                    f"stage {stage.index} of {len(stages)} does not run the model's code, of which "
+                    f"others hold parts: {type(error).__name__}: {_first_line(error)}",
+                    hint="plan with --fix pp=1, or hand over what code around the blocks reads as "
+                    "arguments and results of modules",
+                ) from error
+
+    def _stages(self, model: nn.Module, anatomy: Anatomy) -> list[Stage]:
+        """Cut the stages as the script does, without data."""
+        plan = self._plan
+        if plan.degrees.pp == 1:
+            return []
+        specs = [_spec(plan, stage) for stage in plan.stages]
+        changed = plan.model.changed_buffers
+        twin = meta_twin(model, self._dtype)
+        return [
+            Stage(twin, anatomy, _NoLoss(), specs, index, changed) for index in range(len(specs))
+        ]
+
+    def _run(self, stage: Stage, microbatch: Tree) -> None:
+        """Run the forward of a stage on the meta device."""
+        meta = torch.device("meta")
+        for module in stage.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(meta)
+            if isinstance(module, EarlierModule):
+                module.allocate(meta)
+        stage.register_late_hooks()
+        received = () if stage.is_first else examples(stage, None, after=False)
+        inputs = cast_floats(
+            tree_map_only(torch.Tensor, lambda t: t.to(meta), microbatch), self._dtype
+        )
+        with KnownData(inputs, microbatch, self._reads):
+            stage(*received, inputs=inputs, targets=None)
 
     def compile(self) -> None:
         """Trace the blocks as torch.compile does, the first of each class.
@@ -115,6 +161,26 @@ class ModelTrial:
             with parameters_on_meta():
                 built = getattr(user_module(user), user.factory)()
             yield built, user.example_batch(self._plan.microbatch_size)[0]
+
+
+def _spec(plan: Plan, stage: StagePlan) -> StageSpec:
+    """The stage as the script names it, without what is recomputed."""
+    blocks, stream = blocks_of_stage(plan, stage), stage.stream_output
+    return StageSpec(
+        stage.pp_rank,
+        blocks.start,
+        blocks.stop,
+        receives=tuple((each.module, each.index) for each in stage.carried),
+        stream_output=None if stream is None else (stream.module, stream.index),
+    )
+
+
+class _NoLoss:
+    """Stands for the model file: losses may read targets."""
+
+    def loss(self, _output: Tree, _targets: Tree) -> torch.Tensor:
+        """Return no loss."""
+        return torch.zeros(())
 
 
 def _note_arguments(

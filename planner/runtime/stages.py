@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .anatomy import Anatomy, Output, Sketch, copied, lies_in_any, outer_modules, sketches_of
 from .meshes import axis_names
-from .model import UserModel, run_model
+from .model import run_model
+from .part import OffersLoss
 from .split_part import SplitPart
 from .stand_ins import (
     AbsentModule,
@@ -55,7 +56,7 @@ class Stage(SplitPart):
         self,
         model: nn.Module,
         anatomy: Anatomy,
-        user: UserModel,
+        user: OffersLoss,
         specs: Sequence[StageSpec],
         index: int,
         changed_buffers: Sequence[str] = (),
@@ -172,6 +173,8 @@ class Stage(SplitPart):
             if returned:
                 hook = functools.partial(self._return_received, returned)
                 modules[path].register_forward_hook(hook)
+        for earlier in self._earlier:
+            earlier.tell_listeners()
 
     def _check_sent(self, output: Output) -> None:
         """Check that the stage makes an output itself or gets it from the previous stage.

@@ -84,6 +84,10 @@ class EarlierModule(StandIn):
     def __init__(self, original: nn.Module, calls: Sequence[Call], twin: nn.Module) -> None:
         super().__init__(original)
         self._calls = calls
+        self._listeners = [
+            (hook, key in original._forward_hooks_with_kwargs)
+            for key, hook in original._forward_hooks.items()
+        ]
         self._sizes_of = twin.forward  # a bound method: the twin is no submodule
         self._next_call = 0
         self._zeros: dict[Sketch, Tensor] = {}
@@ -95,6 +99,19 @@ class EarlierModule(StandIn):
         for call in self._calls:
             for sketch in sketches_of(call):
                 self._zeros[sketch] = unbacked_zeros(sketch, device)
+
+    def tell_listeners(self) -> None:
+        """Let the user's forward hooks see what the hooks that are registered now leave.
+
+        They may keep it for code that runs here, at a place in a list, say. What they return the
+        received tensor has been through already.
+        """
+        if self._listeners:
+            self.register_forward_hook(self._tell, with_kwargs=True)
+
+    def _tell(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Tree) -> None:
+        for hook, takes_kwargs in self._listeners:
+            hook(module, args, kwargs, output) if takes_kwargs else hook(module, args, output)
 
     def restart(self) -> None:
         """Begin a forward of the model."""

@@ -3,16 +3,16 @@
 All stages run in one process, each cut off from the others as torch's pipeline does it.
 """
 
-import copy
 from pathlib import Path
 
 import pytest
 import random_model
 import torch
+from torch import nn
 
 from planner.graph.loading.load import load_model, wrap_module
 from planner.graph.trace import trace_model
-from planner.runtime.anatomy import examine
+from planner.runtime.anatomy import copied, examine
 from planner.runtime.model import UserModel, run_model, user_module
 from planner.runtime.pipeline import examples
 from planner.runtime.stages import Stage, StageSpec
@@ -78,7 +78,7 @@ def run_backward(calls):
 
 def check_stages(graph, model, user, inputs, targets):
     model, inputs = model.double(), cast_floats(inputs, torch.float64)
-    whole = copy.deepcopy(model)
+    whole = copied(model, {})
     expected = user.loss(run_model(whole, inputs), targets)
     expected.backward()
     blocks = tuple(unit.name for unit in graph.units[1:-1])
@@ -131,3 +131,40 @@ def test_random_models_cut_everywhere():
     assert num_cuts > 2 * NUM_RANDOM_MODELS
     assert num_carried > NUM_RANDOM_MODELS
     assert num_refused > 0
+
+
+class Listening(nn.Module):
+    """Reads by their places what hooks have kept of blocks, one of which changes its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.kept = []
+        for block in self.blocks:
+            block.register_forward_hook(lambda _, __, output: self.kept.append(output))
+        self.blocks[1].register_forward_hook(lambda _, __, output: output * 2)
+
+    def forward(self, x):
+        self.kept.clear()
+        x = self.blocks(x).tanh()
+        return x + self.kept[2] * self.kept[3]
+
+
+class MeanUser:
+    """Stands for its model file."""
+
+    @staticmethod
+    def loss(output, _):
+        return output.square().mean()
+
+
+def test_hooks_that_hold_the_model_keep_what_other_stages_made():
+    loaded = wrap_module(
+        Listening,
+        example_batch=lambda size: (torch.randn(size, 4), None),
+        loss_fn=MeanUser.loss,
+    )
+    graph = trace_model(loaded, microbatch_size=2, dtype="float64")
+    assert len(graph.cuts) == 4
+    torch.manual_seed(0)
+    check_stages(graph, Listening(), MeanUser(), torch.randn(2, 4), None)
