@@ -30,6 +30,9 @@ LEAST_MARGIN = 0.05
 """Share of a device's memory that plans keep free where the request says nothing: predicted peaks
 are within it of the live tensors of emitted scripts, and no profile states a larger error."""
 
+MOST_GPUS = 2**20
+"""Devices up to which numbers are taken: lists of all nodes fit the memory of this machine."""
+
 SAMPLES_PER_GPU = 8
 """Global batch size per device where the request names none."""
 
@@ -117,6 +120,11 @@ def check_request(request: PlanRequest) -> PlanRequest:
     ):
         if value is not None:
             _check_positive(option, value)
+    if request.gpus > MOST_GPUS:
+        raise RequestError(
+            f"--gpus {request.gpus:,}: plans are made for {MOST_GPUS:,} at most",
+            hint=f"Use --gpus {MOST_GPUS} or fewer.",
+        )
     limit_s = request.time_limit_s
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
         raise RequestError(

@@ -55,6 +55,7 @@ def test_fixed_values_get_one_spelling_and_one_order():
     [
         ({"gpus": 0}, "--gpus 0: it must be at least 1"),
         ({"gpus": -8}, "--gpus -8"),
+        ({"gpus": 10**11}, "--gpus 100,000,000,000: plans are made for 1,048,576 at most"),
         ({"gpus_per_node": 0}, "--gpus-per-node 0"),
         ({"global_batch_size": 0}, "--global-batch-size 0"),
         ({"seq_len": 0}, "--seq-len 0"),
