@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
@@ -77,7 +78,11 @@ class Part(nn.Module):
 
     def materialise(self) -> None:
         """Allocate parameters that are still on the meta device; they get their values later."""
-        self.has_weights = not any(parameter.is_meta for parameter in self.parameters())
+        on_meta = [parameter for parameter in self.parameters() if parameter.is_meta]
+        self.has_weights = not on_meta
+        for plain in (p for p in on_meta if not isinstance(p, DTensor)):  # tied ones stay tied
+            made = nn.Parameter(torch.empty_like(plain, device=self.device), plain.requires_grad)
+            swap_tensors(plain, made)  # type: ignore[no-untyped-call]
         self._apply(  # type: ignore[no-untyped-call]
             lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
         )
@@ -99,12 +104,10 @@ def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
 def shard_parameters(
     part: Part, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
 ) -> None:
-    """Apply FSDP2 to each block and then to the rest of the part.
+    """Apply FSDP2 to each block and then to the rest, which stays gathered until its backward.
 
-    The rest (prologue, epilogue) stays gathered between forward and backward: it would be gathered
-    again at once. The mesh is that of the ranks that share the state, with those that replicate it
-    before them. Where one rank alone has it, and nothing is cast or split, parameters stay as they
-    are: FSDP2 would copy them and their gradients.
+    The mesh is that of the ranks that share the state, with those that replicate it before them.
+    Where one rank has it, and nothing is cast or split, FSDP2 would only copy: parameters stay.
     """
     is_split = any(isinstance(parameter, DTensor) for parameter in part.parameters())
     if mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split:
@@ -121,12 +124,9 @@ def shard_parameters(
 
 
 def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Compute in a dtype, with gradients reduced in that of the masters."""
-    mixed = dtype is not master_dtype(dtype)
+    """Compute in a dtype, but keep that of rotary tables and the like; reduce in the masters'."""
     return MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None,
-        reduce_dtype=master_dtype(dtype) if mixed else None,
-        cast_forward_inputs=False,  # rotary tables and the like keep their precision
+        param_dtype=dtype, reduce_dtype=master_dtype(dtype), cast_forward_inputs=False
     )
 
 
