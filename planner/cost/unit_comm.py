@@ -8,11 +8,6 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.runtime.layout import Layout
 from planner.strategy.conversion import Collective, conversion, operand_bytes
 from planner.strategy.nodes import NodeStrategy, RoutedRows
-from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype
-
-_SOFTMAX_REDUCTIONS = 3
-"""All-reduces of a vocabulary-parallel loss: row maximum, row sum, target's log-probability."""
 
 Comm = Sequence[CommWork]
 """Collectives of one pass."""
@@ -48,10 +43,9 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[
         for value, layout in strategy.outputs.items()
         if value in strategy.layouts
     ]
-    if strategy.loss_rows:
-        rows_bytes = strategy.loss_rows * DTYPE_BYTES[Dtype.FLOAT32]
-        row = CommWork(kind="all_reduce", num_bytes=rows_bytes)
-        found.append(([row] * _SOFTMAX_REDUCTIONS, []))
+    for sums in strategy.row_sums:
+        row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes)
+        found.append(([row] * sums.forward, [row] * sums.backward))
     found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
     for value in strategy.exchanged:
         exchange = _work(graph, value, "all_to_all", ranks)

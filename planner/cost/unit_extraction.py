@@ -65,7 +65,8 @@ def unit_work(
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     inner, extra = view.inner_storages(), view.loss_workspaces()
-    peaks = unit_peaks(graph, unit.forward_ops, unit.backward_ops, view.shares, inner, extra)
+    ops = (unit.forward_ops, unit.backward_ops)
+    peaks = unit_peaks(graph, *ops, view.shares, inner, extra)
     activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
@@ -83,10 +84,10 @@ def unit_work(
         frozen_elements=parameters.elements(trained=False),
         experts_trained_elements=parameters.elements(trained=True, experts=True),
         experts_frozen_elements=parameters.elements(trained=False, experts=True),
+        outer_trained_elements=parameters.elements(trained=True, outer=True),
+        outer_frozen_elements=parameters.elements(trained=False, outer=True),
         summed_gradient_elements=parameters.summed_gradient_elements(),
-        waiting_gradient_bytes=waiting_gradient_bytes(
-            graph, unit.forward_ops, unit.backward_ops, view.shares
-        ),
+        waiting_gradient_bytes=waiting_gradient_bytes(graph, *ops, view.shares),
         released_bytes=view.released_bytes(),
         trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
     )
@@ -210,8 +211,7 @@ class _UnitView:
         """Memory of the loss beyond what the graph shows, by op; see ``workspace_bytes``."""
         if self.kernels.splits_loss_in_place:
             return {}
-        nodes = zip(self.problem.folded.nodes, self.chosen, strict=True)
-        ops = [op for node, strategy in nodes if strategy.loss_rows for op in node.ops]
+        ops = [sums.op for strategy in self.chosen for sums in strategy.row_sums]
         return {op: workspace_bytes(self.graph, op, self.shares[op]) for op in ops}
 
     def _own_storage(self, value: int) -> int | None:

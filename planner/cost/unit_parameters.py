@@ -26,19 +26,22 @@ class UnitParameters:
         self._shares = self._least_shares()
         self._of_experts = self._read_by(lambda strategy: strategy.routed is not None)
 
-    def elements(self, *, trained: bool, experts: bool = False) -> int:
+    def elements(self, *, trained: bool, experts: bool = False, outer: bool = False) -> int:
         """Elements on one rank of the trained or of the frozen parameters.
 
         Args:
             trained: Which of them.
             experts: Those alone that are of experts which other ranks have not.
+            outer: Those alone that lie outside of the module whose unit it is.
         """
         total = 0.0
         for index in self._unit.parameters:
             parameter = self._graph.parameters[index]
-            if parameter.requires_grad == trained and (
-                not experts or parameter.storage in self._of_experts
-            ):
+            if experts and parameter.storage not in self._of_experts:
+                continue
+            if outer and any(name.startswith(f"{self._unit.name}.") for name in parameter.names):
+                continue
+            if parameter.requires_grad == trained:
                 total += parameter.num_elements * self._shares.get(parameter.storage, 1.0)
         return round(total)
 

@@ -66,6 +66,10 @@ class UnitWork:
     """Those of ``trained_elements`` that are of experts which other ranks have not."""
     experts_frozen_elements: int = 0
     """Those of ``frozen_elements`` that are."""
+    outer_trained_elements: int = 0
+    """Those of ``trained_elements`` that lie outside of the unit's block: what runs behind it."""
+    outer_frozen_elements: int = 0
+    """Those of ``frozen_elements`` that do."""
     summed_gradient_elements: int = 0
     """Elements of whole trained parameters on a split stream; tp sums their gradients."""
     trained_tensors: int = 0

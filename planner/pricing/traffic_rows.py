@@ -165,21 +165,33 @@ class _Counted:
                 yield _Moved("all_reduce", Axis.DP_REPLICATE, 1, share_bytes)
 
     def _groups(self, stage: StagePlan) -> Iterator[tuple[int, int, bool, str]]:
-        """Trained and frozen elements of each group, whether it is of a block, and its axis."""
+        """Trained and frozen elements of each group, whether it is of a block, and its axis.
+
+        What runs between blocks is gathered with all around them, as what several units read is.
+        """
         held = range(stage.first_unit, stage.end_unit)
-        root = [unit for unit in held if unit not in self._blocks]
         units = self._work.units
-        for unit in (units[index] for index in held if index in self._blocks):
+        trained = frozen = 0
+        for index in held:
+            unit = units[index]
+            if index not in self._blocks:
+                trained += unit.trained_elements
+                frozen += unit.frozen_elements
+                continue
+            outer = unit.outer_trained_elements, unit.outer_frozen_elements
+            trained += outer[0]
+            frozen += outer[1]
             experts = unit.experts_trained_elements, unit.experts_frozen_elements
-            others = unit.trained_elements - experts[0], unit.frozen_elements - experts[1]
+            others = (
+                unit.trained_elements - experts[0] - outer[0],
+                unit.frozen_elements - experts[1] - outer[1],
+            )
             if sum(others):
                 yield *others, True, Axis.DP_SHARD
             if sum(experts):
                 yield *experts, True, _EXPERT_SHARDS
-        trained = sum(units[unit].trained_elements for unit in root)
-        frozen = sum(units[unit].frozen_elements for unit in root)
         for tied in self._work.tied:
-            copies = max(0, sum(unit in root for unit in tied.units) - 1) * tied.elements
+            copies = max(0, sum(unit in held for unit in tied.units) - 1) * tied.elements
             trained -= copies if tied.trained else 0
             frozen -= 0 if tied.trained else copies
         if trained + frozen:

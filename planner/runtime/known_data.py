@@ -4,10 +4,11 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import FrameType
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,13 +45,27 @@ class DataRead:
 
 
 class PlannedReads(TorchFunctionMode):
-    """Answers what lines of the model read of data that is not there, as planned."""
+    """Answers what lines of the model read of data that is not there, as planned.
+
+    Functions that the model compiles run as they are written: there is nothing to compile for.
+    """
 
     def __init__(self, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
         self._answers = {
             (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
         }
+        self._uncompiled = ExitStack()
+
+    def __enter__(self) -> Self:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it takes long to import
+            self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Tree) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._uncompiled.close()
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -254,15 +269,18 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
         if source.dtype is torch.bool:
             return bool(answer)
         return answer if source.is_floating_point() else int(answer)
-    if name in ("nonzero", "where") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
+    if (
+        name in ("nonzero", "where", "argwhere")
+        and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1
+    ):
         size = int(next(answers))
         if name == "where" or kwargs.get("as_tuple"):
             return _positions(size, source, source.dim())
         return torch.empty((size, source.dim()), dtype=torch.long, device=source.device)
     if name == "tolist":
         return _listed([next(answers) for _ in range(source.numel())], source)
-    if name == "masked_select":
-        return torch.empty(int(next(answers)), dtype=source.dtype, device=source.device)
+    if name in _SIZED:
+        return _SIZED[name](int(next(answers)), source, *args[1:], **kwargs)
     if name == "__getitem__":
         places: list[Tree] = []
         for index in args[1] if isinstance(args[1], tuple) else (args[1],):
@@ -270,6 +288,62 @@ def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[floa
             places += _positions(int(next(answers)), index, index.dim()) if is_mask else [index]
         return func(source, tuple(places))
     raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
+
+
+def _selected(size: int, of: Tensor, *_: Tree, **__: Tree) -> Tensor:
+    """Return what ``masked_select`` gives of so many elements."""
+    return torch.empty(size, dtype=of.dtype, device=of.device)
+
+
+def _counts(
+    size: int, of: Tensor, weights: Tensor | None = None, minlength: int = 0, **_: Tree
+) -> Tensor:
+    """Return what ``bincount`` gives of so many bins."""
+    dtype = torch.long
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return torch.empty(size, dtype=dtype, device=of.device)
+
+
+def _repeated(
+    size: int, of: Tensor, repeats: Tensor | None = None, dim: int | None = None, **_: Tree
+) -> Tensor:
+    """Return what ``repeat_interleave`` gives: so many positions, or elements at them."""
+    (positions,) = _positions(size, of, 1)
+    if repeats is None:
+        return positions
+    return of.flatten()[positions] if dim is None else of.index_select(dim, positions)
+
+
+def _distinct(
+    size: int,
+    of: Tensor,
+    *,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    **_: Tree,
+) -> Tree:
+    """Return what ``unique`` gives where so many are distinct."""
+    (positions,) = _positions(size, of, 1)
+    values = of.flatten()[positions] if dim is None else of.index_select(dim, positions)
+    whole = of.shape if dim is None else (of.shape[dim],)
+    found = [values.detach()]
+    if return_inverse:
+        found.append(torch.empty(whole, dtype=torch.long, device=of.device))
+    if return_counts:
+        found.append(positions)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+_SIZED: Mapping[str, Callable[..., Tree]] = {
+    "masked_select": _selected,
+    "bincount": _counts,
+    "repeat_interleave": _repeated,
+    "unique": _distinct,
+    "unique_consecutive": _distinct,
+}
+"""What functions give whose first size the answer is."""
 
 
 def _listed(numbers: Sequence[float], source: Tensor) -> Tree:

@@ -173,13 +173,31 @@ def _output_layouts(
         return sum_layouts(call)
     if op.name not in PRODUCTS or not any(known):
         return output_layouts(graph, op, known, context.ranks)
-    found, _ = product_layouts(call, context.ranks)
-    if found is None or not all(
+    found, parts = product_layouts(call, context.ranks)
+    if found is None or _takes_parts(op, known, parts, context):
+        return None
+    if not all(
         can_shard(shape, layout, context.ranks)
         for shape, layout in zip(call.targets, found, strict=True)
     ):
         return None
     return found
+
+
+def _takes_parts(
+    op: OpNode,
+    known: Sequence[Layout | None],
+    parts: Sequence[Layout | None],
+    context: UnitContext,
+) -> bool:
+    """Whether ranks take parts of a whole operand that needs a gradient.
+
+    Its gradient comes in parts then, not as a sum over ranks. A row split is priced for that.
+    """
+    return any(
+        layout is None and part is not None and context.graph.values[value].requires_grad
+        for value, layout, part in zip(op.inputs, known, parts, strict=True)
+    )
 
 
 def _call(op: OpNode, known: Sequence[Layout | None], context: UnitContext) -> Call:

@@ -149,7 +149,6 @@ def strategy(
         inputs=inputs,
         outputs=outputs or {value: layouts[value] for value in node.outputs},
         layouts=layouts,
-        loss_rows=0,
         split=split,
     )
 
@@ -165,7 +164,8 @@ def _linear_weight(op: OpNode, context: UnitContext) -> int | None:
 def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     """The matmul of an nn.Linear-like module, None where the module is something else.
 
-    The module must do nothing but reshape, multiply and add a bias.
+    The module must do nothing but reshape, multiply and add a bias. Of an input whose rows do not
+    follow one another (``stream[:, :-1]``) it makes a copy before.
     """
     graph = context.graph
     if len(node.inputs) != 1 or len(node.outputs) != 1:
@@ -173,9 +173,12 @@ def _linear_op(node: Node, context: UnitContext) -> OpNode | None:
     work = [graph.nodes[op] for op in node.ops if not graph.nodes[op].is_view]
     matmuls = [op for op in work if _linear_weight(op, context) is not None]
     others = [op for op in work if op not in matmuls and op.name != "_unsafe_view"]
-    if len(matmuls) != 1 or any(op.name not in ("add", "add_") for op in others):
+    if len(matmuls) != 1:
         return None
-    return matmuls[0] if _weight_name(node, context, matmuls[0]) is not None else None
+    (linear,) = matmuls
+    if any(op.name not in (("clone",) if op.id < linear.id else ("add", "add_")) for op in others):
+        return None
+    return linear if _weight_name(node, context, linear) is not None else None
 
 
 def _weight_name(node: Node, context: UnitContext, linear: OpNode) -> str | None:

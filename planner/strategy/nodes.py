@@ -53,6 +53,20 @@ class RoutedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowSum:
+    """All-reduces over ranks of one number per row, in a loss over a split vocabulary."""
+
+    op: int
+    """The op that needs them."""
+    num_bytes: int
+    """Of each."""
+    forward: int
+    """How many while it runs forward."""
+    backward: int
+    """How many in its backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStrategy:
     """One way to run a node over the tp, cp or ep axis."""
 
@@ -64,8 +78,8 @@ class NodeStrategy:
     """Layout in which each value that others read leaves, collectives done."""
     layouts: Mapping[int, Layout]
     """Layout of every value inside, parameters included, before collectives."""
-    loss_rows: int
-    """Rows of a vocabulary-parallel loss, whose softmax needs three small all-reduces; else 0."""
+    row_sums: tuple["RowSum", ...] = ()
+    """Of losses over a split vocabulary."""
     split: tuple[SplitParameter, ...] = ()
     """The parameters that are split (kind MODULE)."""
     constant_input: Layout | None = None

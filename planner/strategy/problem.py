@@ -143,17 +143,28 @@ def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
         if node.kind is NodeKind.MODULE:
             calls.setdefault(node.module, []).append(node)
     for nodes in calls.values():
-        ways = [{_way(each): each for each in modules[node.index]} for node in nodes]
-        common = [way for way in ways[0] if all(way in others for others in ways)]
-        if len(nodes) > 1:
-            for node, own in zip(nodes, ways, strict=True):
-                modules[node.index] = tuple(own[way] for way in common)
+        if len(nodes) == 1:
+            continue
+        first = next((node for node in nodes if node.outputs), nodes[0])
+        ways = [{_way(each, node): each for each in modules[node.index]} for node in nodes]
+        common = [
+            each
+            for each in modules[first.index]
+            if all(_way(each, node) in own for node, own in zip(nodes, ways, strict=True))
+        ]
+        for node, own in zip(nodes, ways, strict=True):
+            modules[node.index] = tuple(own[_way(each, node)] for each in common)
 
 
-def _way(strategy: NodeStrategy) -> tuple[object, ...]:
-    """A strategy apart from the values of one call."""
-    layouts = (tuple(strategy.inputs.values()), tuple(strategy.outputs.values()))
-    return strategy.style, strategy.split, *layouts
+def _way(strategy: NodeStrategy, call: Node) -> tuple[object, ...]:
+    """A strategy as one call of its module sees it, apart from the call's values.
+
+    Constants and what else is whole may be read by one call and not by another; and where nobody
+    reads what a call returns, it may leave in any layout.
+    """
+    read = {*strategy.inputs.values(), strategy.constant_input} - {REPLICATE, None}
+    outputs = tuple(strategy.outputs.values()) if call.outputs else ()
+    return strategy.style, strategy.split, frozenset(read), outputs
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]
@@ -269,7 +280,7 @@ def _treats_tables(
 
 
 def _constant(node: Node) -> NodeStrategy:
-    return NodeStrategy(style="region", inputs={}, outputs={}, layouts={}, loss_rows=0)
+    return NodeStrategy(style="region", inputs={}, outputs={}, layouts={})
 
 
 def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:

@@ -1,13 +1,15 @@
 """The layouts in which a region of glue can run without communication inside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
 from planner.runtime.op_rules import ATTENTIONS
-from planner.strategy.nodes import Node, NodeStrategy
+from planner.strategy.nodes import Node, NodeStrategy, RowSum
 from planner.strategy.propagation import output_layouts
 from planner.strategy.unit_context import UnitContext
+from planner.units import DTYPE_BYTES
 from planner.vocabulary import Axis
 
 MAX_STRATEGIES = 256
@@ -157,28 +159,41 @@ def _all_replicated(layouts: Mapping[int, Layout | None]) -> bool:
 def _strategy(
     node: Node, layouts: Mapping[int, Layout | None], context: UnitContext
 ) -> NodeStrategy:
-    graph = context.graph
     known = {value: layout for value, layout in layouts.items() if layout is not None}
-    loss_rows = 0
-    for op_id in node.ops:
-        op = graph.nodes[op_id]
-        layout = known.get(op.inputs[0]) if op.inputs else None
-        if op.name == "_log_softmax" and layout is not None and layout.is_shard:
-            shape = graph.values[op.inputs[0]].shape
-            if layout.dim == len(shape) - 1:
-                loss_rows += _rows(shape)
     return NodeStrategy(
         style="region",
         inputs={value: known[value] for value in node.inputs},
         outputs={value: known.get(value, REPLICATE) for value in node.outputs},
         layouts=known,
-        loss_rows=loss_rows,
+        row_sums=tuple(_row_sums(node, known, context)),
         summed_losses=tuple(v for v, layout in known.items() if layout == PARTIAL),
     )
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape[:-1]:
-        count *= size
-    return count
+def _row_sums(node: Node, layouts: Mapping[int, Layout], context: UnitContext) -> Iterator[RowSum]:
+    """All-reduces inside losses over a split vocabulary, as ``runtime.split_loss`` makes them.
+
+    A softmax takes the maximum and the sum of each row; its backward the sum of the gradients of
+    each, unless all of them come from a loss of one class per row, which knows that sum. Such a
+    loss takes the log-probability of each row's class from the rank that has it.
+    """
+    graph = context.graph
+    for op in (graph.nodes[op_id] for op_id in node.ops):
+        if op.name not in _LOSS_OPS or not _over_classes(op, layouts, graph):
+            continue
+        *rows, _ = graph.values[op.inputs[0]].shape
+        result = graph.values[op.outputs[0]]
+        row_bytes = prod(rows) * DTYPE_BYTES[result.dtype]
+        if op.name == "nll_loss_forward":
+            yield RowSum(op=op.id, num_bytes=row_bytes, forward=1, backward=0)
+            continue
+        names = [graph.nodes[reader].name for reader in context.readers[op.outputs[0]]]
+        backward = int(result.requires_grad and names != ["nll_loss_forward"])
+        yield RowSum(op=op.id, num_bytes=row_bytes, forward=2, backward=backward)
+
+
+def _over_classes(op: OpNode, layouts: Mapping[int, Layout], graph: OperatorGraph) -> bool:
+    """Whether the last dim of an op's first input is split."""
+    layout = layouts.get(op.inputs[0])
+    last = len(graph.values[op.inputs[0]].shape) - 1
+    return layout is not None and layout.is_shard and layout.dim == last

@@ -103,3 +103,43 @@ def test_lists_and_names_are_made_of_numbers():
         assert [f"{token:02d}" for token in tokens[1]] == ["03", "00"]
         with pytest.raises(RuntimeError):
             f"{unknown[0, 0]}"
+
+
+CHOICES = {
+    "bincount": lambda x, _: torch.bincount(x, minlength=4),
+    "bincount of weights": lambda x, _: x.bincount(x.half()),
+    "positions": lambda x, _: torch.repeat_interleave(x),
+    "rows": lambda x, table: table.repeat_interleave(x, dim=0),
+    "elements": lambda x, _: torch.repeat_interleave(x, x),
+    "unique": lambda x, _: torch.unique(x),
+    "unique rows": lambda _, table: torch.unique(table, return_inverse=True, dim=0),
+    "unique and counts": lambda x, _: x.unique(return_inverse=True, return_counts=True),
+    "consecutive": lambda x, _: torch.unique_consecutive(x, return_counts=True),
+    "argwhere": lambda x, _: torch.argwhere(x),
+}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_results_that_data_size_are_as_large_as_the_plan_says(choose):
+    numbers, table = torch.tensor([0, 3, 3]), torch.tensor([[1.0, 2.0], [3.0, 1.0], [3.0, 1.0]])
+    expected = choose(numbers, table)
+    first = expected[0] if isinstance(expected, tuple) else expected
+    line = choose.__code__.co_firstlineno
+    _, mode = known(reads=answered(line, first.shape[0]))
+    with mode:
+        found = choose(numbers.to(META), table.to(META))
+    each = zip(*([x] if torch.is_tensor(x) else x for x in (found, expected)), strict=True)
+    assert all(a.shape == b.shape and a.dtype is b.dtype for a, b in each)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of importing what compiles
+def test_what_the_model_compiles_runs_as_it_is_written():
+    @torch.compile
+    def gated(x):
+        assert not torch.compiler.is_compiling()
+        return x * torch.sigmoid(x)
+
+    numbers, mode = known(tokens=torch.ones(2, dtype=torch.int64))
+    with mode:
+        assert gated(numbers).shape == (2,)
+        assert bool((gated(numbers) < 1).all())

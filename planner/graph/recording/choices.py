@@ -41,7 +41,9 @@ def choice_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice 
         return Choice(None, lambda count: empty(count if size is None else size))
     if name == "bincount":
         weights = args[1] if len(args) > 1 else None
-        dtype = torch.long if weights is None else torch.promote_types(weights.dtype, torch.float)
+        dtype = torch.long
+        if weights is not None:
+            dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
         return Choice(None, lambda count: empty(count, dtype=dtype))
     return None
 
