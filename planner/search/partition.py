@@ -69,6 +69,9 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
     even = _even(search)
+    if even is None and not search.fits_somehow():
+        search.bound_s = float("inf")
+        return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
     if search.configuration.degrees.pp == 1:
         if even is not None:
