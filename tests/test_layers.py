@@ -189,6 +189,7 @@ ORDERS = {
             "combination",
             "decode",
             "first_choices",
+            "fitting",
             "holdings",
             "incumbents",
             "interleaving",

@@ -4,8 +4,10 @@
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.node_pricing import RankSpec
@@ -36,7 +38,7 @@ class TiedWeight:
         return max(0, sum(unit in units for unit in self.units) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelUnits:
     """The priced units of a model in order, for one tp, stream layout and microbatch size."""
 
@@ -61,6 +63,30 @@ class ModelUnits:
     def blocks(self) -> range:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
+
+    @cached_property
+    def stretches(self) -> tuple[int, ...]:
+        """The first unit of each unit's stretch, within which runs of one length are alike.
+
+        Its units compute the same and receive as much. A weight that several units read, or an
+        activation that only some of them keep, tells one from another. (Nothing hides behind the
+        first block, which is left to those who price it.)
+        """
+        marks: dict[int, list[Hashable]] = defaultdict(list)
+        together = [("tied", tied.units) for tied in self.tied]
+        for each in self.shared:
+            held = (("kept", each.units), ("owned", each.owners), ("received", each.received))
+            together += [(name, tuple(units)) for name, units in held]
+        for at, (name, readers) in enumerate(together):
+            for reader in readers:
+                marks[reader].append((at, name))
+        ends, starts, before = {0, len(self.units) - 1}, list[int](), None
+        for index, unit in enumerate(self.units):
+            place = self.entering_bytes[index], self.received_bytes[index : index + 1]
+            key = id(unit), place, tuple(marks[index]), index in ends and index
+            starts.append(starts[-1] if key == before else index)
+            before = key
+        return tuple(starts)
 
     def with_blocks(self, number: int) -> "ModelUnits":
         """The same model with another number of blocks, each as the second of its three."""
