@@ -5,7 +5,7 @@ the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -15,6 +15,11 @@ from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.cost.unit_work import UnitWork
 from planner.graph.analysis.shared import SharedActivation
 from planner.units import DTYPE_BYTES
+
+_SUMMED = (
+    *("trained_bytes", "frozen_bytes", "gathered_bytes"),
+    *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,24 @@ class ModelUnits:
     def blocks(self) -> range:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
+
+    @cached_property
+    def byte_sums(self) -> Mapping[str, Sequence[int]]:
+        """Prefix sums over the units of what stages hold of each, by the name of its field."""
+        return {
+            name: list(accumulate((getattr(unit, name) for unit in self.units), initial=0))
+            for name in _SUMMED
+        }
+
+    @cached_property
+    def unit_sums(self) -> "UnitSums":
+        """Makes prefix sums of anything else."""
+        return UnitSums(self)
+
+    @cached_property
+    def known_sums(self) -> dict[Hashable, Mapping[str, Sequence[float]]]:
+        """Such sums by all that they depend on besides; who makes some puts them here."""
+        return {}
 
     @cached_property
     def stretches(self) -> tuple[int, ...]:

@@ -196,14 +196,16 @@ class ConfigurationSearch:
         return found if start == first else [column.placed(first) for column in found]
 
     def leanest(self, stage: int, first: int, end: int) -> Column:
-        """The column of a run that keeps the least, one recomputation for all blocks."""
+        """The column of a run that keeps the least, one recomputation for all blocks.
+
+        It may stand for an alike run elsewhere.
+        """
         start, stop = self.representative(first, end)
         place = (self.table.links(stage), start, stop)
         if place not in self._leanest:
             mix = self.maker.leanest(start, stop)
             self._leanest[place] = self.maker.column(stage, start, stop, mix)
-        found = self._leanest[place]
-        return found if start == first else found.placed(first)
+        return self._leanest[place]
 
     def is_near_even(self, first: int, end: int) -> bool:
         """Whether a stage of a shared rank may be this long."""
