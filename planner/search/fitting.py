@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from planner.search.configuration_search import ConfigurationSearch
 
 
-def may_fit(search: ConfigurationSearch) -> bool:
-    """Whether some cut fits by what stages hold at the least, told without recomputations."""
-    return _Cuts(search, exactly=False).reach_end()
-
-
 def fits_somehow(search: ConfigurationSearch) -> bool:
-    """Whether some cut fits."""
-    return may_fit(search) and _Cuts(search, exactly=True).reach_end()
+    """Whether some cut fits.
+
+    What fits no rank at the least is told first, without looking for recomputations.
+    """
+    return _Cuts(search, exactly=False).reach_end() and _Cuts(search, exactly=True).reach_end()
 
 
 class _Cuts:
