@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from planner.collector import paused_collector
 from planner.errors import InfeasiblePlanError
 from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.trace_warnings import trace_warnings
@@ -83,6 +84,7 @@ class TracedModel:
     """Compute dtype that it was traced with."""
 
     @classmethod
+    @paused_collector()
     def of_request(
         cls,
         request: PlanRequest,
@@ -145,6 +147,7 @@ class TracedModel:
         plan = saved.plan
         return cls(summary=saved.model, ref=plan.model, graphs=graphs, dtype=plan.dtype)
 
+    @paused_collector()
     def record(
         self,
         request: PlanRequest,
