@@ -6,9 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
@@ -78,14 +77,18 @@ class Part(nn.Module):
 
     def materialise(self) -> None:
         """Allocate parameters that are still on the meta device; they get their values later."""
+
+        def real(tensor: Tensor) -> Tensor:
+            return torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+
         on_meta = [parameter for parameter in self.parameters() if parameter.is_meta]
         self.has_weights = not on_meta
-        for plain in (p for p in on_meta if not isinstance(p, DTensor)):  # tied ones stay tied
-            made = nn.Parameter(torch.empty_like(plain, device=self.device), plain.requires_grad)
-            swap_tensors(plain, made)  # type: ignore[no-untyped-call]
-        self._apply(  # type: ignore[no-untyped-call]
-            lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
-        )
+        if isinstance(self, FSDPModule):
+            self._apply(real)  # type: ignore[no-untyped-call]
+        else:  # tied parameters stay tied
+            made = {p: nn.Parameter(real(p), requires_grad=p.requires_grad) for p in on_meta}
+            for own in (module._parameters for module in self.modules()):
+                own.update({name: made[p] for name, p in own.items() if p in made})
 
     def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers of the modules that run here, by the user's names."""
