@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from planner.collector import paused_collector
 from planner.errors import InfeasiblePlanError
 from planner.graph.analysis.changed_buffers import buffers_that_steer, changed_buffers
 from planner.graph.analysis.patterns import block_pattern
@@ -84,6 +85,7 @@ class TracedModel:
     """Compute dtype that it was traced with."""
 
     @classmethod
+    @paused_collector()
     def of_request(
         cls,
         request: PlanRequest,
@@ -148,6 +150,7 @@ class TracedModel:
         plan = saved.plan
         return cls(summary=saved.model, ref=plan.model, graphs=graphs, dtype=plan.dtype)
 
+    @paused_collector()
     def record(
         self,
         request: PlanRequest,

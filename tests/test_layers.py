@@ -14,7 +14,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "planner"
 
 LAYERS = (
-    ("errors", "rendering", "units", "progress", "version", "vocabulary", "runtime"),
+    (
+        *("collector", "errors", "progress", "rendering", "runtime", "units", "version"),
+        "vocabulary",
+    ),
     ("picture", "request", "solver"),
     ("hardware",),
     ("framework",),
@@ -187,6 +190,7 @@ ORDERS = {
             "combination",
             "decode",
             "first_choices",
+            "fitting",
             "holdings",
             "incumbents",
             "interleaving",

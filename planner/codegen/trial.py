@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from planner.codegen.emit import blocks_of_stage
 from planner.errors import CodegenError
+from planner.graph.loading.loaded_model import default_dtype
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
 from planner.runtime.first_weights import parameters_on_meta
@@ -79,7 +80,8 @@ class ModelTrial:
 
         for stage in stages:
             try:
-                self._run(stage, microbatch)
+                with default_dtype(self._dtype):
+                    self._run(stage, microbatch)
             except Exception as error:  # the same
                 raise CodegenError(
                     f"stage {stage.index} of {len(stages)} does not run the model's code, of which "
@@ -148,7 +150,7 @@ class ModelTrial:
     def _model(self) -> Iterator[tuple[nn.Module, Tree]]:
         """Build the model without weights, and the inputs of a microbatch."""
         model = self._plan.model
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, default_dtype(self._dtype):
             for name, text in self._config_files.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
             own = Path(folder, "model.py") if self._config_files else None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 
 from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, reduce_scatter_s
 from planner.cost.link_budget import UnitPasses, exposed_s
-from planner.cost.model_units import ModelUnits, UnitSums
+from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
@@ -65,7 +65,7 @@ class ShardedState:
         self._known: dict[Hashable, float] = {}
         self._copied = framework.accumulated_bytes / PARAMETER_BYTES
         bandwidth = cluster.device.pointwise_bytes_per_s
-        sums = UnitSums(model)
+        sums = model.unit_sums
         self._gathers = sums.of(
             lambda i: self._forward_gather_s(i) + self._gather_copies_bytes(i) / bandwidth
         )

@@ -45,6 +45,8 @@ class UnitPasses:
             experts_share_link: It crosses one of the ranks that share experts.
             hides: Whether traffic runs beside compute at all.
         """
+        self.key = (framework, tp_shares_link, experts_share_link, hides)
+        """Passes with equal keys are alike."""
         self._hides = hides
         self._exposed = 1 - framework.tp_overlap
         self._beside_weights = framework.hides_backward_collectives

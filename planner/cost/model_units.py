@@ -4,8 +4,10 @@
 the stages of any configuration are summed up (``planner.cost.stage_costs``).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.node_pricing import RankSpec
@@ -13,6 +15,11 @@ from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
 from planner.cost.unit_work import UnitWork
 from planner.graph.analysis.shared import SharedActivation
 from planner.units import DTYPE_BYTES
+
+_SUMMED = (
+    *("trained_bytes", "frozen_bytes", "gathered_bytes"),
+    *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class TiedWeight:
         return max(0, sum(unit in units for unit in self.units) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelUnits:
     """The priced units of a model in order, for one tp, stream layout and microbatch size."""
 
@@ -61,6 +68,48 @@ class ModelUnits:
     def blocks(self) -> range:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
+
+    @cached_property
+    def byte_sums(self) -> Mapping[str, Sequence[int]]:
+        """Prefix sums over the units of what stages hold of each, by the name of its field."""
+        return {
+            name: list(accumulate((getattr(unit, name) for unit in self.units), initial=0))
+            for name in _SUMMED
+        }
+
+    @cached_property
+    def unit_sums(self) -> "UnitSums":
+        """Makes prefix sums of anything else."""
+        return UnitSums(self)
+
+    @cached_property
+    def known_sums(self) -> dict[Hashable, Mapping[str, Sequence[float]]]:
+        """Such sums by all that they depend on besides; who makes some puts them here."""
+        return {}
+
+    @cached_property
+    def stretches(self) -> tuple[int, ...]:
+        """The first unit of each unit's stretch, within which runs of one length are alike.
+
+        Its units compute the same and receive as much. A weight that several units read, or an
+        activation that only some of them keep, tells one from another. (Nothing hides behind the
+        first block, which is left to those who price it.)
+        """
+        marks: dict[int, list[Hashable]] = defaultdict(list)
+        together = [("tied", tied.units) for tied in self.tied]
+        for each in self.shared:
+            held = (("kept", each.units), ("owned", each.owners), ("received", each.received))
+            together += [(name, tuple(units)) for name, units in held]
+        for at, (name, readers) in enumerate(together):
+            for reader in readers:
+                marks[reader].append((at, name))
+        ends, starts, before = {0, len(self.units) - 1}, list[int](), None
+        for index, unit in enumerate(self.units):
+            place = self.entering_bytes[index], self.received_bytes[index : index + 1]
+            key = id(unit), place, tuple(marks[index]), index in ends and index
+            starts.append(starts[-1] if key == before else index)
+            before = key
+        return tuple(starts)
 
     def with_blocks(self, number: int) -> "ModelUnits":
         """The same model with another number of blocks, each as the second of its three."""

@@ -12,21 +12,29 @@ and once per step: gradient reduction, parameter gathers that happen once, the o
 state is held is a parameter of the configuration, what a framework does otherwise one of its own.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
 from planner.cost.link_budget import UnitPasses
-from planner.cost.model_units import ModelUnits, UnitSums
+from planner.cost.model_units import ModelUnits
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import CommGroup, comm_group, link_between, shares_link
+from planner.hardware.topology import (
+    CommGroup,
+    MeshAxis,
+    comm_group,
+    joining_link,
+    shares_link,
+    units_of,
+)
 from planner.strategy.configuration import Configuration
 from planner.strategy.placement import axis_group, copy_axes, mesh_axis
+from planner.strategy.schedules import rank_of_stage
 from planner.vocabulary import Axis, Recomputation
 
 Links = tuple[LinkSpec | None, LinkSpec | None]
@@ -122,10 +130,8 @@ class StageCosts:
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         elif moves_state and configuration.state_form == "fsdp":
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
-        self._unit_sums = UnitSums(model)
-        self._sums: dict[str, list[float]] = {}
+        self._sums = self._known_sums()
         self._recomputes: dict[tuple[int, str, bool], float] = {}
-        self._build()
 
     def _group(self, axis: str) -> CommGroup:
         """The ranks of an axis."""
@@ -142,27 +148,33 @@ class StageCosts:
             hides=self.cluster.hides_traffic,
         )
 
-    def _build(self) -> None:
-        units, passes = self.units, self._passes
+    def _known_sums(self) -> Mapping[str, Sequence[float]]:
+        """Prefix sums of the units' quantities; configurations that price them alike share them."""
         host = self.cluster.script_host
         # FSDP2's hooks run in forward and backward alike; prologue and epilogue are one unit.
         is_fsdp = self.configuration.state_form == "fsdp"
         hooks_s = host.unit_s if host is not None and is_fsdp else 0.0
-        hooks = [hooks_s if i in self.model.blocks or i == 0 else 0.0 for i in range(len(units))]
-        self._add("forward", lambda i: units[i].forward_s + hooks[i] / 2)
-        self._add("compute", lambda i: units[i].forward_s + units[i].backward_s + hooks[i])
-        self._add("tensors", lambda i: units[i].trained_tensors)
-        self._add("weight", lambda i: min(units[i].weight_backward_s, units[i].backward_s))
-        self._add("tp_forward", lambda i: passes.forward_comm_s(units[i]))
-        self._add(
-            "tp", lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
-        )
-        self._add("experts", lambda i: passes.experts_comm_s(units[i]))
-        self._add("tp_busy", lambda i: units[i].backward_comm_s)
-        self._add("summed", lambda i: units[i].summed_gradient_bytes)
+        key = (self._passes.key, hooks_s)
+        if key not in self.model.known_sums:
+            self.model.known_sums[key] = self._new_sums(hooks_s)
+        return self.model.known_sums[key]
 
-    def _add(self, name: str, of_unit: Callable[[int], float]) -> None:
-        self._sums[name] = self._unit_sums.of(of_unit)
+    def _new_sums(self, hooks_s: float) -> dict[str, Sequence[float]]:
+        units, passes, sums = self.units, self._passes, self.model.unit_sums.of
+        hooks = [hooks_s if i in self.model.blocks or i == 0 else 0.0 for i in range(len(units))]
+        return {
+            "forward": sums(lambda i: units[i].forward_s + hooks[i] / 2),
+            "compute": sums(lambda i: units[i].forward_s + units[i].backward_s + hooks[i]),
+            "tensors": sums(lambda i: units[i].trained_tensors),
+            "weight": sums(lambda i: min(units[i].weight_backward_s, units[i].backward_s)),
+            "tp_forward": sums(lambda i: passes.forward_comm_s(units[i])),
+            "tp": sums(
+                lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
+            ),
+            "experts": sums(lambda i: passes.experts_comm_s(units[i])),
+            "tp_busy": sums(lambda i: units[i].backward_comm_s),
+            "summed": sums(lambda i: units[i].summed_gradient_bytes),
+        }
 
     def total(self, name: str, first: int, end: int) -> float:
         """Sum of a quantity over the units [first, end)."""
@@ -174,15 +186,12 @@ class StageCosts:
     @cached_property
     def _boundary_links(self) -> tuple[LinkSpec | None, ...]:
         """The link in front of each stage and behind the last, None within a rank."""
-        configuration, last = self.configuration, self.configuration.num_stages - 1
+        configuration, cluster = self.configuration, self.cluster
         axis = mesh_axis(configuration.degrees, Axis.PP, configuration.mesh_order)
-        found: list[LinkSpec | None] = []
-        for stage in range(last + 2):
-            # Nothing crosses the ends of a model.
-            first, second = (configuration.rank_of(s % (last + 1)) for s in (stage - 1, stage))
-            inside = first == second and 0 < stage <= last
-            found.append(None if inside else link_between(self.cluster, axis, first, second))
-        return tuple(found)
+        places = _boundaries(
+            units_of(cluster), axis, configuration.schedule, configuration.num_stages
+        )
+        return tuple(None if place is None else cluster.links[place] for place in places)
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
@@ -357,10 +366,26 @@ class StageCosts:
             return [0.0]
         sizes = {self.model.entering_bytes[cut] for cut in cuts}
         links = self._boundary_links[1:-1]
+        distinct = {id(link): link for link in links}
         by_link = {
-            link: min(self._transfer_s(num_bytes, link) for num_bytes in sizes)
-            for link in set(links)
-            if link is not None
+            key: 0.0 if link is None else min(self._transfer_s(each, link) for each in sizes)
+            for key, link in distinct.items()
         }
-        between = [0.0, *(0.0 if link is None else by_link[link] for link in links), 0.0]
+        between = [0.0, *(by_link[id(link)] for link in links), 0.0]
         return [before + behind for before, behind in pairwise(between)]
+
+
+@lru_cache(maxsize=4096)
+def _boundaries(
+    units: tuple[int, ...], axis: MeshAxis, schedule: str, num_stages: int
+) -> tuple[int | None, ...]:
+    """Places of the links in front of each stage and behind the last, None within a rank."""
+    found: list[int | None] = []
+    for stage in range(num_stages + 1):
+        # Nothing crosses the ends of a model.
+        first, second = (
+            rank_of_stage(schedule, s % num_stages, axis.size) for s in (stage - 1, stage)
+        )
+        inside = first == second and 0 < stage < num_stages
+        found.append(None if inside else joining_link(units, axis, first, second))
+    return tuple(found)

@@ -18,7 +18,6 @@ pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.held_stage import (
@@ -37,11 +36,6 @@ from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
-
-_SUMMED = (
-    *("trained_bytes", "frozen_bytes", "gathered_bytes"),
-    *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
-)
 
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
@@ -84,10 +78,7 @@ class StageMemory:
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
-        self._sums: dict[str, list[int]] = {
-            name: list(accumulate((getattr(unit, name) for unit in self._units), initial=0))
-            for name in _SUMMED
-        }
+        self._sums = model.byte_sums
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""

@@ -18,6 +18,7 @@ class Transients:
 
     def __init__(self, model: ModelUnits, configuration: Configuration) -> None:
         """Keep what they depend on."""
+        self._tied = model.tied
         self._units = model.units
         self._blocks = model.blocks
         self._configuration = configuration
@@ -58,8 +59,11 @@ class Transients:
         return self.start_bytes(stage.first, stage.end, stage.kinds)
 
     def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
-        """When a backward starts: the epilogue's, or a block's when the epilogue's are gone."""
-        highest = released = 0
+        """When a backward starts: the epilogue's, or a block's when the epilogue's are gone.
+
+        Or just before, what the forward has held to its end.
+        """
+        highest, released = self._last_gather_bytes, 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
@@ -68,6 +72,27 @@ class Transients:
         starts = zip(range(first, before), kinds, strict=False)
         earlier = max((self.unit_bytes(*each) for each in starts), default=0)
         return max(highest, earlier - released)
+
+    @cached_property
+    def _last_gather_bytes(self) -> int:
+        """The buffer of the last gather of a forward, out of which its parameters are copied.
+
+        FSDP holds it until the next gather, or to the end of the forward. Of several microbatches
+        without resharding the first alone gathers, when gradients have not come; and a backward
+        that gathers has more by then, a block and the next.
+        """
+        if self._pipelined or not self._is_script or not self._is_reduced or self.adds_up_gradients:
+            return 0
+        blocks = [
+            unit for unit in map(self._units.__getitem__, self._blocks) if unit.gathered_bytes
+        ]
+        if not blocks:
+            every = range(len(self._units))
+            copies = sum(tied.copies(every) * tied.gathered_bytes for tied in self._tied)
+            return sum(unit.gathered_bytes for unit in self._units) - copies
+        if self._configuration.reshard_after_forward:
+            return 0
+        return blocks[-1].experts_gathered_bytes or blocks[-1].gathered_bytes
 
     def end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward has one block to go: of the units before the epilogue."""

@@ -1,14 +1,12 @@
 """One traced training step as immutable data, and the operator graph made from it."""
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from planner.collector import paused_collector
 from planner.graph import torch_private
 from planner.graph.division.units import assemble, find_layout
 from planner.graph.loading.batch import Batch, check_call
@@ -169,24 +167,6 @@ def _know_buffers(recorder: Recorder, model: LoadedModel, built: BuiltModel, dty
     for name, buffer in built.module.named_buffers():
         value = recorder.table.read(buffer, keep=True)
         recorder.known.seed_later(value, partial(first, name))
-
-
-@contextmanager
-def paused_collector() -> Iterator[None]:
-    """Stop the garbage collector, which would scan growing tables over and over.
-
-    What was made meanwhile joins the oldest generation without a scan: nearly all of it stays.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size: int) -> Recording:

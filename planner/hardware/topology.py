@@ -136,12 +136,17 @@ def crossed_links(
     return tuple(found) or ((0, 1, 1),)
 
 
-def link_between(cluster: ClusterSpec, axis: MeshAxis, first: int, second: int) -> LinkSpec:
-    """The innermost link that joins two places of an axis, whatever the places on other axes."""
+def joining_link(units: tuple[int, ...], axis: MeshAxis, first: int, second: int) -> int:
+    """Place of the innermost link that joins two places of an axis, whatever those on others.
+
+    Args:
+        units: ``units_of`` the cluster.
+        axis: The axis.
+        first: A place.
+        second: Another one.
+    """
     return next(
-        link
-        for link, unit in zip(cluster.links, units_of(cluster), strict=True)
-        if _joins(unit, cluster.num_gpus, axis, first, second)
+        place for place, unit in enumerate(units) if _joins(unit, units[-1], axis, first, second)
     )
 
 

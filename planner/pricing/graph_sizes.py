@@ -22,9 +22,15 @@ class GraphSizes:
     Graphs have tens of thousands of ops, and a search asks of each graph under a dozen choices.
     """
 
-    def __init__(self, graph: OperatorGraph) -> None:
-        """Keep the graph; nothing is read yet."""
+    def __init__(self, graph: OperatorGraph, like: "GraphSizes | None" = None) -> None:
+        """Keep the graph; nothing is read yet.
+
+        Args:
+            graph: The graph.
+            like: Sizes of one that differs in them alone.
+        """
         self.graph = graph
+        self._like = like
         self._folded: dict[int, FoldedUnit] = {}
 
     def folded(self, unit: Unit) -> FoldedUnit:
@@ -35,7 +41,7 @@ class GraphSizes:
 
     @cached_property
     def _folder(self) -> UnitFolder:
-        return UnitFolder(self.graph)
+        return UnitFolder(self.graph, None if self._like is None else self._like._folder)
 
     @cached_property
     def representatives(self) -> list[Unit]:

@@ -26,11 +26,7 @@ from .trees import Function, Microbatch, Tree, cast_floats
 
 
 def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
-    """Scale all gradients so that their norm is at most ``max_norm``; one mesh holds them all.
-
-    Returns:
-        The norm before scaling, the same on every rank.
-    """
+    """Scale gradients of one mesh to a norm of at most ``max_norm``; return what it was, of all."""
     norm = nn.utils.clip_grad_norm_([p for part in parts for p in part.parameters()], max_norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

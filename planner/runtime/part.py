@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -77,10 +77,18 @@ class Part(nn.Module):
 
     def materialise(self) -> None:
         """Allocate parameters that are still on the meta device; they get their values later."""
-        self.has_weights = not any(parameter.is_meta for parameter in self.parameters())
-        self._apply(  # type: ignore[no-untyped-call]
-            lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t
-        )
+
+        def real(tensor: Tensor) -> Tensor:
+            return torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+
+        on_meta = [parameter for parameter in self.parameters() if parameter.is_meta]
+        self.has_weights = not on_meta
+        if isinstance(self, FSDPModule):
+            self._apply(real)  # type: ignore[no-untyped-call]
+        else:  # tied parameters stay tied
+            made = {p: nn.Parameter(real(p), requires_grad=p.requires_grad) for p in on_meta}
+            for own in (module._parameters for module in self.modules()):
+                own.update({name: made[p] for name, p in own.items() if p in made})
 
     def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers of the modules that run here, by the user's names."""
@@ -99,12 +107,10 @@ def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
 def shard_parameters(
     part: Part, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
 ) -> None:
-    """Apply FSDP2 to each block and then to the rest of the part.
+    """Apply FSDP2 to each block and then to the rest, which stays gathered until its backward.
 
-    The rest (prologue, epilogue) stays gathered between forward and backward: it would be gathered
-    again at once. The mesh is that of the ranks that share the state, with those that replicate it
-    before them. Where one rank alone has it, and nothing is cast or split, parameters stay as they
-    are: FSDP2 would copy them and their gradients.
+    The mesh is that of the ranks that share the state, with those that replicate it before them.
+    Where one rank has it, and nothing is cast or split, FSDP2 would only copy: parameters stay.
     """
     is_split = any(isinstance(parameter, DTensor) for parameter in part.parameters())
     if mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split:
@@ -121,12 +127,9 @@ def shard_parameters(
 
 
 def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Compute in a dtype, with gradients reduced in that of the masters."""
-    mixed = dtype is not master_dtype(dtype)
+    """Compute in a dtype, but keep that of rotary tables and the like; reduce in the masters'."""
     return MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None,
-        reduce_dtype=master_dtype(dtype) if mixed else None,
-        cast_forward_inputs=False,  # rotary tables and the like keep their precision
+        param_dtype=dtype, reduce_dtype=master_dtype(dtype), cast_forward_inputs=False
     )
 
 

@@ -125,19 +125,18 @@ def _of_rank(
     last = mine[-1]
     first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
     last_forward = max(at for at, (_, what) in enumerate(row) if what == "F")
-    number = sum(stage == rank and what == "F" for stage, what in row) + left_out
-    before = [1 if stage < rank else 0 for stage in range(stages)]
-    beyond = [1 if stage < rank or stage > last else 0 for stage in range(stages)]
-    busy = [number if stage in mine else each for stage, each in enumerate(before)]
+    number = row.count((rank, "F")) + left_out
+    busy = [1] * rank + [0] * (stages - rank)
+    around = [*busy[: last + 1], *[1] * (stages - 1 - last)]
     later, earlier = [1] * stages, [1] * stages
     for stage in mine:
+        busy[stage] = around[stage] = number
         later[stage] += left_out
         earlier[stage] += left_out
     for stage, what in row[first_backward:]:
         later[stage] += what == "F"
     for stage, what in row[:last_forward]:
         earlier[stage] += what != "F"
-    around = [number if stage in mine else each for stage, each in enumerate(beyond)]
     return (
         Path(forwards=tuple(busy), backwards=tuple(busy)),
         Path(forwards=tuple(later), backwards=tuple(around)),

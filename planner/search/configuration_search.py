@@ -1,7 +1,7 @@
 """One configuration: what its stages can be, and a bound on its step."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -51,7 +51,6 @@ class ConfigurationSearch:
         """Where a stage may begin or end."""
         self._columns: dict[tuple[int, int, int], Column | None] = {}
         self._kinds: dict[int, int] = {}
-        self._lengths: dict[int, list[int]] = {}
         self._first_of_kind: dict[tuple[tuple[RankMoment, ...], Links], int] = {}
         self._leanest: dict[tuple[Links, int, int], Column] = {}
         self._shared_columns: dict[tuple[Links, int, int], list[Column]] = {}
@@ -72,6 +71,7 @@ class ConfigurationSearch:
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
+        self._counted: dict[int, Sequence[tuple[bool, int, int]]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
 
     @cached_property
@@ -100,32 +100,31 @@ class ConfigurationSearch:
         return max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
 
     @cached_property
-    def alike_from(self) -> int | None:
-        """First unit from which on runs of one length are alike wherever they lie.
+    def is_uniform(self) -> bool:
+        """Whether all runs of one length are alike, but for those at the ends of the model."""
+        last = self.num_units - 1
+        entering = self.priced.model.entering_bytes
+        return (
+            len(self.positions) == self.num_units + 1
+            and last > 1
+            and self.stretches[last - 1] == 1
+            and entering[last] == entering[1]
+        )
 
-        Unit 1, or unit 2 where the first block differs (nothing hides behind it); the last unit is
-        in none of them. None where they are not alike.
+    @cached_property
+    def stretches(self) -> Sequence[int]:
+        """``ModelUnits.stretches``, the first block apart where it costs something else."""
+        found = self.priced.model.stretches
+        if found[1:3] != (1, 1) or self._is_like(1, 2):
+            return found
+        return [2 if start == 1 and unit > 1 else start for unit, start in enumerate(found)]
 
-        A weight that inner units share, or an activation that only some of them keep, tells one
-        run from another, and so does a cut that sends more than others.
-        """
-        model = self.priced.model
-        blocks, inner = self.table.units[1:-1], range(1, self.num_units - 1)
-        if (
-            len(self.positions) < self.num_units + 1
-            or len({unit.structure for unit in blocks}) != 1
-            or len(set(model.entering_bytes[1:])) != 1
-            or len({self.table.memory.received_bytes(unit) for unit in inner}) != 1
-        ):
-            return None
-        start = 1 if len(blocks) == 1 or self._is_like(1, 2) else 2
-        if any(unit in inner for tied in model.tied for unit in tied.units) or any(
-            sum(unit in held for unit in inner[start - 1 :]) not in (0, len(inner) + 1 - start)
-            for each in model.shared
-            for held in (each.units, each.owners)
-        ):
-            return None
-        return start
+    def stretch_end(self, start: int) -> int:
+        """Where the last run ends that is inside the stretch which begins with a unit."""
+        end = bisect_right(self.stretches, start)
+        entering = self.priced.model.entering_bytes
+        alike = end < self.num_units and entering[end] == entering[start]
+        return end if alike or end - start == 1 else end - 1
 
     def _is_like(self, one: int, other: int) -> bool:
         """Whether two units cost the same under any recomputation."""
@@ -142,8 +141,8 @@ class ConfigurationSearch:
 
     def representative(self, first: int, end: int) -> tuple[int, int]:
         """The run that stands for all alike ones."""
-        start = self.alike_from
-        if start is not None and first >= start and end < self.num_units:
+        start = self.stretches[first]
+        if start < first and end <= self.stretch_end(start):
             return start, start + end - first
         return first, end
 
@@ -161,14 +160,18 @@ class ConfigurationSearch:
     def _alike_column(self, stage: int, first: int, end: int) -> Column | None:
         """The column of the run that stands for all alike ones."""
         start, stop = self.representative(first, end)
-        key = (self._kind_of_stage(stage), start, stop)
+        key = (self.kind_of_stage(stage), start, stop)
         if key not in self._columns:
             moments = self.fullest_moments(stage)
             mix = self.maker.cheapest(start, stop, moments=moments, capacity_bytes=self.room_bytes)
             self._columns[key] = None if mix is None else self.maker.column(stage, start, stop, mix)
         return self._columns[key]
 
-    def _kind_of_stage(self, stage: int) -> int:
+    def fits_alone(self, stage: int, first: int, end: int) -> bool:
+        """Whether a stage that has its rank for itself can be this run."""
+        return self._alike_column(stage, first, end) is not None
+
+    def kind_of_stage(self, stage: int) -> int:
         """The first stage that holds as much as this one at each moment, with links like its."""
         if stage not in self._kinds:
             like = (self.fullest_moments(stage), self.table.links(stage))
@@ -193,14 +196,16 @@ class ConfigurationSearch:
         return found if start == first else [column.placed(first) for column in found]
 
     def leanest(self, stage: int, first: int, end: int) -> Column:
-        """The column of a run that keeps the least, one recomputation for all blocks."""
+        """The column of a run that keeps the least, one recomputation for all blocks.
+
+        It may stand for an alike run elsewhere.
+        """
         start, stop = self.representative(first, end)
         place = (self.table.links(stage), start, stop)
         if place not in self._leanest:
             mix = self.maker.leanest(start, stop)
             self._leanest[place] = self.maker.column(stage, start, stop, mix)
-        found = self._leanest[place]
-        return found if start == first else found.placed(first)
+        return self._leanest[place]
 
     def is_near_even(self, first: int, end: int) -> bool:
         """Whether a stage of a shared rank may be this long."""
@@ -217,18 +222,23 @@ class ConfigurationSearch:
         Parameters and activations grow with the run. Receive buffers do not (they end with the
         model), and are left out.
         """
-        pp = self.configuration.degrees.pp
         held, gradients, kept, received = self.least_held(*self.representative(first, end))
-        rank = self.configuration.rank_of(stage)
-        moments = [moment[stage // pp] for moment in self.fullest_moments(rank)]
+        room = self.room_bytes - held
         return any(
-            held
-            + moment.has_gradients * gradients
-            + (moment.in_flight + moment.waiting - moment.is_ending) * kept
-            - (moment.in_flight + moment.waiting) * received
-            > self.room_bytes
-            for moment in moments
+            has_gradients * gradients + whole * kept - buffers * received > room
+            for has_gradients, whole, buffers in self._counts(stage)
         )
+
+    def _counts(self, stage: int) -> Sequence[tuple[bool, int, int]]:
+        """Of each fullest moment of a stage: gradients, whole microbatches, and in buffers."""
+        if stage not in self._counted:
+            place = stage // self.configuration.degrees.pp
+            moments = [m[place] for m in self.fullest_moments(self.configuration.rank_of(stage))]
+            counts = ((m.has_gradients, m.in_flight + m.waiting, m.is_ending) for m in moments)
+            self._counted[stage] = tuple(
+                dict.fromkeys((has, held - ending, held) for has, held, ending in counts)
+            )
+        return self._counted[stage]
 
     def least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
         """What of a run is held always, with gradients, for each microbatch, and in buffers."""
@@ -254,48 +264,7 @@ class ConfigurationSearch:
             for moment in self.fullest_moments(rank)
         )
 
-    def fits_somehow(self) -> bool:
-        """Whether some cut fits, however slow, with one stage per rank."""
-        last = self.configuration.num_stages - 1
-        reached = {0}
-        for stage in range(last):
-            reached = {end for first in reached for end in self._fitting_ends(stage, first)}
-        return any(self._fits_alone(last, first, self.num_units) for first in reached)
-
-    def _fitting_ends(self, stage: int, first: int) -> Iterator[int]:
-        """Where a stage that begins at ``first`` may end, by memory and room for later ones."""
-        limit = self._last_end(stage)
-        start = self.alike_from
-        if start is not None and first >= start:
-            lengths = self._fitting_lengths(self._kind_of_stage(stage), start)
-            yield from (first + length for length in lengths if first + length <= limit)
-            return
-        for end in self.positions:
-            if end > limit or (end > first and self.exceeds_memory(stage, first, end)):
-                break
-            if end > first and self._alike_column(stage, first, end) is not None:
-                yield end
-
-    def _fitting_lengths(self, stage: int, start: int) -> list[int]:
-        """Lengths of inner runs that fit a stage, where they are alike."""
-        if stage not in self._lengths:
-            found: list[int] = []
-            for end in range(start + 1, self.num_units):
-                if self.exceeds_memory(stage, start, end):
-                    break
-                if self._alike_column(stage, start, end) is not None:
-                    found.append(end - start)
-            self._lengths[stage] = found
-        return self._lengths[stage]
-
-    def _fits_alone(self, stage: int, first: int, end: int) -> bool:
-        """Whether a stage that has its rank for itself can be this run."""
-        return (
-            not self.exceeds_memory(stage, first, end)
-            and self._alike_column(stage, first, end) is not None
-        )
-
-    def _last_end(self, stage: int) -> int:
+    def last_end(self, stage: int) -> int:
         """Where a stage must end at the latest, so that each later one has a unit."""
         later = self.configuration.num_stages - 1 - stage
         return self.positions[len(self.positions) - 1 - later]
@@ -328,7 +297,7 @@ class ConfigurationSearch:
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
-        limit = self._last_end(stage)
+        limit = self.last_end(stage)
         for end in self.positions:
             if end <= first:
                 continue

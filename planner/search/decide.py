@@ -196,8 +196,6 @@ class Decision:
         partition = best_partition(search, limit_s)
         if partition is not None:
             self._take(search, partition)
-        elif not search.fits_somehow():
-            search.bound_s = float("inf")
         return partition is not None
 
     def _interleave(self, search: ConfigurationSearch) -> bool:

@@ -8,6 +8,7 @@ from planner.cost.breakdown import MemoryBreakdown
 from planner.errors import InfeasiblePlanError
 from planner.hardware.spec import ClusterSpec
 from planner.search.configuration_search import ConfigurationSearch
+from planner.search.fitting import fits_somehow
 from planner.search.least_memory import least_memory
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
@@ -91,7 +92,7 @@ def _fits(space: LayoutSpace, cluster: ClusterSpec, fixed: FixedValues) -> bool:
         return False
     legal, _ = other.legal()
     return any(
-        search.fits_somehow()
+        fits_somehow(search)
         for configuration in smallest(legal)
         for search in other.searches(configuration)
     )

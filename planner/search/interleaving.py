@@ -9,6 +9,8 @@ time is part of every backward. Preconditions: stages lie within REACH_UNITS of 
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from planner.search.bounds import least_s
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.vocabulary import Recomputation
@@ -67,13 +69,10 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
         units[i].activation_bytes[Recomputation.NONE] * least[i] for i in (0, search.num_units - 1)
     )
     freed: list[tuple[float, float]] = []
-    fixed_s = 0.0
+    fixed_s, first_block = 0.0, search.priced.model.blocks.start
     known: dict[tuple[int, bool], tuple[tuple[float, float], list[tuple[float, float]]]] = {}
     for index in range(1, search.num_units - 1):
-        key = (
-            id(units[index]),
-            index == search.priced.model.blocks.start,
-        )  # nothing hides behind the first block
+        key = (id(units[index]), index == first_block)  # nothing hides behind the first block
         if key not in known:
             choices = _choices(search, index)
             known[key] = min(choices), _cheapest_first(choices)
@@ -121,17 +120,18 @@ def _possible_stages(search: ConfigurationSearch) -> list[slice]:
     """
     slack_s, last = REACH_UNITS * search.unit_s, search.configuration.num_stages - 1
     longest_s, shortest_s = search.even_s + slack_s, search.even_s - slack_s
-    found = [slice(0, 1)]
-    for index in range(1, search.num_units - 1):
-        before_s, rest_s = search.least_s(0, index), search.least_s(index + 1, search.num_units)
-        earliest, latest = 0, last
-        if shortest_s > 0:
-            latest = min(latest, int(before_s / shortest_s) + 1)
-        if longest_s > 0:
-            earliest = max(0, int(before_s / longest_s) - 1)
-            latest = min(latest, last - int(max(0.0, rest_s / longest_s - 1)))
-        found.append(slice(earliest, latest + 1))
-    return [*found, slice(last, last + 1)]
+    inner = range(1, search.num_units - 1)
+    before_s = np.array([search.least_s(0, index) for index in inner])
+    rest_s = np.array([search.least_s(index + 1, search.num_units) for index in inner])
+    earliest, latest = np.zeros(len(inner), dtype=int), np.full(len(inner), last)
+    if shortest_s > 0:
+        latest = np.minimum(latest, (before_s / shortest_s).astype(int) + 1)
+    if longest_s > 0:
+        earliest = np.maximum(0, (before_s / longest_s).astype(int) - 1)
+        fewest = np.maximum(0.0, rest_s / longest_s - 1).astype(int)
+        latest = np.minimum(latest, last - fewest)
+    between = map(slice, earliest.tolist(), (latest + 1).tolist())
+    return [slice(0, 1), *between, slice(last, last + 1)]
 
 
 def _cheapest_first(choices: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -39,42 +39,49 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
         beyond_bytes: The first rank that holds more than this, beside what is held in reserve, is
             taken for the fullest.
     """
-    cuts = search.even_cut()
+    runs = list(pairwise(search.even_cut()))
     pp, memory = search.configuration.degrees.pp, search.table.memory
-    stages = list(enumerate(pairwise(cuts)))
 
-    def columns(rank: int) -> list[Column]:
-        """The leanest stages of a rank."""
-        mine = search.configuration.stages_of(rank)
-        return [search.leanest(stage, *run) for stage, run in stages if stage in mine]
-
-    def fullest(rank: int) -> tuple[float, int, RankMoment]:
-        """What a rank holds, itself, and when."""
-        mine = columns(rank)
+    def fullest(rank: int) -> _Fullest:
+        stages = search.configuration.stages_of(rank)
+        columns = [search.leanest(stage, *runs[stage]) for stage in stages]
         held, moment = max(
             (
-                (_held_bytes(mine, moment), moment)
+                (_held_bytes(columns, moment), moment)
                 for moment in search.configuration.fullest_moments(rank)
             ),
             key=lambda each: each[0],
         )
-        return max(held, sum(column.reduction_bytes for column in mine)), rank, moment
+        held = max(held, sum(column.reduction_bytes for column in columns))
+        return _Fullest(held_bytes=held, rank=rank, columns=columns, moment=moment)
 
-    found: list[tuple[float, int, RankMoment]] = []
+    found: list[_Fullest] = []
     for rank in range(pp):
         found.append(fullest(rank))
-        if found[-1][0] > beyond_bytes:
+        if found[-1].held_bytes > beyond_bytes:
             break
-    _, rank, moment = max(found, key=lambda each: each[0])
+    full = max(found, key=lambda each: each.held_bytes)
+    stages = search.configuration.stages_of(full.rank)
     held = [
-        HeldStage(first=column.first, end=column.end, kinds=column.mix.kinds, moment=at)
-        for column, at in zip(columns(rank), moment, strict=True)
+        HeldStage(first=runs[stage][0], end=runs[stage][1], kinds=column.mix.kinds, moment=at)
+        for stage, column, at in zip(stages, full.columns, full.moment, strict=True)
     ]
     return LeastMemory(
         memory=memory.peak(held),
-        rank=rank,
+        rank=full.rank,
         kinds=tuple(kind for stage in held for kind in stage.kinds),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fullest:
+    """A rank when it is fullest."""
+
+    held_bytes: float
+    rank: int
+    columns: Sequence[Column]
+    """The leanest of its stages; they may stand for alike runs elsewhere."""
+    moment: RankMoment
 
 
 def _held_bytes(columns: Sequence[Column], moment: RankMoment) -> float:

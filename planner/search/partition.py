@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.fitting import fits_somehow
 from planner.search.reach import Reach
 
 _MOST_LABELS = 24
@@ -69,6 +70,9 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
     even = _even(search)
+    if even is None and not fits_somehow(search):
+        search.bound_s = float("inf")
+        return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
     if search.configuration.degrees.pp == 1:
         if even is not None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
-from planner.graph.trace import paused_collector
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
 from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
@@ -69,13 +68,12 @@ class Search:
             InfeasiblePlanError: No layout fits the memory.
             SolverError: The solver found nothing within the limit.
         """
-        with paused_collector():
-            while True:
-                decision, report = self._decided()
-                best = decision.incumbents.ranked()[0].search
-                if self._space.confirm(best.priced.choice):
-                    break
-            candidates = self._candidates(decision.incumbents)
+        while True:
+            decision, report = self._decided()
+            best = decision.incumbents.ranked()[0].search
+            if self._space.confirm(best.priced.choice):
+                break
+        candidates = self._candidates(decision.incumbents)
         return SearchOutcome(
             best=candidates[0],
             candidates=tuple(candidates),

@@ -21,7 +21,7 @@ def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem |
     Returns:
         None where no such step exists.
     """
-    counted = search.shares_ranks and search.alike_from == 1
+    counted = search.shares_ranks and search.is_uniform
     if not search.shares_ranks:
         stages = columns_below(search, limit_s)
     elif counted:

@@ -74,12 +74,13 @@ def _mean_starts(
     stages = pp * virtual_stages
     counts, shares = [0.0] * stages, [0.0] * stages
     for rank in range(pp):
-        moments = _moments(schedule, pp, virtual_stages, num_microbatches, rank, moves)
-        starts = [moment for moment in moments if not any(held.is_ending for held in moment)]
+        moments = _rows(schedule, pp, virtual_stages, num_microbatches, rank, moves)
+        in_flight, is_ending, _, has_gradients, *_ = np.moveaxis(moments, 2, 0)
+        starts = ~is_ending.any(axis=1)
         mine = stages_of_rank(schedule, rank, pp=pp, num_stages=stages)
         for local, stage in enumerate(mine):
-            counts[stage] = sum(moment[local].in_flight for moment in starts) / len(starts)
-            shares[stage] = sum(moment[local].has_gradients for moment in starts) / len(starts)
+            counts[stage] = float(in_flight[starts, local].mean())
+            shares[stage] = float(has_gradients[starts, local].mean())
     return tuple(counts), tuple(shares)
 
 
@@ -115,16 +116,26 @@ def _moments(
     moves: StateMoves,
 ) -> tuple[RankMoment, ...]:
     """``fullest_moments`` of a list that is as short as may be."""
+    rows = _rows(schedule, pp, virtual_stages, num_microbatches, rank, moves)
+    return tuple(tuple(map(_moment, moment)) for moment in rows.tolist())
+
+
+@cache
+def _rows(
+    schedule: str,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    rank: int,
+    moves: StateMoves,
+) -> Moments:
+    """The same as an array."""
     if schedule == Schedule.NONE:
         adds = moves.accumulates and num_microbatches > 1
         starts = StageMoment(in_flight=1, has_gradients=adds)
-        if adds or not moves.accumulates:
-            return ((starts,),)
         # Shards of gradients come block by block, and may be more than what goes.
-        return (
-            (starts,),
-            (replace(starts, is_ending=True, has_gradients=True, follows_backward=True),),
-        )
+        ends = replace(starts, is_ending=True, has_gradients=True, follows_backward=True)
+        return _as_rows([starts] if adds or not moves.accumulates else [starts, ends])
     if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
         most = num_microbatches
         if schedule == Schedule.ONE_F_ONE_B:
@@ -135,17 +146,18 @@ def _moments(
             starts, is_ending=True, follows_backward=moves.reshards, has_gradients=moves.accumulates
         )
         after = replace(ends, in_flight=most - 1, is_ending=False)
-        held = [starts, ends, after] if most > 1 else [starts, ends]
-        found = np.array([[astuple(each)] for each in held], dtype=np.int16)
-    else:
-        rows = actions_by_rank(
-            schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
-        )
-        if schedule in ZERO_BUBBLE_SCHEDULES:
-            found = _divided_backwards(rows[rank], pp, virtual_stages, moves)
-        else:
-            found = _backwards(rows[rank], pp, virtual_stages, moves)
-    return tuple(tuple(map(_moment, moment)) for moment in _fullest(found).tolist())
+        return _fullest(_as_rows([starts, ends, after] if most > 1 else [starts, ends]))
+    rows = actions_by_rank(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    divides = schedule in ZERO_BUBBLE_SCHEDULES
+    found = _divided_backwards if divides else _backwards
+    return _fullest(found(rows[rank], pp, virtual_stages, moves))
+
+
+def _as_rows(moments: Sequence[StageMoment]) -> Moments:
+    """Moments of a rank with one stage."""
+    return np.array([[astuple(each)] for each in moments], dtype=np.int16)
 
 
 def _moment(numbers: Sequence[int]) -> StageMoment:

@@ -167,12 +167,17 @@ def _around(path: str) -> set[str]:
 class UnitFolder:
     """Folds the units of one graph; what all of them share is read off it once."""
 
-    def __init__(self, graph: OperatorGraph) -> None:
-        """Read who holds and who reads each parameter."""
+    def __init__(self, graph: OperatorGraph, like: "UnitFolder | None" = None) -> None:
+        """Read who holds and who reads each parameter.
+
+        Args:
+            graph: The graph.
+            like: That of a graph which differs in sizes alone: what they share is not read again.
+        """
         self._graph = graph
-        self._leaves = parameter_modules(graph)
+        self._leaves: frozenset[str] = parameter_modules(graph) if like is None else like._leaves
         self._readers = _readers_of_parameters(graph, self._leaves)
-        self._reads = _forward_reads(graph)
+        self._reads: _Reads = _forward_reads(graph) if like is None else like._reads
 
     def fold(self, unit: Unit) -> FoldedUnit:
         """Fold the forward ops of a unit into nodes.

@@ -159,10 +159,12 @@ def _make_alike(modules: "Strategies", folded: FoldedUnit) -> None:
 def _way(strategy: NodeStrategy, call: Node) -> tuple[object, ...]:
     """A strategy as one call of its module sees it, apart from the call's values.
 
-    Where nobody reads what a call returns, it may leave in any layout.
+    Constants and what else is whole may be read by one call and not by another; and where nobody
+    reads what a call returns, it may leave in any layout.
     """
+    read = {*strategy.inputs.values(), strategy.constant_input} - {REPLICATE, None}
     outputs = tuple(strategy.outputs.values()) if call.outputs else ()
-    return strategy.style, strategy.split, tuple(strategy.inputs.values()), outputs
+    return strategy.style, strategy.split, frozenset(read), outputs
 
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]

@@ -208,7 +208,7 @@ def test_the_step_is_broken_down(pipelined):
 
 
 def test_losers_are_compared_with_reasons():
-    text = squeezed(screen(make_record(), width=120))
+    text = squeezed(screen(make_record(), width=140))
     assert (
         "Runner-up dp_shard 8 57.1 GiB 449 ms +9.0% 68 ms more exposed parameter and gradient "
         "traffic" in text

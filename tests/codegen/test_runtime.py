@@ -28,6 +28,7 @@ from planner.runtime.module_edge import placement
 from planner.runtime.options import parse_options
 from planner.runtime.part import named_parameters
 from planner.runtime.processes import RunError, process_group
+from planner.runtime.product_rules import GRADIENT_RULES
 from planner.runtime.split_tensor import Ranks, SplitTensor, changed, unwrapped, wrapped
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.unread import SplitError
@@ -415,8 +416,9 @@ def test_what_no_rule_lays_out_is_refused_when_it_is_read(read):
 
 
 @pytest.mark.parametrize("enter", ["as a part", "as a whole"])
-def test_a_gradient_that_no_rule_lays_out_is_refused_where_it_leaves(enter):
+def test_a_gradient_that_no_rule_lays_out_is_refused_where_it_leaves(enter, monkeypatch):
     """Who asks autograd for it, as schedules do, need not read it before an optimiser does."""
+    monkeypatch.delitem(GRADIENT_RULES, "elu_backward")
     ranks = Ranks(rank=0, size=2, group=None)
     leaf = torch.randn(2, 4 if enter == "as a part" else 8, requires_grad=True)
     half = (wrapped if enter == "as a part" else changed)(leaf, shard(1), ranks)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
-from planner.hardware.topology import MeshAxis, comm_group, link_between, shares_link
+from planner.hardware.topology import MeshAxis, comm_group, joining_link, shares_link, units_of
 
 CLUSTER = load_cluster("h100-sxm", gpus=64)
 
@@ -147,5 +147,5 @@ def test_two_places_of_an_axis_are_joined_by_the_link_that_joins_all_of_them(
     joined = all(
         (start + first * inner) // unit == (start + second * inner) // unit for start in starts
     )
-    link = link_between(cluster, axis(size, inner), first, second)
+    link = cluster.links[joining_link(units_of(cluster), axis(size, inner), first, second)]
     assert link is cluster.links[0 if joined else 1]

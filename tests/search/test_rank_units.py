@@ -70,7 +70,7 @@ def searches(big_gpt):
 
 
 def counted(searches):
-    return [each for each in searches if each.shares_ranks and each.alike_from == 1]
+    return [each for each in searches if each.shares_ranks and each.is_uniform]
 
 
 def columns_of(search):

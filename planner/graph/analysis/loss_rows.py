@@ -5,7 +5,6 @@ rows in order, an op on each logit by itself, or the loss of each row, summed up
 run some rows at a time, forward and backward, before the next (``planner.runtime.chunked_loss``).
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
@@ -85,25 +84,25 @@ def loss_rows(graph: OperatorGraph) -> LossRows | str:
 
 def _chain(graph: OperatorGraph, loss: OpNode) -> tuple[int, ...] | str:
     """Ops from the product to the loss, or why they do not work on rows alone."""
-    makers = {value: op for op in graph.nodes for value in op.outputs}
-    readers: dict[int, list[OpNode]] = defaultdict(list)
-    for op in graph.nodes:
-        if op.phase is Phase.FORWARD:
-            for value in op.inputs:
-                readers[value].append(op)
+    # A few values of tens of thousands are asked for: tables of all take longer to make.
+    forward = [op for op in graph.nodes if op.phase is Phase.FORWARD]
+
+    def is_shared(value: int) -> bool:
+        return sum(op.inputs.count(value) for op in forward if value in op.inputs) > 1
+
     classes = graph.values[loss.inputs[0]].shape[-1]
     found = [loss]
     while found[-1].name not in _PRODUCTS:
         value = found[-1].inputs[0]
-        if len(readers[value]) > 1 or graph.values[value].shape[-1] != classes:
+        if is_shared(value) or graph.values[value].shape[-1] != classes:
             return f"what {found[-1].name} of the loss reads is read by other ops too, or reshaped"
-        maker = makers.get(value)
+        maker = next((op for op in reversed(graph.nodes) if value in op.outputs), None)
         if maker is None or not (maker.name in _PRODUCTS or _is_of_rows(graph, maker)):
             name = "an input" if maker is None else maker.name
             return f"{name} stands between the logits and the loss, and works on more than a row"
         found.append(maker)
     product = found[-1]
-    if len(readers[product.outputs[0]]) > 1:
+    if is_shared(product.outputs[0]):
         return "the logits are read by other ops than the loss"
     return tuple(op.id for op in reversed(found))
 

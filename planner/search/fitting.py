@@ -1,0 +1,97 @@
+"""Whether a configuration with one stage per rank has a cut that fits, however slow.
+
+Where stages may end is told stage by stage, as bits of a number. Runs inside a stretch of like
+units are looked at once for each length, and moved to where they begin.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from planner.search.configuration_search import ConfigurationSearch
+
+
+def fits_somehow(search: ConfigurationSearch) -> bool:
+    """Whether some cut fits.
+
+    What fits no rank at the least is told first, without looking for recomputations.
+    """
+    return _Cuts(search, exactly=False).reach_end() and _Cuts(search, exactly=True).reach_end()
+
+
+class _Cuts:
+    """Cuts of one configuration."""
+
+    def __init__(self, search: ConfigurationSearch, *, exactly: bool) -> None:
+        """Look at nothing yet.
+
+        Args:
+            search: The configuration.
+            exactly: Ask for recomputations that fit, not only for what fits none.
+        """
+        self._search = search
+        self._exactly = exactly
+        self._positions = sum(1 << position for position in search.positions)
+        self._inside: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def reach_end(self) -> bool:
+        """Whether stages that fit lead from the first unit to the last."""
+        last, reached = self._search.configuration.num_stages - 1, 1
+        for stage in range(last):
+            reached = self._ends(stage, reached)
+        end = self._search.num_units
+        return any(
+            not self._search.exceeds_memory(last, first, end) and self._fits(last, first, end)
+            for first in _places(reached)
+        )
+
+    def _ends(self, stage: int, firsts: int) -> int:
+        """Where a stage may end that leaves room for later ones, by where it may begin."""
+        search, ends = self._search, 0
+        limit = search.last_end(stage)
+        for first in _places(firsts):
+            start = search.stretches[first]
+            stop = search.stretch_end(start)
+            inside, longest = self._ends_inside(stage, start)
+            ends |= inside << first - start & _up_to(stop)
+            if first + longest < stop:
+                continue
+            for end in search.positions[bisect_right(search.positions, stop) :]:
+                if end > limit or search.exceeds_memory(stage, first, end):
+                    break
+                ends |= self._fits(stage, first, end) << end
+        return ends & self._positions & _up_to(limit)
+
+    def _ends_inside(self, stage: int, start: int) -> tuple[int, int]:
+        """Ends of the runs of a stretch that fit a stage, and the longest that may fit.
+
+        Args:
+            stage: The stage.
+            start: The stretch's first unit, with which they begin.
+        """
+        search = self._search
+        key = search.kind_of_stage(stage), start
+        if key not in self._inside:
+            ends, end = 0, start
+            while end < search.stretch_end(start):
+                if search.exceeds_memory(stage, start, end + 1):
+                    break
+                end += 1
+                ends |= self._fits(stage, start, end) << end
+            self._inside[key] = ends, end - start
+        return self._inside[key]
+
+    def _fits(self, stage: int, first: int, end: int) -> bool:
+        return not self._exactly or self._search.fits_alone(stage, first, end)
+
+
+def _up_to(unit: int) -> int:
+    """Bits of all units up to one."""
+    return (1 << unit + 1) - 1
+
+
+def _places(bits: int) -> Iterator[int]:
+    """Where bits are set, from the lowest on."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -1,0 +1,58 @@
+"""Parameters are sharded where FSDP2 does more than copy them, and tied ones stay tied."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from planner.checking.fake_world import fake_group
+from planner.runtime.first_weights import build_deferred
+from planner.runtime.model import UserModel, build_model
+from planner.runtime.part import Part, shard_parameters
+
+TIED = """
+from torch import nn
+
+
+def build_model():
+    model = nn.Sequential(nn.Embedding(512, 256), nn.Linear(256, 512, bias=False))
+    model[1].weight = model[0].weight
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "is_sharded"),
+    [
+        (1, torch.float32, False),
+        (1, torch.float64, False),
+        (1, torch.bfloat16, True),
+        (2, torch.float32, True),
+    ],
+)
+def test_one_rank_keeps_parameters_that_are_not_cast_as_they_are(ranks, dtype, is_sharded):
+    user = UserModel(module="types", factory="none")
+    masters = torch.float64 if dtype is torch.float64 else torch.float32
+    part = Part(nn.Sequential(nn.Linear(4, 4)).to(masters), user, blocks=["0"])
+    before = list(part.parameters())
+    with fake_group(0, ranks):
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",))
+        shard_parameters(part, mesh, dtype, reshard_after_forward=True)
+    assert isinstance(part, FSDPModule) is is_sharded
+    kept = all(a is b for a, b in zip(before, part.parameters(), strict=True))
+    assert kept is not is_sharded
+
+
+def test_tied_parameters_on_meta_stay_tied_and_get_the_weights_of_one_process(tmp_path):
+    (tmp_path / "tied.py").write_text(TIED)
+    user = UserModel(file=tmp_path / "tied.py", factory="build_model")
+    model, weights = build_deferred(user, 3)
+    part = Part(model, user, blocks=())
+    assert all(parameter.is_meta for parameter in part.parameters())
+    part.materialise()
+    assert not part.has_weights
+    weights.fill([part])
+    assert part.has_weights
+    assert model[0].weight is model[1].weight
+    torch.testing.assert_close(model[0].weight, build_model(user, 3)[0].weight, rtol=0, atol=0)
