@@ -33,8 +33,7 @@ INDEX_NAME = "model.safetensors.index.json"
 PREFIXES = ("weights.", "model.", "")
 """What names in a checkpoint of torch begin with: ours, torchtitan's and others', plain ones."""
 
-MOST_NAMES = 5
-"""Names that a message lists."""
+MOST_NAMES = 5  # that a message lists
 
 
 def state_of(parts: Sequence[Part], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:

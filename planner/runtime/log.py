@@ -19,8 +19,6 @@ from torch.profiler import ProfilerAction, profile, record_function, schedule
 from .options import DTYPES, Options
 from .processes import is_first_rank, print_once
 
-GIB = 2**30
-
 STEP, UPDATE = "plan: step", "plan: update"
 """Spans of a trace: a step, and all that follows its backward passes."""
 
@@ -124,7 +122,7 @@ def _words(row: Mapping[str, Any], item: str) -> str:
         f"{beside('step_time_s', 1e-3, '.0f')} ms",
         f"{row[f'{item}_per_s']:.0f} {item}/s",
         f"MFU {row['mfu']:.1%}" if "mfu" in row else "",
-        f"peak {beside('peak_memory_bytes', GIB, '.2f')} GiB",
+        f"peak {beside('peak_memory_bytes', 2**30, '.2f')} GiB",
     ]
     return ", ".join(filter(None, words))
 

@@ -156,7 +156,7 @@ def test_a_plain_layout_gets_what_it_runs_and_not_more():
 def test_modules_go_along_where_the_model_or_the_devices_need_them():
     least, _ = plain()
     assert plain(HOOKED)[0] - least == {"loaders"}
-    assert plain(has_scalars=True)[0] - least == {"scalars", "stored_order"}
+    assert plain(has_scalars=True)[0] - least == {"scalars", "stored_order", "meshes"}
     assert plain(cluster=TWO_NODES)[0] - least == {"lost_ranks"}
 
 
