@@ -207,7 +207,8 @@ def fix_warnings(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
             ("schedule", Axis.PP, degrees.pp),
             ("virtual_stages", Axis.PP, degrees.pp),
         )
-        if name in fixed and degree == 1
+        # One stage on each rank is what there is without a pipeline.
+        if name in fixed and degree == 1 and (name, fixed[name]) != ("virtual_stages", "1")
     ]
     order = fixed["mesh_order"].split(ORDER_SIGN) if "mesh_order" in fixed else []
     alone = [axis for axis in order if getattr(degrees, axis) == 1]
