@@ -68,8 +68,9 @@ def _prices(stages: Sequence[StageChoices]) -> Floats:
     for stage in stages:
         alike = stage.lengths == stage.lengths[len(stage.lengths) // 2]
         freed, seconds = np.ptp(stage.sizes[alike].max(axis=1)), np.ptp(stage.seconds[alike, 0])
-        if freed > 0 and seconds > 0:
-            paid.append(float(seconds / freed))
+        rate = float(seconds / freed) if freed > 0 else 0.0
+        if rate > np.finfo(float).tiny:  # what is less has no geometric sequence
+            paid.append(rate)
     if not paid:
         return np.zeros(1)
     return np.array([0.0, *np.geomspace(min(paid) / 1.5, max(paid) * 1.5, _PRICES)])
