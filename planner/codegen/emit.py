@@ -216,7 +216,7 @@ def _model_arguments(model: ModelRef, user: ModelFiles) -> str:
 
 
 def _mesh(plan: Plan) -> str:
-    """Give the axes that are used; dp_shard is kept at 1, since FSDP2 is always applied."""
+    """Give the axes that are used, and dp_shard, whose ranks FSDP2 gets, one or several."""
     axes = [
         f'"{axis}": {getattr(plan.degrees, axis)}'
         for axis in plan.mesh_order

@@ -100,7 +100,7 @@ def _split_imports(plan: Plan) -> dict[str, set[str]]:
 def is_usual_mesh(plan: Plan) -> bool:
     """Say whether the axes that are used lie around one another as ``init_device_mesh`` takes them.
 
-    FSDP2 is always applied, so that dp_shard counts as used.
+    FSDP2 gets the ranks of dp_shard, one or several, so that it counts as used.
     """
     order = [
         axis
