@@ -44,8 +44,8 @@ class CostBreakdown:
     pp_comm_s: float
     """Exposed transfers between stages."""
     dp_comm_s: float
-    """Exposed traffic of parameters and gradients: between data-parallel ranks and those that share
-    a tied weight, and FSDP's copies."""
+    """Exposed traffic of parameters and gradients, between data-parallel ranks and those that share
+    a tied weight, with FSDP's copies of what it moves."""
     bubble_s: float
     """Idle time of the pipeline schedule."""
     optimizer_s: float

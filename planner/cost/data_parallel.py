@@ -74,6 +74,11 @@ class ShardedState:
         self._every = sums.of(lambda i: self._every_s(i, Recomputation.NONE))
         self._once = sums.of(lambda i: self._once_s(i, Recomputation.NONE))
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank has the state, so that nothing but its own copies takes time."""
+        return self._shard.num_ranks == self._replicate.num_ranks == 1
+
     # -- one unit ---------------------------------------------------------------------------------
 
     def _gather_copies_bytes(self, index: int) -> float:

@@ -264,10 +264,10 @@ class StageCosts:
         tp_s = total("tp", first, end)
         links = (self._slowest_link,) * 2 if stage is None else self.links(stage)
         transfers_s = self._transfers_s(first, end, links)
-        compute_s = total("compute", first, end) + accumulate_s
+        every_s, copies_s = self._state_s(first, end)
+        compute_s = total("compute", first, end) + accumulate_s + copies_s
         forward_s = total("forward", first, end) + total("tp_forward", first, end)
         forward_s += transfers_s / 2
-        every_s = self._sharded.microbatch_s(first, end) if self._sharded else 0.0
         microbatch_s = compute_s + recompute_s + tp_s + every_s + transfers_s
         return StageSeconds(
             compute_s=compute_s,
@@ -281,6 +281,13 @@ class StageCosts:
             step_comm_s=self._step_comm_s(first, end, microbatch_s - forward_s),
             optimizer_s=self._optimizer_s(first, end),
         )
+
+    def _state_s(self, first: int, end: int) -> tuple[float, float]:
+        """FSDP's exposed traffic in every microbatch, or the copies of a rank that has no other."""
+        if self._sharded is None:
+            return 0.0, 0.0
+        seconds = self._sharded.microbatch_s(first, end)
+        return (0.0, seconds) if self._sharded.is_alone else (seconds, 0.0)
 
     def _accumulate_s(self, first: int, end: int) -> float:
         """Adding a microbatch's gradients to those before where they are whole.
@@ -298,7 +305,7 @@ class StageCosts:
 
     def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
         reduced_s = 0.0
-        if self._sharded is not None:
+        if self._sharded is not None and not self._sharded.is_alone:
             reduced_s = self._sharded.step_s(first, end)
         elif self._whole is not None:
             busy_s = self.total("tp_busy", first, end) if self._tp_shares_link else 0.0
@@ -325,7 +332,7 @@ class StageCosts:
     def _optimizer_s(self, first: int, end: int) -> float:
         """Clipping and the optimiser on a rank's share, and what else a step has.
 
-        The rank has the latter once, so that each of its stages has a share.
+        The rank has the latter once: each of its stages has a share. FSDP's copies alone are here.
         """
         parameters = self.memory.sharded_trained_bytes(first, end) / PARAMETER_BYTES
         host = self.cluster.script_host
@@ -337,6 +344,8 @@ class StageCosts:
         else:
             moved_bytes = parameters * self.framework.optimizer_moved_bytes
             updated_s = moved_bytes / self.device.pointwise_bytes_per_s
+        if self._sharded is not None and self._sharded.is_alone:
+            updated_s += self._sharded.step_s(first, end)
         return updated_s + self.framework.step_s / self.configuration.virtual_stages
 
     def _transfers_s(self, first: int, end: int, links: Links) -> float:

@@ -61,11 +61,7 @@ def _idle_parts(plan: Plan) -> Iterator[str]:
         (degrees.cp == 1, "cp is 1", ("cp_comm_s",)),
         (degrees.ep == 1, "ep is 1", ("ep_comm_s",)),
         (degrees.pp == 1, "pp is 1", ("pp_comm_s", "bubble_s")),
-        (
-            degrees.world_size == 1 and plan.state_form == "plain",
-            "one device has plain parameters",
-            ("dp_comm_s",),
-        ),
+        (degrees.world_size == 1, "there is one device", ("dp_comm_s",)),
         (not recomputes, "nothing is recomputed", ("recompute_s",)),
     ):
         for name in names:

@@ -178,13 +178,18 @@ def test_gradients_are_reduced_after_the_last_backward_of_a_stage(model, cluster
 def test_fsdp_copies_on_one_rank_what_it_gathers_and_reduces(model, cluster):
     """It casts all parameters (4 + 2 bytes), copies them (2 + 2), and gradients twice."""
     one = replace(cluster, num_gpus=1, gpus_per_node=1)
-    seconds = table(model, one).seconds(0, 14)
+    seconds, plain = (table(model, one, form=f).seconds(0, 14) for f in ("fsdp", "plain"))
     parameters = sum(unit.trained_bytes for unit in model.units) / 4
-    moved = (4 + 2 + 2 + 2) + (FRAMEWORK.accumulated_bytes + 4 + 4)
-    copies_s = moved * parameters / cluster.device.pointwise_bytes_per_s
-    assert seconds.step_comm_s == pytest.approx(copies_s)
-    assert seconds.dp_comm_s == 0
-    assert seconds.pp_comm_s == 0
+    byte_s = parameters / cluster.device.pointwise_bytes_per_s  # of one of each
+    gather_s, reduction_s = 10 * byte_s, (FRAMEWORK.accumulated_bytes + 4 + 4) * byte_s
+    copies_s = gather_s + reduction_s
+    assert seconds.optimizer_s - plain.optimizer_s == pytest.approx(copies_s)
+    bare_s = sum(unit.forward_s + unit.backward_s for unit in model.units)
+    assert seconds.compute_s == pytest.approx(bare_s)
+    every = table(model, one, reshard=True).seconds(0, 14)  # in each microbatch
+    assert every.compute_s - bare_s == pytest.approx(gather_s + copies_s)
+    for each in (seconds, every):
+        assert (each.step_comm_s, each.dp_comm_s, each.pp_comm_s) == (0, 0, 0)
 
 
 def test_plain_parameters_are_not_copied(model, cluster):
