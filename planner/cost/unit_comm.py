@@ -47,8 +47,8 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[
         row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes)
         found.append(([row] * sums.forward, [row] * sums.backward))
     found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
-    for value in strategy.exchanged:
-        exchange = _work(graph, value, "all_to_all", ranks)
+    for value, copies in strategy.exchanged.items():
+        exchange = _work(graph, value, "all_to_all", ranks, copies=copies)
         found.append(([exchange], [exchange]))
     if strategy.routed is not None:
         rows = _exchange(strategy.routed.rows_bytes)
@@ -103,6 +103,8 @@ def change_comm(
     return forward, backward
 
 
-def _work(graph: OperatorGraph, value: int, kind: Collective, ranks: int) -> CommWork:
-    tensor_bytes = graph.values[value].size_bytes
+def _work(
+    graph: OperatorGraph, value: int, kind: Collective, ranks: int, *, copies: int = 1
+) -> CommWork:
+    tensor_bytes = graph.values[value].size_bytes * copies
     return CommWork(kind=kind, num_bytes=operand_bytes(kind, tensor_bytes, ranks))

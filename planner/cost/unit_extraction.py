@@ -123,7 +123,8 @@ def _temporaries(
     backward_bytes: int, peaks: UnitPeaks, activations: Mapping[str, int], view: "_UnitView"
 ) -> dict[str, int]:
     """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
-    highest = max(peaks.forward_bytes, backward_bytes) + view.score_bytes()
+    kept_beside = view.score_bytes() + view.exchanged_bytes()
+    highest = max(peaks.forward_bytes, backward_bytes) + kept_beside
     return {
         Recomputation.NONE: max(0, highest - activations[Recomputation.NONE]),
         Recomputation.SELECTIVE: max(
@@ -220,12 +221,12 @@ class _UnitView:
         own = storage.kind is StorageKind.ACTIVATION and storage.id not in self._passing
         return storage.id if own else None
 
-    def _saved(self, op_ids: Sequence[int]) -> dict[tuple[int, float], int]:
+    def _saved(self, op_ids: Sequence[int]) -> dict[tuple[int, float, bool], int]:
         """Bytes on a rank of each storage that some forward ops save.
 
-        A gathered copy counts beside its shard.
+        A gathered copy counts beside its shard, an exchanged one that attention has beside others.
         """
-        found: dict[tuple[int, float], int] = {}
+        found: dict[tuple[int, float, bool], int] = {}
         for op_id in op_ids:
             op = self.graph.nodes[op_id]
             share = self.shares[op_id]
@@ -236,9 +237,16 @@ class _UnitView:
                 part = 1 / self._tp if storage in self._gathered_again else share(value)
                 if storage in self._saved_before and part == self._boundary_share():
                     continue
+                inside = op.name in ATTENTIONS and value in share.copies
                 for kept in self._kept(storage):
-                    found[kept, part] = int(self.graph.storages[kept].size_bytes * part)
+                    found[kept, part, inside] = int(self.graph.storages[kept].size_bytes * part)
         return found
+
+    def exchanged_bytes(self) -> int:
+        """What attention keeps of values that ranks exchange and that others keep as well."""
+        saved = self._saved(self.problem.unit.forward_ops)
+        outside = {storage for storage, _, inside in saved if not inside}
+        return sum(size for (key, _, inside), size in saved.items() if inside and key in outside)
 
     def released_bytes(self) -> int:
         """What the last unit no longer holds when the inputs' part of its backward is over."""

@@ -48,6 +48,8 @@ class Shares:
     """Layout of each value."""
     ranks: int = 1
     """Ranks of the axis."""
+    copies: Mapping[int, int] = field(default_factory=dict)
+    """How often ranks have a split value together, where more than once."""
     otherwise: float = 1.0
     """Share of values without a layout."""
     routed: RoutedRows | None = None
@@ -66,12 +68,14 @@ class Shares:
         layout = self.layouts.get(value)
         if layout is None:
             return self.otherwise
-        return 1 / self.ranks if layout.is_shard else 1.0
+        return self.copies.get(value, 1) / self.ranks if layout.is_shard else 1.0
 
 
 def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
     """Shares from the layouts of a strategy; values without a layout are whole."""
-    return Shares(layouts=strategy.layouts, ranks=ranks, routed=strategy.routed)
+    return Shares(
+        layouts=strategy.layouts, ranks=ranks, copies=strategy.exchanged, routed=strategy.routed
+    )
 
 
 def op_kind(name: str) -> OpKind:

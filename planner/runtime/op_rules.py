@@ -13,7 +13,7 @@ runs: what is planned by these rules is run by them.
 """
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import gcd, prod
 
 from .layout import REPLICATE, Layout, shard
 from .layout import through_reshape as reshape_layout
@@ -31,6 +31,14 @@ ATTENTIONS = frozenset(
     }
 )
 """Fused attention forward kernels: inputs (batch, heads, tokens, head_dim)."""
+
+
+def head_copies(heads: int, ranks: int) -> int:
+    """How often each head of keys and values is sent, so that each rank gets the same number.
+
+    Grouped queries that lie on several ranks all need the one head of their group.
+    """
+    return ranks // gcd(heads, ranks)
 
 
 def _same(call: Call, _: int) -> Found:

@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from .layout import shard
-from .split_tensor import SplitTensor, changed
+from .op_rules import head_copies
+from .split_tensor import Ranks, SplitTensor, changed
 from .trees import Tree
 
 _TOKENS = shard(2)
@@ -23,8 +24,14 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Tree, **kwargs:
         return attend(*operands, *args, **kwargs)
     assert isinstance(query, SplitTensor)
     ranks = query.ranks
-    q, k, v = (changed(x, _HEADS, ranks) for x in operands)
+    q, k, v = (changed(_sent(x, ranks), _HEADS, ranks) for x in operands)
     return changed(attend(q, k, v, *args, **kwargs), _TOKENS, ranks)
+
+
+def _sent(heads: Tensor, ranks: Ranks) -> Tensor:
+    """Repeat the heads of grouped queries where there are not enough for all ranks."""
+    copies = head_copies(heads.shape[1], ranks.size)
+    return heads if copies == 1 else heads.repeat_interleave(copies, 1)
 
 
 def allow_split_tokens() -> None:

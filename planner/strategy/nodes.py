@@ -8,7 +8,7 @@ a few strategies.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import networkx as nx
@@ -86,9 +86,9 @@ class NodeStrategy:
     """Layout in which a module that reads nothing but a constant has it, None where it is whole."""
     summed_losses: tuple[int, ...] = ()
     """Losses that are sums over ranks where the model leaves them."""
-    exchanged: tuple[int, ...] = ()
+    exchanged: Mapping[int, int] = field(default_factory=dict)
     """Values that change places: what attention reads and leaves split over the tokens, while
-    inside it heads are split."""
+    inside it heads are split. With each how often its heads are sent (``head_copies``)."""
     routed: RoutedRows | None = None
     """What goes to the ranks of experts: each computes as much as all would, on other rows."""
 

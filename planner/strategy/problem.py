@@ -80,7 +80,7 @@ def sharding_problem(
             found = (_constant(node),)
         allowed = [each for each in found if _allowed(each, folded, context)]
         strategies.append(
-            tuple(replace(each, exchanged=exchanged(graph, node, each)) for each in allowed)
+            tuple(replace(each, exchanged=exchanged(node, each, context)) for each in allowed)
         )
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
 

@@ -5,7 +5,7 @@ from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
-from planner.runtime.op_rules import ATTENTIONS
+from planner.runtime.op_rules import ATTENTIONS, head_copies
 from planner.strategy.nodes import Node, NodeStrategy, RowSum
 from planner.strategy.propagation import output_layouts
 from planner.strategy.unit_context import UnitContext
@@ -136,20 +136,25 @@ def _attention_layouts(
         return None
     shapes = [context.graph.values[value].shape for value in (*op.inputs, *op.outputs)]
     operands = len(op.inputs)
-    if any(len(shape) != 4 or shape[1] % context.ranks for shape in shapes[:3]):
+    if any(len(shape) != 4 for shape in shapes[:3]) or shapes[0][1] % context.ranks:
         return None
     if any(each is not None for each in known[3:operands]):
         return None
     return tuple(layout if len(shape) > TOKENS else REPLICATE for shape in shapes[operands:])
 
 
-def exchanged(graph: OperatorGraph, node: Node, strategy: NodeStrategy) -> tuple[int, ...]:
-    """Values that attention of a node brings from split tokens to split heads, or back."""
-    found: list[int] = []
+def exchanged(node: Node, strategy: NodeStrategy, context: UnitContext) -> dict[int, int]:
+    """Values that attention of a node brings from split tokens to split heads, or back.
+
+    With how often each head of them is sent.
+    """
+    found: dict[int, int] = {}
+    graph = context.graph
     for op in (graph.nodes[op_id] for op_id in node.ops):
         if op.name in ATTENTIONS and strategy.layouts.get(op.inputs[0]) == shard(TOKENS):
-            found += (*op.inputs[:3], op.outputs[0])
-    return tuple(found)
+            for value in (*op.inputs[:3], op.outputs[0]):
+                found[value] = head_copies(graph.values[value].shape[1], context.ranks)
+    return found
 
 
 def _all_replicated(layouts: Mapping[int, Layout | None]) -> bool:

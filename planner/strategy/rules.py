@@ -186,9 +186,7 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
             detail=f"cp {cp} splits the sequence of what blocks hand on, but they do not hand on "
             "one tensor of (batch, sequence, features); cp can be 1",
         )
-    for name, sizes in (
-        ("sequence", (facts.sequence,)), ("heads", facts.heads), ("kv_heads", facts.kv_heads)
-    ):  # fmt: skip
+    for name, sizes in (("sequence", (facts.sequence,)), ("heads", facts.heads)):
         for size in sizes:
             if size % cp:
                 return BrokenRule(

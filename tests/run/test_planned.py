@@ -27,6 +27,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
+        "grouped_attention",
         *("routed_attention", "routed_experts", "shallow_gpt", "shallow_llama"),
     )
 }
@@ -61,6 +62,8 @@ CASES = {
     "llama-pp_2_tp_2": ("shallow_llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),
     "llama-selective": ("shallow_llama", {"tp": 2, "activation_checkpointing": "selective"}),
     "llama-cp_4": ("shallow_llama", {"cp": 4}),
+    "grouped_attention-cp_4": ("grouped_attention", {"cp": 4}),
+    "grouped_attention-cp_2_dp_2": ("grouped_attention", {"cp": 2, "dp_shard": 2}),
     "llama-cp_2_pp_2": ("shallow_llama", {"cp": 2, "pp": 2, "schedule": "Interleaved1F1B"}),
     "llama-cp_2_zero_bubble": ("shallow_llama", {"cp": 2, "pp": 2, "schedule": "ZBVZeroBubble"}),
     "gpt-cp_2": (
@@ -230,7 +233,7 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
 
 def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
     _, plans, _ = outcomes
-    for name in ("llama-cp_4", "gpt-cp_2"):
+    for name in ("llama-cp_4", "gpt-cp_2", "grouped_attention-cp_4"):
         modules = [each for sharding in plans[name].shardings for each in sharding.modules]
         assert {each.style for each in modules} == {"on_part"}
         assert {each.output_layout for each in modules} <= {"Shard(0)", "Shard(1)"}

@@ -94,7 +94,7 @@ def test_ep_is_tried_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("degrees", "sizes", "rule", "words"),
     [
-        ({"cp": 8}, {}, "kv_heads % cp", "kv_heads 4 % cp 8 = 4; cp can be 1, 2, 4"),
+        ({"cp": 16}, {}, "heads % cp", "heads 8 % cp 16 = 8; cp can be 1, 2, 4, 8"),
         ({"cp": 4}, {"heads": (6,), "kv_heads": (6,)}, "heads % cp", "6 % cp 4 = 2"),
         ({"cp": 4}, {"sequence": 65}, "sequence % cp", "sequence 65 % cp 4 = 1; cp can be 1, 5"),
         ({"cp": 2}, {"sequence": None}, "cp needs a sequence", "(batch, sequence, features)"),

@@ -1,0 +1,57 @@
+"""Samples split over more ranks than attention has heads of keys and values."""
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.checking.check import check_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+MODEL = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import llama
+from llama import LlamaConfig, apply_rotary, example_batch, loss_fn
+from torch.nn import functional
+
+
+class Attention(llama.Attention):
+    def forward(self, x, cos, sin):
+        size, length, _ = x.shape
+        projections = (self.wq, self.wk, self.wv)
+        q, k, v = (each(x).view(size, length, -1, self.head_dim) for each in projections)
+        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.wo(out.transpose(1, 2).reshape(size, length, -1))
+
+
+def build_model():
+    config = LlamaConfig(
+        dim=1024, n_layers=4, n_heads=16, n_kv_heads=2, ffn_dim=4096, vocab_size=1024,
+        max_seq_len=16384,
+    )
+    model = llama.Llama(config)
+    for layer in model.layers:
+        layer.attention = Attention(config)
+    return model
+"""
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("cp", [2, 8])
+def test_long_samples_take_the_memory_and_the_traffic_that_are_planned(recompute, cp, tmp_path):
+    (tmp_path / "grouped.py").write_text(MODEL)
+    planner.estimate(
+        str(tmp_path / "grouped.py"),
+        gpus=8,
+        cluster="h100-sxm",
+        seq_len=16384,
+        fix={"cp": cp, "microbatch_size": 2, "activation_checkpointing": recompute},
+        global_batch_size=16,
+    ).save(tmp_path / "plan")
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    assert abs(check.stages[0].error) <= 0.03, check.stages[0]
