@@ -111,7 +111,7 @@ class TracedModel:
             from planner.graph.sizes.family import trace_family
 
             graphs = trace_family(loaded, dtype=dtype)
-            graph = graphs.at(1)
+            graph = graphs.smallest
         tokens = graph.tokens_per_sample
         return cls(
             summary=ModelSummary(
@@ -191,7 +191,7 @@ class TracedModel:
             cluster=machine.cluster,
             outcome=outcome,
             **rows,
-            warnings=(*trace_warnings(self.graphs.at(1)), *_steering(outcome.best), *notes),
+            warnings=(*trace_warnings(self.graphs.smallest), *_steering(outcome.best), *notes),
         )
 
     def _searched(
@@ -253,8 +253,9 @@ def _steering(plan: "Plan") -> tuple[str, ...]:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"training reads what it leaves in the buffer {names[0]}{more}, and each of {ranks} "
-        "data-parallel ranks leaves there what its own samples make of it: losses are not those of "
-        "one device, unless the model's code shares it among ranks; checkpoints hold one rank's",
+        "data-parallel ranks leaves there what its own microbatches make of it: losses are not "
+        "those of one device, unless the model's code shares it among ranks; checkpoints hold one "
+        "rank's",
     )
 
 

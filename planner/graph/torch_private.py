@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import _VF
 from torch._C._autograd import _get_sequence_nr
+from torch._subclasses import fake_tensor
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -23,6 +24,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.autograd.graph import Node
+
+DataDependentOutputException = fake_tensor.DataDependentOutputException
+"""What fake tensors raise where a number is asked of them."""
 
 pack_padded_sequence: Callable[..., Any] = _VF._pack_padded_sequence
 """What ``torch.nn.utils.rnn.pack_padded_sequence`` calls with (source, lengths, batch first)."""

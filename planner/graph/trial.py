@@ -7,7 +7,7 @@ import torch
 
 from planner.errors import PlannerError
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
-from planner.graph.operator_graph import DataRead, OperatorGraph, Unit, UnitKind
+from planner.graph.operator_graph import DataRead, OperatorGraph, Phase, Unit, UnitKind
 from planner.runtime import known_data
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
@@ -115,7 +115,20 @@ class LayoutTrial:
         ]  # fmt: skip
         if block is None:
             return self._tried(lambda dry_run: dry_run.ends(shardings, over, sequence_dim))
-        return self._tried(lambda dry_run: dry_run.block(block, shardings, over, sequence_dim))
+        outside = self._read_outside(block)
+        return self._tried(
+            lambda dry_run: dry_run.block(block, shardings, over, sequence_dim, outside)
+        )
+
+    def _read_outside(self, block: int) -> frozenset[tuple[int, ...]]:
+        """Shapes of what a block makes and code outside of it reads, whatever way it takes."""
+        graph = self._graph
+        (unit,) = (each for each in graph.units if each.block == block)
+        own = unit.forward_ops[: unit.num_block_ops]
+        made = {value for op in own for value in graph.nodes[op].outputs}
+        others = (op for op in graph.nodes if op.phase is Phase.FORWARD and op.id not in own)
+        read = (value for op in others for value in op.inputs)
+        return frozenset(graph.values[value].shape for value in made.intersection(read))
 
     def _tried(self, run: Callable[[DryRun], None]) -> Refusal | None:
         """Run something of the runtime's dry run."""

@@ -62,7 +62,7 @@ def _model_modules(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
 @lru_cache(maxsize=1)
 def _facts(graphs: "GraphFamily") -> ModelFacts:
     """Sizes of a model, read once for all plans of a search."""
-    return model_facts(graphs.at(1))
+    return model_facts(graphs.smallest)
 
 
 def _model_sizes(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:

@@ -260,6 +260,7 @@ def meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
+    memo |= {id(kept): kept.detach().to("meta") for kept in _results(model)}
     return copied(model, memo)
 
 
@@ -267,11 +268,15 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
     """Copy a model with the functions in it, hooks say, that hold the model or parts of it.
 
     ``copy.deepcopy`` alone takes functions as they are: those of a copy would work on the original.
+    And it refuses results of ops that modules keep (a weight that a hook makes of others, what a
+    forward has left in a list): they go along as what they are.
 
     Args:
         model: What to copy.
         copies: What stands for some of its tensors, by identity; gets the other copies.
     """
+    for kept in _results(model):
+        copies.setdefault(id(kept), kept.detach())
     twin = copy.deepcopy(model, copies)
     for module in twin.modules():
         own = vars(module)
@@ -280,6 +285,23 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
                 if isinstance(value, FunctionType) and value.__closure__:
                     holder[key] = _with_copies(value, copies)
     return twin
+
+
+def _results(model: nn.Module) -> list[Tensor]:
+    """Results of ops that modules keep in attributes, which are no parameters or buffers."""
+    return [tensor for tensor in tensors_of(kept_by(model)) if tensor.grad_fn is not None]
+
+
+def kept_by(model: nn.Module) -> list[Tree]:
+    """What modules keep in attributes that torch does not know of, and their hooks by closure."""
+    kept: list[Tree] = []
+    for module in model.modules():
+        kept += [value for name, value in vars(module).items() if not name.startswith("_")]
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            for cell in getattr(hook, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # nothing is in it yet
+                    kept.append(cell.cell_contents)
+    return kept
 
 
 def _with_copies(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:

@@ -4,8 +4,7 @@ One block of each kind, or what lies around the blocks, runs forward and backwar
 rank of the tp axis. What cannot run fails here as it would there.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 
-from .anatomy import Anatomy, examine, meta_twin
+from .anatomy import Anatomy, copied, examine, kept_by, meta_twin
 from .chunked_loss import take_loss_in_chunks
 from .known_data import DataRead, KnownData
-from .layout import SplitAxis
+from .layout import REPLICATE, SplitAxis
 from .model import run_model
 from .module_edge import ModuleSharding
 from .part import OffersLoss
 from .split_part import SplitPart
-from .split_tensor import Ranks
+from .split_tensor import Ranks, SplitTensor
 from .stand_ins import EarlierModule
 from .streams import stream_of
 from .tensor_parallel import Shared, TensorParallel
@@ -135,11 +134,19 @@ class DryRun:
         shardings: Sequence[ModuleSharding],
         over: SplitAxis,
         sequence_dim: int | None,
+        read_outside: Collection[tuple[int, ...]] = (),
     ) -> None:
         """Run one block under its layout, the others left out.
 
+        Args:
+            position: Which.
+            shardings: What holds for its modules.
+            over: The axis.
+            sequence_dim: Dim of the stream that is split, None where it is whole.
+            read_outside: Shapes of what it makes and code outside of it reads.
+
         Raises:
-            DryRunError: It does not run.
+            DryRunError: It does not run, or leaves a part where others read all of it.
         """
         path = self.anatomy.blocks[position]
         part = self._part((position,), self._sources)
@@ -153,12 +160,14 @@ class DryRun:
             raise _Done
 
         block = part.model.get_submodule(path)
-        block.register_forward_hook(note)
+        noting = block.register_forward_hook(note)
         with self._known_data():
             with _naming_modules(part.model, path), suppress(_Done):
                 run_model(part.model, self.inputs)
             _backward(tensors_of(seen))
         _check_gradients(block)
+        noting.remove()
+        _check_left(part.model, path, read_outside)
 
     def ends(
         self, shardings: Sequence[ModuleSharding], over: SplitAxis, sequence_dim: int | None
@@ -232,7 +241,7 @@ class DryRun:
             for position, path in enumerate(anatomy.blocks)
             if position not in kept
         }
-        part = SplitPart(copy.deepcopy(self.model, memo), self.user, blocks=anatomy.blocks)
+        part = SplitPart(copied(self.model, memo), self.user, blocks=anatomy.blocks)
         part.first_names = anatomy.first_names
         return part
 
@@ -287,7 +296,7 @@ def _naming_modules(model: nn.Module, below: str) -> Iterator[None]:
         raise
     except Exception as error:
         module = running[-1] if running else ""
-        raise DryRunError(module, _first_line(error)) from error
+        raise DryRunError(module, _reason(error)) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -311,6 +320,28 @@ def _check_gradients(block: nn.Module) -> None:
         grad = parameter.grad
         if grad is not None and type(grad) is not Tensor:
             raise DryRunError(name, f"its gradient is {grad!r} and reaches it unsummed")
+
+
+def _check_left(model: nn.Module, path: str, read_outside: Collection[tuple[int, ...]]) -> None:
+    """Check that no part is left, in an attribute or by a hook, where code outside reads all."""
+    for tensor in tensors_of(kept_by(model)):
+        is_part = isinstance(tensor, SplitTensor) and tensor.layout_over_ranks != REPLICATE
+        if is_part and tuple(tensor.shape) in read_outside:
+            raise DryRunError(
+                path,
+                f"it leaves {tuple(tensor.shape)} in an attribute or by a hook for code outside of "
+                "it to read, and each rank has a part of that; what a block returns is made whole",
+            )
+
+
+def _reason(error: Exception) -> str:
+    """What failed, also where the error's own words are but a key."""
+    if not isinstance(error, (LookupError, AttributeError)):
+        return _first_line(error)
+    return (
+        f"{type(error).__name__}: {_first_line(error)}: code around a block may read what the block "
+        "leaves in an attribute or by a hook; what it returns is handed over"
+    )
 
 
 def _first_line(error: BaseException) -> str:

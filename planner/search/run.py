@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.errors import CodegenError, RequestError
 from planner.graph.sizes.family import GraphFamily
@@ -20,9 +21,13 @@ from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.space import LayoutSpace, SearchRequest
 from planner.strategy.configuration import Configuration
+from planner.vocabulary import PLANNED_AXES
 
 _THE_SCRIPT = "the script"
 """Rule of what the training script cannot run."""
+
+_FOUND_LATE = (_THE_SCRIPT, "nothing to split")
+"""Rules of layouts that were refused when they were laid out."""
 
 
 class Search:
@@ -143,5 +148,31 @@ class Search:
         return kind(
             f"no layout of {self._cluster.num_gpus} GPUs is legal for this model and a global "
             f"batch of {self._request.global_batch_size}: " + "; ".join(rules.values()),
-            hint="change the number of GPUs or the global batch size, or fix fewer values",
+            hint=self._what_works(),
+        )
+
+    def _what_works(self) -> str:
+        """The axes that the model's facts leave, of which the script has refused none."""
+        axes = [axis for axis in PLANNED_AXES if getattr(self._request.fixed, axis) is not None]
+        opened: Any = dict.fromkeys(axes)
+        free = replace(self._request, fixed=replace(self._request.fixed, **opened))
+        legal, _ = LayoutSpace(self._space.graphs, self._cluster, free).legal()
+        unsplit = {each.degrees.split_axis for each in self._rejections if each.rule in _FOUND_LATE}
+        left = [
+            each.degrees
+            for each in legal
+            if not (each.degrees.splits_modules and each.degrees.split_axis in unsplit)
+        ]
+        possible = [axis for axis in PLANNED_AXES if any(getattr(d, axis) > 1 for d in left)]
+        if not axes or not possible:
+            return "change the number of GPUs or the global batch size, or fix fewer values"
+        example = min(left, key=lambda d: sum(getattr(d, axis) > 1 for axis in PLANNED_AXES))
+        fixes = [
+            f"--fix {axis}={getattr(example, axis)}"
+            for axis in PLANNED_AXES
+            if getattr(example, axis) > 1
+        ]
+        return (
+            f"what the model's shapes allow on {self._cluster.num_gpus} GPUs: "
+            f"{', '.join(possible)} ({' '.join(fixes)}, for example)"
         )

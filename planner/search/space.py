@@ -35,6 +35,7 @@ from planner.strategy.rules import (
     BrokenRule,
     FixedValues,
     broken_rule,
+    changed_rule,
     configurations,
     enumerate_degrees,
     heads_rule,
@@ -73,7 +74,7 @@ class LayoutSpace:
         self.cluster = cluster
         self.framework = framework = request.framework
         self.request = request
-        self.facts: ModelFacts = model_facts(graphs.at(1))
+        self.facts: ModelFacts = model_facts(graphs.smallest)
         if framework.name != SCRIPT:
             self.facts = replace(self.facts, loss="how a framework computes stands in its profile")
         loss = self.facts.loss
@@ -149,6 +150,8 @@ class LayoutSpace:
             experts=self.tries_experts,
         ):
             rule = broken_rule(degrees, self.facts, request.global_batch_size)
+            is_plain = self.state_form(degrees) == "plain" or self.framework.name != SCRIPT
+            rule = rule or changed_rule(self.facts, is_plain=is_plain)
             rule = rule or heads_rule(degrees, self.facts, request.fixed)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
@@ -160,13 +163,32 @@ class LayoutSpace:
                 if rule is None
                 else iter([rule])
             )
-            for item in items:
+            for item in self._running(items):
                 if isinstance(item, Configuration):
                     order, form = self.orders.of(degrees)[0], self.state_form(degrees)
                     found.append(replace(item, mesh_order=order, state_form=form))
                 else:
                     refused.append(Rejection(degrees=degrees, rule=item.rule, detail=item.detail))
         return found, refused
+
+    def _running(
+        self, items: Iterator[Configuration | BrokenRule]
+    ) -> Iterator[Configuration | BrokenRule]:
+        """Leave out microbatches that the model refuses; a broken rule where none is left."""
+        refused: BrokenRule | None = None
+        for item in items:
+            size = item.microbatch_size if isinstance(item, Configuration) else 0
+            if size and (reason := self.graphs.refusal(size)):
+                refused = refused or BrokenRule(
+                    rule="microbatch_size",
+                    detail=f"the model does not run with microbatch_size {size}: {reason}; the "
+                    f"smallest that runs is {self.graphs.smallest.microbatch_size}",
+                )
+                continue
+            refused = None
+            yield item
+        if refused is not None:
+            yield refused
 
     def state_form(self, degrees: ParallelDegrees) -> StateForm:
         """How the script holds parameters: as they are where nothing is shared, split or cast."""
@@ -178,7 +200,7 @@ class LayoutSpace:
     def state_fits(self) -> bool:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""
         device = self.cluster.device
-        graph = self.graphs.at(1)
+        graph = self.graphs.smallest
         trained, dtype = graph.num_trainable_parameters, self.request.dtype
         state_bytes = 4 * master_bytes(dtype) * trained
         state_bytes += DTYPE_BYTES[dtype] * (graph.num_parameters - trained)

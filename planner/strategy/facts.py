@@ -1,8 +1,9 @@
 """What the divisibility rules need to know of a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.graph.analysis.changed_buffers import changed_parameters
 from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
@@ -37,6 +38,8 @@ class ModelFacts:
     """Why there is but one stage, as a sentence; "" where there may be more."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "" where none does."""
+    changed_parameters: tuple[str, ...] = ()
+    """Parameters that a forward writes into."""
     loss: LossRows | str = "not looked for"
     """What of its end works on rows alone, for one sample; or why there is nothing."""
 
@@ -70,8 +73,18 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         recompute_refusals=recompute_refusals(graph),
         autocast=graph.autocast,
         no_cut_reason=graph.no_cut_reason,
-        loss=loss_rows(graph),
+        changed_parameters=changed_parameters(graph),
+        loss=_of_one_sample(loss_rows(graph), graph.microbatch_size),
     )
+
+
+def _of_one_sample(found: LossRows | str, samples: int) -> LossRows | str:
+    """The rows of one sample of several."""
+    if isinstance(found, str) or samples == 1:
+        return found
+    if found.rows % samples:
+        return "its rows do not belong to samples"
+    return replace(found, rows=found.rows // samples)
 
 
 def _experts(graph: OperatorGraph) -> tuple[int, ...]:

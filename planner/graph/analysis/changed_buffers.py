@@ -40,19 +40,30 @@ def changed_buffers(graph: OperatorGraph) -> tuple[str, ...]:
 
 
 def buffers_that_steer(graph: OperatorGraph) -> tuple[str, ...]:
-    """Those of them that samples change and on which gradients depend.
+    """Those of them on which gradients depend.
 
-    Training reads there what samples before have left. On batch statistics gradients do not
+    Training reads there what forwards before have left. On batch statistics gradients do not
     depend: evaluation alone reads them.
     """
     backward = {value for op in graph.nodes if op.phase is Phase.BACKWARD for value in op.inputs}
     changes = changes_of_buffers(graph.nodes, graph.values, graph.storages)
-    told = _changed_by_samples(graph)
     return tuple(
         name
         for storage, name in changes.items()
-        if storage in told and not _made_of(graph, storage).isdisjoint(backward)
+        if not _made_of(graph, storage).isdisjoint(backward)
     )
+
+
+def changed_parameters(graph: OperatorGraph) -> tuple[str, ...]:
+    """Names of the parameters that forward ops write into."""
+    written = (
+        graph.storages[graph.values[value].storage]
+        for op in graph.nodes
+        if op.phase is Phase.FORWARD and not op.is_view
+        for value in op.outputs
+    )
+    found = (each.name for each in written if each.kind is StorageKind.PARAMETER)
+    return tuple(dict.fromkeys(name for name in found if name))
 
 
 def written_values(op: OpNode) -> Iterator[int]:
@@ -76,18 +87,3 @@ def _made_of(graph: OperatorGraph, storage: int) -> set[int]:
         if op.phase is Phase.FORWARD and not read.isdisjoint(op.inputs):
             found.update(op.outputs)
     return found - own
-
-
-def _changed_by_samples(graph: OperatorGraph) -> set[int]:
-    """Storages that are written by what depends on the model's inputs."""
-    found = {
-        value.id
-        for value in graph.values
-        if graph.storages[value.storage].kind is StorageKind.INPUT
-    }
-    written: set[int] = set()
-    for op in graph.nodes:
-        if op.phase is Phase.FORWARD and not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
-            written.update(graph.values[value].storage for value in written_values(op))
-    return written

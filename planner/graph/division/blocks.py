@@ -201,16 +201,16 @@ def parameters_read_by_others(recording: Recording) -> tuple[str, ...]:
 def _read_by_others(recording: Recording, blocks: Sequence[Block]) -> list[tuple[str, ...]]:
     """Parameters of each block that are read outside of it.
 
-    Blocks that share a weight, a penalty on weights, a product with another block's weight. The
-    script gathers the parameters of a block where it runs, and sends it to one stage: none else may
-    read them.
+    Blocks that share a weight or are one module in several places, a penalty on weights, a product
+    with another block's weight. The script gathers the parameters of a block where it runs, and
+    sends it to one stage: none else may read them.
     """
-    places = {op: block.path for block in blocks for op in range(block.first_op, block.end_op)}
+    places = {op: block.module for block in blocks for op in range(block.first_op, block.end_op)}
     readers: dict[int, set[str]] = {}
     for op in recording.ops:
         for value in op.inputs if op.phase is Phase.FORWARD else ():
             readers.setdefault(recording.values[value].storage, set()).add(places.get(op.id, ""))
-    paths = {block.path for block in blocks}
+    paths = {block.module for block in blocks}
     found: dict[str, list[str]] = {path: [] for path in paths}
     for parameter in recording.parameters:
         of_parameter = readers.get(parameter.storage, set())
@@ -218,7 +218,7 @@ def _read_by_others(recording: Recording, blocks: Sequence[Block]) -> list[tuple
             for path in paths.intersection(_parents(name)):
                 if of_parameter - {path}:
                     found[path].append(name)
-    return [tuple(found[block.path]) for block in blocks]
+    return [tuple(found[block.module]) for block in blocks]
 
 
 def _parents(name: str) -> Iterator[str]:

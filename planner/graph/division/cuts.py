@@ -190,7 +190,9 @@ class _CutFinder:
         outer = [
             call
             for call in self._recording.calls
-            if times[call.module] == 1 and not self._is_hidden(call.module)
+            if call.module  # the model itself: what it returns, nobody is sent
+            and times[call.module] == 1
+            and not self._is_hidden(call.module)
         ]
         outer.sort(key=lambda call: call.module in self._holders)
         found: dict[int, list[_Output]] = {}

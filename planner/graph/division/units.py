@@ -20,7 +20,8 @@ from planner.graph.recording.recording import Recording
 
 _NO_BLOCKS = (
     "The model has no nn.ModuleList, nn.Sequential or alike modules that run once each and one"
-    " after the other, so that there is nowhere to cut it into stages."
+    " after the other, each on a tensor that is an argument of its own (in no dict, tuple or other"
+    " object), so that there is nowhere to cut it into stages."
 )
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from planner.graph.torch_private import DataDependentOutputException
+
 _Context: TypeAlias = Any
 """Context of an autograd function."""
 
@@ -22,6 +24,9 @@ _Option: TypeAlias = Any
 
 FLASH_HEAD_DIM_LIMIT = 256
 """Largest head dim of the flash attention kernel."""
+
+_SIDE_BY_SIDE = 2
+"""Dims of texts that are padded to one length; those that follow one another have one."""
 
 _NONE, _MEAN = 0, 1
 """Numbers of torch's reductions of a loss."""
@@ -240,14 +245,26 @@ def _packed_gru(
 def _ctc_loss(
     log_probs: Tensor, targets: Tensor, _: _Option, lengths: _Option, *options: _Option
 ) -> Tensor:
-    """Dispatch the loss of alignments; its memory depends on the longest text."""
+    """Dispatch the loss of alignments; its memory depends on the longest text.
+
+    Texts side by side may all be as long as they are padded to, whatever lengths the data have.
+    """
     reduction = options[1] if len(options) > 1 else 1
     if not isinstance(lengths, Tensor):
         lengths = torch.tensor(lengths)
-    loss: Tensor = _apply_ctc_loss(log_probs, targets, int(lengths.max()))
+    longest = targets.shape[1] if targets.dim() == _SIDE_BY_SIDE else _longest(targets, lengths)
+    loss: Tensor = _apply_ctc_loss(log_probs, targets, longest)
     if reduction == _MEAN:
         loss = (loss / lengths.to(loss).clamp_min(1)).mean()
     return loss.sum() if reduction not in (_NONE, _MEAN) else loss
+
+
+def _longest(targets: Tensor, lengths: Tensor) -> int:
+    """Length of the longest of texts that follow one another, their mean where none is known."""
+    try:
+        return int(lengths.max())
+    except DataDependentOutputException:  # a fake tensor
+        return -(-targets.numel() // max(1, lengths.numel()))
 
 
 def _dropout(source: Tensor, *options: _Option) -> Tensor:

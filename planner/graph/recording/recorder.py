@@ -31,6 +31,7 @@ from planner.graph.recording.raw_op import (
 from planner.graph.recording.real_tensors import RealTensors
 from planner.graph.recording.recording import ModuleCall
 from planner.graph.recording.refusals import MOST_OPS, SavedVersions, check_operands, too_many_ops
+from planner.graph.recording.replaced_buffers import ReplacedBuffers
 from planner.graph.recording.value_table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
 
@@ -75,6 +76,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self._last_sequence = -1
         self._pending_saves: list[int] = []
         self._unpacked: int | None = None
+        self._replaced = ReplacedBuffers(model)
         self._name_modules(model)
 
     def _name_modules(self, model: nn.Module) -> None:
@@ -127,10 +129,12 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
                 return self.table.read(argument, keep=True)
         return None
 
-    def leave_module(self, _: nn.Module, output: TorchResult) -> None:
+    def leave_module(self, module: nn.Module, output: TorchResult) -> None:
         """Note that a module's forward ends."""
         if len(self._stack) == 1:
             return
+        if self.phase is Phase.FORWARD:
+            self._replaced.write(module)
         self._stack.pop()
         call = self._open_calls.pop()
         if call is None:

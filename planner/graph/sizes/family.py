@@ -3,6 +3,7 @@
 Traces at two microbatch sizes fix an affine function of every number (``affine.py``), a trace at
 another size proves it, and any further size is then evaluated exactly. A batch of one can be a
 program of its own; then it has its own trace. A model that is not affine is traced at each size.
+There are sizes that a model refuses: batch normalisation of single vectors needs two.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from planner.graph.sizes.affine import AffineSteps, NotAffineError
 from planner.graph.trace import record_step
 from planner.graph.trial import LayoutTrial
 
+_FIRST_SIZES = (1, 2, 4, 8)
+"""Microbatches among which is the smallest that a model runs with."""
+
 
 class GraphFamily:
     """The operator graphs of one model by microbatch size; see ``trace_family``."""
@@ -27,6 +31,8 @@ class GraphFamily:
         self.dtype = dtype
         self._graphs: dict[int, OperatorGraph] = {}
         self._recordings: dict[int, Recording] = {}
+        self._refusals: dict[int, ModelError] = {}
+        self._smallest = self._smallest_size()
         self._steps = self._fit()
         self._smallest_affine = 1
         if self._steps is not None and not self._matches(self._steps, 1):
@@ -69,6 +75,21 @@ class GraphFamily:
         if graph is None:
             graph = self._graphs[microbatch_size] = self._make(microbatch_size)
         return graph
+
+    @property
+    def smallest(self) -> OperatorGraph:
+        """The graph at the smallest microbatch that the model was seen to run with."""
+        return self.at(self._smallest)
+
+    def refusal(self, microbatch_size: int) -> str:
+        """Why the model does not run with a microbatch size, "" where it does.
+
+        A size is asked for only where the model refused another one.
+        """
+        if self._refusals and not self.evaluates(microbatch_size):
+            self._try(microbatch_size)
+        error = self._refusals.get(microbatch_size)
+        return str(error).splitlines()[0] if error else ""
 
     def trial(self, microbatch_size: int) -> LayoutTrial:
         """Return what tries layouts at a microbatch size."""
@@ -129,18 +150,39 @@ class GraphFamily:
             self._recordings[microbatch_size] = recording
         return recording
 
-    def _fit(self) -> AffineSteps | None:
-        low = self._record(2)
+    def _try(self, microbatch_size: int) -> Recording | None:
+        """Return the step at a size, None where the model refuses it."""
+        if microbatch_size in self._refusals:
+            return None
         try:
-            return AffineSteps(low, self._record(3))
-        except (NotAffineError, ModelError):
+            return self._record(microbatch_size)
+        except ModelError as error:
+            self._refusals[microbatch_size] = error
+            return None
+
+    def _smallest_size(self) -> int:
+        """The smallest microbatch with which the model runs.
+
+        Raises:
+            ModelError: It runs with none of those tried.
+        """
+        if self._try(2) and self._try(1):
+            return 1
+        for size in _FIRST_SIZES:
+            if self._try(size):
+                return size
+        raise self._refusals[2]
+
+    def _fit(self) -> AffineSteps | None:
+        low, high = self._try(2), self._try(3)
+        try:
+            return AffineSteps(low, high) if low and high else None
+        except NotAffineError:
             return None
 
     def _matches(self, steps: AffineSteps, microbatch_size: int) -> bool:
-        try:
-            return steps.at(microbatch_size) == self._record(microbatch_size)
-        except ModelError:
-            return False
+        recording = self._try(microbatch_size)
+        return recording is not None and steps.at(microbatch_size) == recording
 
     def _check_hints(self) -> None:
         """Refuse hints that no line asked for at any of the sizes that were traced."""
