@@ -108,7 +108,7 @@ ORDERS = {
         ("recording", "autocast", "choices", "flex_attention", "kernels", "meta_results", "work"),
         ("assumed", "refusals", "value_table"),
         ("known_values", "gradients", "raw_op"),
-        ("data_reads", "real_tensors"),
+        ("data_reads", "real_tensors", "replaced_buffers"),
         ("recorder",),
         ("trace_progress",),
     ),

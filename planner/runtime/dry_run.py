@@ -339,8 +339,8 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, (LookupError, AttributeError)):
         return _first_line(error)
     return (
-        f"{type(error).__name__}: {_first_line(error)}: code around a block may read what the block "
-        "leaves in an attribute or by a hook; what it returns is handed over"
+        f"{type(error).__name__}: {_first_line(error)}: code around a block may read what the "
+        "block leaves in an attribute or by a hook; what it returns is handed over"
     )
 
 
