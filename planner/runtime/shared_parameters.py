@@ -1,6 +1,5 @@
 """Parameters that several pipeline stages hold, such as a tied embedding and head."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,21 +53,25 @@ class SharedParameters:
             }
             if not grads:
                 continue
-            received = self._exchange(holders, grads)
-            total = functools.reduce(torch.add, (received[index] for index in holders))
+            held = self._exchange(holders, grads)
+            total, *others = (held[index] for index in holders)
+            for other in others:
+                total += other
             for grad in grads.values():
-                grad.copy_(total)
+                if grad is not total:
+                    grad.copy_(total)
 
     def _exchange(self, holders: list[int], grads: dict[int, Tensor]) -> dict[int, Tensor]:
         """Send this rank's gradients to the other holders, return all of them by stage."""
-        received = {index: grad.clone() for index, grad in grads.items()}
+        received = dict(grads)
         like = next(iter(grads.values()))
         peers = {self._specs[i].pp_rank for i in holders} - {self._rank}
         transfers = []
         for index in holders:
             owner = self._specs[index].pp_rank
             if owner == self._rank:
-                transfers += [self._transfer(dist.isend, received[index], p) for p in peers]
+                sent = received[index].contiguous()
+                transfers += [self._transfer(dist.isend, sent, p) for p in peers]
             else:
                 received[index] = torch.empty_like(like)
                 transfers.append(self._transfer(dist.irecv, received[index], owner))

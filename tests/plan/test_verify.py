@@ -499,15 +499,15 @@ def test_a_mutation_is_caught_by_its_rule(searched, mutation):
 
 
 def test_degrees_that_do_not_divide_the_model_are_caught(searched):
-    """Eight devices share a sample; the heads are as they are."""
+    """Sixteen devices share a sample; the heads are as they are."""
     outcome, _, graphs = searched("both")
     best = outcome.best
     wide = replace(
-        best, degrees=replace(best.degrees, cp=8, tp=1, pp=1, dp_shard=1, dp_replicate=1)
+        best, degrees=replace(best.degrees, cp=16, tp=1, pp=1, dp_shard=1, dp_replicate=1)
     )
     broken = list(model_rules.MODEL_RULES["model's sizes"](wide, graphs))
     assert broken
-    assert "% cp 8" in broken[0]
+    assert "% cp 16" in broken[0]
 
 
 # -- mutations of a search's answer ---------------------------------------------------------------
