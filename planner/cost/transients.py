@@ -51,14 +51,6 @@ class Transients:
         )
         return dtypes_differ or not self.adds_up_gradients
 
-    @cached_property
-    def _adds_new_gradients(self) -> bool:
-        """Whether each gradient is added to one of its dtype as soon as it is made."""
-        alone = self._configuration.num_microbatches == 1
-        return (
-            self._is_script and self.adds_up_gradients and not self._has_new_gradients and not alone
-        )
-
     def of(self, stage: HeldStage) -> int:
         """That of a stage at its moment."""
         if stage.moment.is_ending or stage.moment.is_dividing:
@@ -78,10 +70,7 @@ class Transients:
             released += self.released_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
         starts = zip(range(first, before), kinds, strict=False)
-        earlier = max(
-            (self.unit_bytes(*each) + self._joined_bytes(each[0], first, end) for each in starts),
-            default=0,
-        )
+        earlier = max((self.unit_bytes(*each) for each in starts), default=0)
         return max(highest, earlier - released)
 
     @cached_property
@@ -109,44 +98,17 @@ class Transients:
         """When a backward has one block to go: of the units before the epilogue."""
         return max(
             (
-                self._ending_bytes(index, kind)
+                self.unit_bytes(index, kind)
                 for index, kind in zip(range(first, end), kinds, strict=True)
                 if index < self._blocks.stop
             ),
             default=0,
         )
 
-    def _joined_bytes(self, index: int, first: int, end: int) -> int:
-        """The other gradients of weights that a unit reads first of a stage, and their sum.
-
-        The last reader's is kept where gradients lie to the end of the backward.
-        """
-        if not (self._has_new_gradients or self._adds_new_gradients):
-            return 0
-        each = 1 if self._has_new_gradients else 2
-        return sum(
-            each * tied.copies(range(first, end)) * tied.gathered_bytes
-            for tied in self._tied
-            if tied.trained_bytes and index == min(tied.units)
-        )
-
-    def _ending_bytes(self, index: int, kind: str) -> int:
-        """Highest transient of a unit among the last of a backward.
-
-        Gradients that are kept as they come are among those of the stage by then.
-        """
-        if self._configuration.state_form == "plain" and not self._adds_new_gradients:
-            return self._units[index].temporary_bytes[kind]
-        return self.unit_bytes(index, kind)
-
     def unit_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit."""
         unit = self._units[index]
-        own = unit.temporary_bytes
-        if self._has_new_gradients:
-            own = unit.gradient_temporary_bytes
-        elif self._adds_new_gradients:
-            own = unit.added_temporary_bytes
+        own = unit.gradient_temporary_bytes if self._has_new_gradients else unit.temporary_bytes
         return own[kind] + self.reduced_bytes(index)
 
     def by_kind(self, index: int) -> tuple[int, ...]:
