@@ -124,7 +124,7 @@ class LayoutTrial:
         """Shapes of what a block makes and code outside of it reads, whatever way it takes."""
         graph = self._graph
         (unit,) = (each for each in graph.units if each.block == block)
-        own = unit.forward_ops[: unit.num_block_ops]
+        own = frozenset(unit.forward_ops[: unit.num_block_ops])
         made = {value for op in own for value in graph.nodes[op].outputs}
         others = (op for op in graph.nodes if op.phase is Phase.FORWARD and op.id not in own)
         read = (value for op in others for value in op.inputs)
