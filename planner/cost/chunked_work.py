@@ -64,6 +64,7 @@ class ChunkedLoss:
             activation_bytes=kept,
             temporary_bytes=temporary(rest.temporary_bytes),
             gradient_temporary_bytes=temporary(rest.gradient_temporary_bytes),
+            added_temporary_bytes=temporary(rest.added_temporary_bytes),
             lasting_bytes=weights_bytes,
         )
 

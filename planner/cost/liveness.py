@@ -27,6 +27,8 @@ class UnitPeaks:
     """During backward, what is still saved included; gradients of parameters apart."""
     gradient_bytes: int
     """The same with the gradients of its parameters, each from when it is made to the end."""
+    added_gradient_bytes: int
+    """The same with each of them only while it is made: it is added to one that was there."""
 
 
 _WHOLE = Shares()
@@ -57,6 +59,9 @@ def unit_peaks(
     sizes |= dict.fromkeys(inner & sizes.keys(), 0)
     last = _last_uses(moments, saved, num_forward)
     gradients = graph.parameter_gradients & sizes.keys()
+    # A weight that units share: the other's gradient, and their sum, are there on some stages.
+    joined = _joined_gradients(graph, backward_ops)
+    own = {key: size for key, size in sizes.items() if key not in joined}
 
     def replayed(counted: Mapping[int, int], ends: Mapping[int, int]) -> list[int]:
         return [
@@ -66,12 +71,29 @@ def unit_peaks(
 
     without = replayed({key: size for key, size in sizes.items() if key not in gradients}, last)
     held = dict.fromkeys(graph.whole_gradients & sizes.keys(), len(moments))
-    with_them = replayed(sizes, last | held)
+    with_them = replayed(own, last | held)
+    added = replayed(own, last)
     return UnitPeaks(
         forward_bytes=max(without[:num_forward], default=0),
         backward_bytes=max(without[num_forward:], default=0),
         gradient_bytes=max(with_them[num_forward:], default=0),
+        added_gradient_bytes=max(added[num_forward:], default=0),
     )
+
+
+def _joined_gradients(graph: OperatorGraph, backward_ops: Sequence[int]) -> set[int]:
+    """Gradients of parameters that some ops read and do not make, and what is made with them."""
+    made: set[int] = set()
+    joined: set[int] = set()
+    for op in (graph.nodes[op_id] for op_id in backward_ops):
+        read = {graph.values[value].storage for value in op.inputs} & graph.parameter_gradients
+        results = {graph.values[value].storage for value in op.outputs}
+        foreign = read - made
+        joined |= foreign
+        if foreign:
+            joined |= (results & graph.parameter_gradients) - made
+        made |= results
+    return joined
 
 
 def workspace_bytes(graph: OperatorGraph, op_id: int, share: Shares) -> int:

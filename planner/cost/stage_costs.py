@@ -203,12 +203,11 @@ class StageCosts:
         configuration = self.configuration
         degrees = configuration.degrees
         # What lasts for a while is part of a choice of recomputations, too.
-        alone = configuration.num_microbatches == 1 and not self._pipelined
-        form = self._pipelined, configuration.reshard_after_forward, alone, self._shards > 1
-        if self._sharded is None or form[:2] == (True, False):
-            return form
+        lasting = self.memory.transients.key
+        if self._sharded is None or (self._pipelined and not configuration.reshard_after_forward):
+            return lasting
         return (
-            *form,
+            lasting,
             degrees.dp_replicate,
             degrees.shards,
             configuration.mesh_order,

@@ -132,6 +132,21 @@ class StageMemory:
         root = self._root(first, end)
         return sum(self._units[i].gathered_bytes for i in root) - self._gathered_copies_bytes(root)
 
+    def _root_trained_bytes(self, first: int, end: int) -> int:
+        """Trained parameters of the root on one tp rank in the optimiser's dtype."""
+        root = self._root(first, end)
+        return sum(self._units[i].trained_bytes for i in root) - self._copies_bytes(root)
+
+    def _root_shards_bytes(self, first: int, end: int) -> float:
+        return self._root_trained_bytes(first, end) / self._shards
+
+    def _late_root_shards_bytes(self, first: int, end: int) -> float:
+        """Shards of the root's gradients, where no earlier backward of the step has left some."""
+        reduced_before = not self.transients.adds_up_gradients
+        if not self._gathers or (reduced_before and self._configuration.num_microbatches > 1):
+            return 0.0
+        return self._root_shards_bytes(first, end)
+
     def gathered_bytes(self, first: int, end: int) -> int:
         """Gathered parameters when a backward of FSDP starts.
 
@@ -171,14 +186,11 @@ class StageMemory:
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
         """Gradients of earlier backwards: sharded part, unsharded rest.
 
-        Those of a single backward come block by block. Where nothing is reduced, the ones of the
-        block that runs are among its transients.
+        Those of a single backward come block by block; FSDP reduces the root's last.
         """
         sharded = self.sharded_trained_bytes(first, end)
         if not self.transients.adds_up_gradients:
-            inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
-            last = min((self._units[i].trained_bytes for i in inside), default=0)
-            return sharded - (0 if self._gathers else last), 0.0
+            return sharded - self._late_root_shards_bytes(first, end), 0.0
         return sharded, self.local_trained_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
@@ -225,19 +237,19 @@ class StageMemory:
         )
 
     def _at_reduction(self, first: int, end: int) -> StageState:
-        """When the backward is over; of whole parameters less than at the backward."""
+        """When the backward is over; of whole parameters less than at the backward.
+
+        Blocks have their shards of gradients, and the root gets its own.
+        """
         if not self._is_script:
             return self._at_backward(first, end, StageMoment(in_flight=0))
-        gathered, transient = 0, 0.0
-        if self._gathers:
-            gathered = self._root_gathered_bytes(first, end)
-            transient = self.reduction_transient_bytes(first, end)
+        root_shards = self._late_root_shards_bytes(first, end)
         return StageState(
             params=self._sharded_bytes(first, end),
-            grads=self.sharded_trained_bytes(first, end),
+            grads=self.sharded_trained_bytes(first, end) - root_shards,
             optimizer=self._optimizer_bytes(first, end),
-            buffers=gathered + self.receive_bytes(first, end),
-            transient=transient,
+            buffers=self.receive_bytes(first, end),
+            transient=self.reduction_transient_bytes(first, end),
         )
 
     def static_bytes(self, first: int, end: int) -> float:
@@ -263,16 +275,32 @@ class StageMemory:
         return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
-        """Unsharded gradients of the root and the input of their reduction.
+        """What the root has beside its shards of the state while its gradients are reduced.
 
-        Gradients of several backwards are added up in the dtype of the reduction; those of one
-        are in that of the parameters.
+        First its gathered parameters and new gradients, of a weight that several units read one
+        for each reader and their sum; gradients of earlier backwards are added up in the dtype of
+        the reduction. Then parameters are sharded, and gradients are copied to the input of the
+        reduction; at last that input and the rank's shards, beside which torch's schedules still
+        have what was copied, unless one rank has it all.
         """
+        if not self._gathers:
+            return 0.0
         units = self._root(first, end)
-        made = reduced = sum(self._units[i].trained_bytes for i in units)
-        if not self.transients.adds_up_gradients:
-            made = sum(self._units[i].gathered_bytes - self._units[i].frozen_bytes for i in units)
-        return float(made + reduced - self._copies_bytes(units))
+        reduced = self._root_trained_bytes(first, end)
+        gathered = self._root_gathered_bytes(first, end)
+        frozen = sum(self._units[i].frozen_bytes for i in units)
+        tied = [each for each in self._model.tied if each.trained_bytes]
+        new = gathered - frozen + sum(2 * t.copies(units) * t.gathered_bytes for t in tied)
+        summed = reduced if self.transients.adds_up_gradients else 0
+        if summed and gathered - frozen == reduced:
+            new = 0  # each is added where it is made
+        copied = summed or gathered - frozen
+        left = copied if self._pipelined and self._shards > 1 else 0
+        return max(
+            float(gathered + new + summed),
+            float(copied + reduced),
+            reduced + self._root_shards_bytes(first, end) + left,
+        )
 
     def reduction_bytes(self, first: int, end: int) -> float:
         """All that a stage holds at the reduction moment."""

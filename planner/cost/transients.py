@@ -4,7 +4,7 @@ FSDP takes the gradients of a block when its backward is over. Until then they l
 dtype beside those of the optimiser's that they are added to, or that they are reduced into.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 
 from planner.cost.held_stage import HeldStage
@@ -25,6 +25,14 @@ class Transients:
         self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         self._is_reduced = configuration.degrees.shards > 1
+
+    @property
+    def key(self) -> Hashable:
+        """What they depend on besides the priced units: equal where that is."""
+        configuration = self._configuration
+        has_one = configuration.num_microbatches == 1
+        form = configuration.state_form, configuration.reshard_after_forward
+        return (*form, has_one, self._pipelined, self._is_reduced)
 
     @property
     def adds_up_gradients(self) -> bool:
@@ -51,6 +59,14 @@ class Transients:
         )
         return dtypes_differ or not self.adds_up_gradients
 
+    @cached_property
+    def _adds_new_gradients(self) -> bool:
+        """Whether each gradient is added to one of its dtype as soon as it is made."""
+        alone = self._configuration.num_microbatches == 1
+        return (
+            self._is_script and self.adds_up_gradients and not self._has_new_gradients and not alone
+        )
+
     def of(self, stage: HeldStage) -> int:
         """That of a stage at its moment."""
         if stage.moment.is_ending or stage.moment.is_dividing:
@@ -69,8 +85,13 @@ class Transients:
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        starts = zip(range(first, before), kinds, strict=False)
-        earlier = max((self.unit_bytes(*each) for each in starts), default=0)
+        earlier = max(
+            (
+                self.unit_bytes(index, kind) + self.joined_bytes(index, first, end)
+                for index, kind in zip(range(first, before), kinds, strict=False)
+            ),
+            default=0,
+        )
         return max(highest, earlier - released)
 
     @cached_property
@@ -98,22 +119,55 @@ class Transients:
         """When a backward has one block to go: of the units before the epilogue."""
         return max(
             (
-                self.unit_bytes(index, kind)
+                self._ending_bytes(index, kind)
                 for index, kind in zip(range(first, end), kinds, strict=True)
                 if index < self._blocks.stop
             ),
             default=0,
         )
 
+    def joined_bytes(self, index: int, first: int, end: int) -> int:
+        """The other gradients of weights that a unit reads first of a stage, and their sum.
+
+        The last reader's is kept where gradients lie to the end of the backward.
+        """
+        if not (self._has_new_gradients or self._adds_new_gradients):
+            return 0
+        each = 1 if self._has_new_gradients else 2
+        return sum(
+            each * tied.copies(range(first, end)) * tied.gathered_bytes
+            for tied in self._tied
+            if tied.trained_bytes and index == min(u for u in (*tied.units, end) if u >= first)
+        )
+
+    def _ending_bytes(self, index: int, kind: str) -> int:
+        """Highest transient of a unit among the last of a backward.
+
+        Gradients that are kept as they come are among those of the stage by then.
+        """
+        if self._configuration.state_form == "plain" and not self._adds_new_gradients:
+            return self._units[index].temporary_bytes[kind]
+        return self.unit_bytes(index, kind)
+
     def unit_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit."""
         unit = self._units[index]
-        own = unit.gradient_temporary_bytes if self._has_new_gradients else unit.temporary_bytes
+        own = unit.temporary_bytes
+        if self._has_new_gradients:
+            own = unit.gradient_temporary_bytes
+        elif self._adds_new_gradients:
+            own = unit.added_temporary_bytes
         return own[kind] + self.reduced_bytes(index)
 
-    def by_kind(self, index: int) -> tuple[int, ...]:
-        """Highest transient of a unit by its recomputation, as RECOMPUTATIONS has them."""
-        return tuple(self.unit_bytes(index, kind) for kind in RECOMPUTATIONS)
+    def by_kind(self, index: int) -> tuple[tuple[int, int], ...]:
+        """Highest transients of a unit by its recomputation, as RECOMPUTATIONS has them.
+
+        When a backward starts, but for ``joined_bytes``, and among the last of one.
+        """
+        return tuple(
+            (self.unit_bytes(index, kind), self._ending_bytes(index, kind))
+            for kind in RECOMPUTATIONS
+        )
 
     def reduced_bytes(self, index: int) -> int:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.

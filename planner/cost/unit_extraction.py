@@ -64,10 +64,9 @@ def unit_work(
         problem = _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
-    inner, extra = view.inner_storages(), view.loss_workspaces()
     ops = (unit.forward_ops, unit.backward_ops)
-    peaks = unit_peaks(graph, *ops, view.shares, inner, extra)
-    activations = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
+    peaks = unit_peaks(graph, *ops, view.shares, view.inner_storages(), view.loss_workspaces())
+    kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
     parameters = UnitParameters(problem, chosen)
@@ -77,9 +76,10 @@ def unit_work(
         input_backward=RankWork(ops=inputs, comm=back + view.regathers()),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
-        activation_bytes=activations,
-        temporary_bytes=_temporaries(peaks.backward_bytes, peaks, activations, view),
-        gradient_temporary_bytes=_temporaries(peaks.gradient_bytes, peaks, activations, view),
+        activation_bytes=kept,
+        temporary_bytes=_temporaries(peaks.backward_bytes, peaks, kept, view),
+        gradient_temporary_bytes=_temporaries(peaks.gradient_bytes, peaks, kept, view),
+        added_temporary_bytes=_temporaries(peaks.added_gradient_bytes, peaks, kept, view),
         trained_elements=parameters.elements(trained=True),
         frozen_elements=parameters.elements(trained=False),
         experts_trained_elements=parameters.elements(trained=True, experts=True),

@@ -48,6 +48,8 @@ class PricedUnit:
     gradient_temporary_bytes: Mapping[str, int]
     """The same with the gradients of its parameters, each from when it is made to the end of the
     backward."""
+    added_temporary_bytes: Mapping[str, int]
+    """The same with each of them only while it is made, beside one that it is added to."""
     trained_bytes: int
     """Its trained parameters on one tp rank in the dtype of the optimiser, before data-parallel
     sharding."""
@@ -111,6 +113,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
         gradient_temporary_bytes=work.gradient_temporary_bytes,
+        added_temporary_bytes=work.added_temporary_bytes,
         trained_bytes=work.trained_elements * master_bytes(rank.dtype),
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),

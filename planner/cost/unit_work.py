@@ -58,6 +58,8 @@ class UnitWork:
     gradient_temporary_bytes: Mapping[str, int]
     """The same with the gradients of its parameters, each from when it is made to the end of the
     backward."""
+    added_temporary_bytes: Mapping[str, int]
+    """The same with each of them only while it is made, beside one that it is added to."""
     trained_elements: int
     """Trained parameters on one tp rank."""
     frozen_elements: int

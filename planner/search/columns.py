@@ -54,6 +54,32 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What a run of units holds whatever it recomputes."""
+
+    static_bytes: float
+    """Parameters, optimiser states and buffers in every backward."""
+    gradient_bytes: float
+    """What its first backward adds to that."""
+    late_gathered_bytes: int
+    """What it has gathered after a backward and not before."""
+    reduction_bytes: float
+    """All that it holds when gradients are reduced after backward."""
+    beside_bytes: int
+    """``StageMemory.beside_bytes``."""
+    waiting: WaitingBytes = NOTHING_WAITS
+    """``StageMemory.waiting_bytes``."""
+    new_gradient_bytes: int = 0
+    """``StageMemory.new_gradient_bytes``."""
+
+    def held_bytes(self, moment: StageMoment) -> float:
+        """What it holds at a moment but for activations and transients."""
+        held = self.static_bytes + self.gradient_bytes * moment.has_gradients
+        held += self.new_gradient_bytes * moment.has_new_gradients
+        return held + self.late_gathered_bytes * moment.follows_backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One way to fill one stage."""
 
@@ -69,23 +95,11 @@ class Column:
     """Backward of one microbatch, with recomputation and the other half."""
     step_s: float
     """Exposed traffic and optimiser, once per step."""
-    static_bytes: float
-    """Parameters, optimiser states and buffers in every backward."""
-    gradient_bytes: float
-    """What its first backward adds to that."""
-    late_gathered_bytes: int
-    """What it has gathered after a backward and not before."""
-    reduction_bytes: float
-    """All that the stage holds when gradients are reduced after backward."""
-    beside_bytes: int
-    """``StageMemory.beside_bytes``."""
+    state: RunState
+    """What its run holds whatever it recomputes."""
     weight_s: float = 0.0
     """The part of ``backward_s`` that only the parameters' gradients need, where backwards are
     divided."""
-    waiting: WaitingBytes = NOTHING_WAITS
-    """``StageMemory.waiting_bytes``."""
-    new_gradient_bytes: int = 0
-    """``StageMemory.new_gradient_bytes``."""
 
     @property
     def parts_s(self) -> tuple[float, float, float]:
@@ -99,16 +113,13 @@ class Column:
 
     def held_bytes(self, moment: StageMoment) -> float:
         """All that it holds at a moment of the schedule, but for transients."""
-        held = self.static_bytes + moment_bytes(
+        return self.state.held_bytes(moment) + moment_bytes(
             moment,
             kept=self.mix.kept_bytes,
             left=self.mix.left_bytes,
-            beside=self.beside_bytes,
-            waiting=self.waiting,
+            beside=self.state.beside_bytes,
+            waiting=self.state.waiting,
         )
-        held += self.gradient_bytes * moment.has_gradients
-        held += self.new_gradient_bytes * moment.has_new_gradients
-        return held + self.late_gathered_bytes * moment.follows_backward
 
     def placed(self, first: int) -> "Column":
         """The same column where an alike run starts at another unit."""
@@ -160,11 +171,12 @@ class ColumnMaker:
         self.kinds = tuple(kinds)
         """Recomputations to choose from."""
         self._last = len(table.units) - 1
+        self._has_tied = bool(table.model.tied)
         self._divides = table.configuration.divides_backward
         self._fronts = known.fronts
         self._groups = known.groups
         self._mixes = known.mixes
-        self._states: dict[tuple[int, int], _State] = {}
+        self._states: dict[tuple[int, int], RunState] = {}
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -215,8 +227,9 @@ class ColumnMaker:
         if first == 0:
             early_prologue = memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
         front = self._front(first, end)
-        early = np.maximum(early_prologue, front.highest)
-        late = np.maximum(highest, front.highest - released)
+        starting, ending = front.highest.T
+        early = np.maximum(early_prologue, ending)
+        late = np.maximum(highest, starting - released)
         all_kept, left = front.kept + kept, front.kept // max(1, front.num_blocks)
         fitting = np.ones(len(front.kept), dtype=bool)
         for moment, room in rooms:
@@ -229,11 +242,11 @@ class ColumnMaker:
         seconds, kept = float(front.seconds[place]), int(front.kept[place])
         return self._finished(first, end, kinds, recompute_s=seconds, kept_bytes=kept)
 
-    def _state(self, first: int, end: int) -> "_State":
+    def _state(self, first: int, end: int) -> RunState:
         """What a run holds whatever it recomputes."""
         if (first, end) not in self._states:
             memory = self.table.memory
-            self._states[first, end] = _State(
+            self._states[first, end] = RunState(
                 static_bytes=memory.static_bytes(first, end),
                 gradient_bytes=memory.gradient_bytes(first, end),
                 late_gathered_bytes=memory.late_gathered_bytes(first, end),
@@ -254,19 +267,19 @@ class ColumnMaker:
         units, none = self.table.units, (Recomputation.NONE,)
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
-        fixed = self.table.memory.transients.start_bytes
+        transients = self.table.memory.transients
         highest = released = 0
         if end == self._last + 1:
-            highest = fixed(self._last, end, none)
-            released = self.table.memory.transients.released_bytes(self._last)
+            highest = transients.start_bytes(self._last, end, none)
+            released = transients.released_bytes(self._last)
         if first == 0 < self._last:
-            highest = max(highest, fixed(0, 1, none) - released)
+            own = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
+            highest = max(highest, own - released)
         return kept, highest, released
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
         seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
-        state = self._state(first, end)
         return Column(
             first=first,
             end=end,
@@ -275,13 +288,7 @@ class ColumnMaker:
             backward_s=seconds.backward_s,
             weight_s=self._divides * seconds.weight_backward_s,
             step_s=seconds.step_comm_s + seconds.optimizer_s,
-            static_bytes=state.static_bytes,
-            gradient_bytes=state.gradient_bytes,
-            late_gathered_bytes=state.late_gathered_bytes,
-            reduction_bytes=state.reduction_bytes,
-            beside_bytes=state.beside_bytes,
-            waiting=state.waiting,
-            new_gradient_bytes=state.new_gradient_bytes,
+            state=self._state(first, end),
         )
 
     def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
@@ -298,12 +305,18 @@ class ColumnMaker:
         kinds = dict.fromkeys(blocks, kind)
         return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
 
-    def _alike_blocks(self, first: int, end: int) -> dict[tuple[str, bool], list[int]]:
-        """Blocks of a run by structure, the model's first block apart: nothing hides behind it."""
-        blocks: dict[tuple[str, bool], list[int]] = {}
+    def _alike_blocks(self, first: int, end: int) -> dict[tuple[str, bool, int], list[int]]:
+        """Blocks of a run by what tells them apart.
+
+        Their structure; whether they are the model's first, behind which nothing hides; and
+        ``Transients.joined_bytes``.
+        """
+        start, transients = self.table.model.blocks.start, self.table.memory.transients
+        blocks: dict[tuple[str, bool, int], list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
-                key = self.table.units[index].structure, index == self.table.model.blocks.start
+                joined = transients.joined_bytes(index, first, end) if self._has_tied else 0
+                key = self.table.units[index].structure, index == start, joined
                 blocks.setdefault(key, []).append(index)
         return blocks
 
@@ -315,7 +328,10 @@ class ColumnMaker:
         """
         blocks = self._alike_blocks(first, end)
         highest = self.table.memory.transients.by_kind
-        key = tuple((*kind, len(at), highest(at[0])) for kind, at in blocks.items())
+        key = tuple(
+            (name, is_first, tuple((begin + more, late) for begin, late in highest(at[0])), len(at))
+            for (name, is_first, more), at in blocks.items()
+        )
         known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
         front = self._fronts[key[:known]] if known else NO_BLOCKS
         for at in range(known, len(key)):
@@ -333,17 +349,17 @@ class ColumnMaker:
     def _group(self, group: Group, index: int) -> Front:
         """Choices for alike blocks, one of which is given."""
         if group not in self._groups:
-            self._groups[group] = self._alike(index, group[2])
+            self._groups[group] = self._alike(index, group)
         return self._groups[group]
 
-    def _alike(self, index: int, number: int) -> Front:
-        """Time and memory of ``number`` alike blocks, for the counts of each kind worth it."""
-        unit = self.table.units[index]
+    def _alike(self, index: int, group: Group) -> Front:
+        """Time and memory of alike blocks, for the counts of each kind worth it."""
+        unit, (_, _, highest, number) = self.table.units[index], group
         return alike(
             number,
             seconds=[self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS],
             kept=[unit.activation_bytes[kind] for kind in RECOMPUTATIONS],
-            highest=self.table.memory.transients.by_kind(index),
+            highest=highest,
             allowed=[kind in self.kinds for kind in RECOMPUTATIONS],
         )
 
@@ -374,25 +390,3 @@ class KnownMixes:
     """Those of alike blocks."""
     mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
     """One kind for all blocks of a run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What a run of units holds whatever it recomputes; the fields are those of ``Column``."""
-
-    static_bytes: float
-    gradient_bytes: float
-    late_gathered_bytes: int
-    reduction_bytes: float
-    beside_bytes: int
-    waiting: WaitingBytes
-    new_gradient_bytes: int
-
-    def held_bytes(self, moment: StageMoment) -> float:
-        """What it holds at a moment but for activations and transients."""
-        held = self.static_bytes
-        if moment.has_gradients:
-            held += self.gradient_bytes
-        if moment.follows_backward:
-            held += self.late_gathered_bytes
-        return held

@@ -255,7 +255,7 @@ class ConfigurationSearch:
 
     def fits(self, rank: int, held: Sequence[Column]) -> bool:
         """Whether a rank can hold some stages: the two moments of ``StageMemory.peak``."""
-        if sum(column.reduction_bytes for column in held) > self.room_bytes:
+        if sum(column.state.reduction_bytes for column in held) > self.room_bytes:
             return False
         return all(
             max(c.mix.transient_bytes(at) for c, at in zip(held, moment, strict=True))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from planner.vocabulary import RECOMPUTATIONS
 
-Group = tuple[str, bool, int, tuple[int, ...]]
-"""Alike blocks of a run: their structure, whether they are the model's first, how many, and their
-transients by recomputation."""
+Group = tuple[str, bool, tuple[tuple[int, int], ...], int]
+"""Alike blocks of a run: their structure, whether they are the model's first, their transients by
+recomputation when a backward starts and when it ends, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Front:
     """Recomputation of a microbatch."""
     kept: NDArray[np.int64]
     """Bytes kept of a microbatch."""
-    highest: NDArray[np.float64]
-    """Highest transient, bytes."""
+    highest: NDArray[np.int64]
+    """Highest transients when a backward starts and when it ends, bytes, a row for each choice."""
     num_blocks: int
     """Blocks of the run."""
     counts: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Front:
 NO_BLOCKS = Front(
     seconds=np.zeros(1),
     kept=np.zeros(1, dtype=np.int64),
-    highest=np.zeros(1),
+    highest=np.zeros((1, 2), dtype=np.int64),
     num_blocks=0,
     counts=np.zeros((1, len(RECOMPUTATIONS)), dtype=np.int64),
     places=np.zeros(1, dtype=np.intp),
@@ -68,7 +68,7 @@ def alike(
     *,
     seconds: Sequence[float],
     kept: Sequence[int],
-    highest: Sequence[float],
+    highest: Sequence[tuple[int, int]],
     allowed: Sequence[bool],
 ) -> Front:
     """Choices for one group of alike blocks, for the counts of each kind worth it.
@@ -77,13 +77,13 @@ def alike(
         number: Blocks of the group.
         seconds: Recomputation of a block by kind, in the order of RECOMPUTATIONS.
         kept: Bytes that a block keeps.
-        highest: Its highest transient.
+        highest: Its highest transients, as ``Front`` has them.
         allowed: Which kinds there are to choose from.
     """
     counts = all_counts(number)
     counts = counts[(counts[:, ~np.array(allowed)] == 0).all(axis=1)]
     sums = counts @ np.array(seconds), counts @ np.array(kept)
-    tops = np.where(counts > 0, np.array(highest), 0).max(axis=1)
+    tops = np.where(counts[:, :, None] > 0, np.array(highest), 0).max(axis=1)
     at = undominated(*sums, tops)
     return Front(
         seconds=sums[0][at],
@@ -99,7 +99,7 @@ def joined(front: Front, group: Front) -> Front:
     """A run and one more group of alike blocks."""
     seconds = np.add.outer(front.seconds, group.seconds).ravel()
     kept = np.add.outer(front.kept, group.kept).ravel()
-    highest = np.maximum.outer(front.highest, group.highest).ravel()
+    highest = np.maximum(front.highest[:, None], group.highest).reshape(-1, 2)
     at = undominated(seconds, kept, highest)
     return Front(
         seconds=seconds[at],
@@ -123,14 +123,14 @@ def all_counts(number: int) -> NDArray[np.int64]:
 def undominated(
     seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
 ) -> NDArray[np.intp]:
-    """Places of the points that no other beats in all three, fastest first."""
-    order = np.lexsort((highest, kept, seconds))
+    """Places of the points that no other beats in all four, fastest first."""
+    order = np.lexsort((*highest.T, kept, seconds))
     kept, highest = kept[order], highest[order]
     worth_it = np.zeros(len(order), dtype=bool)
-    for top in np.unique(highest):
-        lower = np.where(highest <= top, kept, np.iinfo(np.int64).max)
+    for top in set(map(tuple, highest.tolist())):
+        lower = np.where((highest <= top).all(axis=1), kept, np.iinfo(np.int64).max)
         before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
-        worth_it |= (highest == top) & (kept < before)
+        worth_it |= (highest == top).all(axis=1) & (kept < before)
     return order[worth_it]
 
 

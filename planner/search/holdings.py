@@ -95,26 +95,33 @@ class _Table:
         self.seconds: Floats = np.array([c.parts_s for c in columns])
         """``Column.parts_s``."""
         self.own_s: Floats = np.array(_own_s(search, columns))
-        self.reductions: Floats = np.array([float(c.reduction_bytes) for c in columns])
-        self._static: Floats = np.array([[float(c.static_bytes)] for c in columns])
+        self.reductions: Floats = np.array([float(c.state.reduction_bytes) for c in columns])
+        self._static: Floats = np.array([[float(c.state.static_bytes)] for c in columns])
         self._activations: Floats = np.array(
             [
-                [float(c.mix.kept_bytes + c.beside_bytes), c.mix.kept_bytes - c.mix.left_bytes]
+                [
+                    float(c.mix.kept_bytes + c.state.beside_bytes),
+                    c.mix.kept_bytes - c.mix.left_bytes,
+                ]
                 for c in columns
             ]
         )
         self._waiting: Floats = np.array(
             [
                 [
-                    float(kept + c.waiting.gradients - c.waiting.released),
-                    float(c.waiting.released),
+                    float(kept + c.state.waiting.gradients - c.state.waiting.released),
+                    float(c.state.waiting.released),
                 ]
                 for c, kept in zip(columns, self._activations[:, 0], strict=True)
             ]
         )
         self._state: Floats = np.array(
             [
-                [float(c.gradient_bytes), c.late_gathered_bytes, c.new_gradient_bytes]
+                [
+                    float(c.state.gradient_bytes),
+                    c.state.late_gathered_bytes,
+                    c.state.new_gradient_bytes,
+                ]
                 for c in columns
             ]
         )

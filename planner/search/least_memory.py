@@ -52,7 +52,7 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
             ),
             key=lambda each: each[0],
         )
-        held = max(held, sum(column.reduction_bytes for column in columns))
+        held = max(held, sum(column.state.reduction_bytes for column in columns))
         return _Fullest(held_bytes=held, rank=rank, columns=columns, moment=moment)
 
     found: list[_Fullest] = []

@@ -319,7 +319,8 @@ class _Model:
         for rank in range(configuration.degrees.pp):
             held = self._held(index, problem, rank)
             self._program.at_most(
-                [(column.reduction_bytes / room_bytes, x) for _, column, x in held], constant=1.0
+                [(column.state.reduction_bytes / room_bytes, x) for _, column, x in held],
+                constant=1.0,
             )
             pp = configuration.degrees.pp
             for moment in configuration.fullest_moments(rank):

@@ -232,7 +232,7 @@ class _Program:
             row = np.zeros(width)
             for stage in configuration.stages_of(rank):
                 row[self._places(stage)] = [
-                    column.reduction_bytes / room_bytes for column in self._columns(stage)
+                    column.state.reduction_bytes / room_bytes for column in self._columns(stage)
                 ]
             rows.append(row)
             most.append(1.0)

@@ -131,11 +131,12 @@ def _rows(
 ) -> Moments:
     """The same as an array."""
     if schedule == Schedule.NONE:
-        adds = moves.accumulates and num_microbatches > 1
-        starts = StageMoment(in_flight=1, has_gradients=adds)
-        # Shards of gradients come block by block, and may be more than what goes.
-        ends = replace(starts, is_ending=True, has_gradients=True, follows_backward=True)
-        return _as_rows([starts] if adds or not moves.accumulates else [starts, ends])
+        alone = num_microbatches == 1
+        starts = StageMoment(in_flight=1, has_gradients=moves.accumulates and not alone)
+        # Gradients come block by block, and may be more than what goes; those of the first units,
+        # such as a table's, when hardly any activation is left.
+        ends = replace(starts, is_ending=True, has_gradients=True, follows_backward=alone)
+        return _as_rows([starts, ends] if moves.accumulates else [starts])
     if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
         most = num_microbatches
         if schedule == Schedule.ONE_F_ONE_B:

@@ -60,6 +60,7 @@ def unit(parameters, scale=1.0, **change):
         activation_bytes={"none": 1000, "full": 100},
         temporary_bytes={"none": 500, "full": 900},
         gradient_temporary_bytes={"none": 500, "full": 900},
+        added_temporary_bytes={"none": 500, "full": 900},
         trained_bytes=4 * parameters,
         gathered_bytes=2 * parameters,
         summed_gradient_bytes=0,

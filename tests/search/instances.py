@@ -55,6 +55,7 @@ def units(draw, name, *, has_kinds):
         activation_bytes={k: round(kept * (shares[k] if has_kinds else 1)) for k in RECOMPUTATIONS},
         temporary_bytes=temporary,
         gradient_temporary_bytes={k: size + gradients for k, size in temporary.items()},
+        added_temporary_bytes={k: size + gradients // 2 for k, size in temporary.items()},
         trained_bytes=parameters,
         gathered_bytes=parameters // 2,
         summed_gradient_bytes=0,

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
-from planner.search.columns import Column, Mix, step_time_s
+from planner.search.columns import Column, Mix, RunState, step_time_s
 from planner.search.stage_ilp import Effort, StageProblem, solve_stages
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
@@ -46,12 +46,14 @@ def column(
         forward_s=time * forward_share,
         backward_s=time * (1 - forward_share),
         weight_s=time * (1 - forward_share) * weight_share,
-        beside_bytes=0,
         step_s=step,
-        static_bytes=static,
-        gradient_bytes=static / 2,
-        late_gathered_bytes=round(static / 2),
-        reduction_bytes=static,
+        state=RunState(
+            static_bytes=static,
+            gradient_bytes=static / 2,
+            late_gathered_bytes=round(static / 2),
+            reduction_bytes=static,
+            beside_bytes=0,
+        ),
     )
 
 
