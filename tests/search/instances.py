@@ -26,14 +26,16 @@ FRAMEWORK = load_framework(SCRIPT)
 MIB = 2**20
 
 
-CASES = ((1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8))
+CASES = (
+    (1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8), (1, 8, 1), (1, 8, 4)
+)  # fmt: skip
+"""pp, tp, microbatches; where one rank has all of the state, it is also planned as plain."""
 STAGES = {"1F1B": 1, "GPipe": 1, **dict.fromkeys(SHARED_SCHEDULES, 2)}
 """Stages of a rank."""
-"""pp, tp, microbatches."""
 
 
 @st.composite
-def units(draw, name, *, has_kinds):
+def units(draw, name, *, has_kinds, master):
     forward = draw(st.floats(1e-3, 8e-3))
     kept = draw(st.integers(50, 600)) * MIB
     selective = draw(st.floats(0.2, 0.9))
@@ -57,7 +59,7 @@ def units(draw, name, *, has_kinds):
         gradient_temporary_bytes={k: size + gradients for k, size in temporary.items()},
         added_temporary_bytes={k: size + gradients // 2 for k, size in temporary.items()},
         trained_bytes=parameters,
-        gathered_bytes=parameters // 2,
+        gathered_bytes=parameters // master,
         summed_gradient_bytes=0,
         waiting_gradient_bytes=draw(st.integers(1, 300)) * MIB,
         released_bytes=kept // 3 if name == "epilogue" else 0,
@@ -68,21 +70,24 @@ def units(draw, name, *, has_kinds):
 def models(draw, *, always_alike=False):
     blocks = draw(st.integers(2, 5))
     alike = always_alike or draw(st.booleans())
-    block = draw(units("block", has_kinds=True))
+    master = draw(st.sampled_from([1, 2]))  # bytes of the optimiser's dtype for each computed in
+    block = draw(units("block", has_kinds=True, master=master))
     inner = [
-        block if alike else draw(units(f"block{i % 2}", has_kinds=True)) for i in range(blocks)
+        block if alike else draw(units(f"block{i % 2}", has_kinds=True, master=master))
+        for i in range(blocks)
     ]
     if not alike:
         by_name = {unit.structure: unit for unit in inner}
         inner = [by_name[unit.structure] for unit in inner]
-    ends = [draw(units(name, has_kinds=False)) for name in ("prologue", "epilogue")]
+    ends = [draw(units(name, has_kinds=False, master=master)) for name in ("prologue", "epilogue")]
     count = blocks + 2
     sent = draw(st.integers(1, 64)) * MIB
     entering = [0] + [sent if alike else draw(st.integers(0, 64)) * MIB for _ in range(count - 1)]
-    tied = ()
-    if draw(st.booleans()):
-        size = min(ends[0].trained_bytes, ends[1].trained_bytes)
-        tied = (TiedWeight(units=(0, count - 1), trained_bytes=size, gathered_bytes=size // 2),)
+    every = [ends[0], *inner, ends[1]]
+    readers = draw(st.sampled_from([(), (0, count - 1), (0, 1, count - 1), range(1, count - 1)]))
+    size = min((every[reader].trained_bytes for reader in readers), default=0)
+    weight = TiedWeight(units=tuple(readers), trained_bytes=size, gathered_bytes=size // master)
+    tied = (weight,) if readers else ()
     shared = ()
     if draw(st.booleans()):
         shared = (
@@ -93,7 +98,7 @@ def models(draw, *, always_alike=False):
                 owners=frozenset({1}),
             ),
         )
-    return model_units(tuple([ends[0], *inner, ends[1]]), tuple(entering), tied, shared)
+    return model_units(tuple(every), tuple(entering), tied, shared)
 
 
 def model_units(all_units, entering, tied, shared):
@@ -141,7 +146,7 @@ def configurations(model):
                 continue
             if schedule == "GPipe" and microbatches > 100:
                 continue
-            yield Configuration(
+            found = Configuration(
                 degrees=ParallelDegrees(pp=pp, tp=tp, dp_shard=8 // (pp * tp)),
                 schedule=schedule,
                 virtual_stages=virtual_stages,
@@ -151,6 +156,9 @@ def configurations(model):
                 and schedule not in ZERO_BUBBLE_SCHEDULES,
                 sequence_parallel=False,
             )
+            yield found
+            if found.degrees.shards == 1:
+                yield replace(found, state_form="plain", reshard_after_forward=False)
 
 
 def search_of(model, configuration, cluster):

@@ -15,10 +15,10 @@ from planner.search.fitting import fits_somehow
 @st.composite
 def stretched_models(draw):
     """Two kinds of blocks, each in a row; some cuts send more, some units keep something."""
-    kinds = [draw(units(f"block{at}", has_kinds=True)) for at in range(2)]
+    kinds = [draw(units(f"block{at}", has_kinds=True, master=2)) for at in range(2)]
     numbers = draw(st.integers(1, 2)), draw(st.integers(2, 4))
     blocks = [kind for kind, number in zip(kinds, numbers, strict=True) for _ in range(number)]
-    ends = [draw(units(name, has_kinds=False)) for name in ("prologue", "epilogue")]
+    ends = [draw(units(name, has_kinds=False, master=2)) for name in ("prologue", "epilogue")]
     count = len(blocks) + 2
     entering = [0] + [16 * MIB] * (count - 1)
     if draw(st.booleans()):
