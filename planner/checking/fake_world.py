@@ -99,9 +99,13 @@ class FakeWorld:
             stack.enter_context(self._mode)
             yield
 
-    def fake(self, tree: Tree) -> Tree:
-        """Return tensors without data that look like those of a tree."""
-        return tree_map_only(Tensor, self._mode.from_tensor, tree)
+    def on_host(self, tree: Tree) -> Tree:
+        """Return tensors without data that look like those of a tree, and take no memory."""
+        return tree_map_only(Tensor, lambda t: self._mode.from_tensor(t.to("meta")), tree)
+
+    def moved(self, tree: Tree, device: torch.device) -> Tree:
+        """Return tensors like those of ``on_host`` that take memory of a device."""
+        return tree_map_only(Tensor, lambda t: torch.empty_like(t, device=device), tree)
 
 
 def _outside(own: Callable[..., Tree]) -> Callable[..., Tree]:

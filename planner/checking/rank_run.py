@@ -68,7 +68,7 @@ class RankRun:
             batch = drawn_batch(script, trained.data_parallel_rank)
             reads = PlannedReads(self._known_reads(twin, cast_floats(batch[0][0], dtype)))
             with self._watched():
-                self._step(trained, self._world.fake(batch), reads)
+                self._step(trained, self._world.on_host(batch), reads)
         collectives = [
             {"kind": kind, "group_size": size, "count": count, "bytes": num_bytes}
             for (kind, size), (count, num_bytes) in sorted(self._traffic.found.items())
@@ -91,6 +91,7 @@ class RankRun:
             part.has_weights = True  # fake ones
 
         part.Part.materialise = materialised
+        part.Part.here = lambda part, batch: self._world.moved(batch, part.device)
         share_experts_evenly(self._folder)
         return load_script(self._folder)
 

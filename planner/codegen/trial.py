@@ -104,7 +104,8 @@ class ModelTrial:
 
     def _run(self, stage: Stage, microbatch: Tree) -> None:
         """Run the forward of a stage on the meta device."""
-        meta = torch.device("meta")
+        meta = stage.device = torch.device("meta")
+        stage.dtype = self._dtype
         for module in stage.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(meta)

@@ -72,7 +72,7 @@ def script_step(
     mesh = ranks[Axis.DP_SHARD]
     user = UserModel(factory="scaled", functions={"loss_fn": loss_fn}, module=__name__)
     part = Part(scaled(blocks, tensors), user, blocks=[str(index) for index in range(blocks)])
-    part.move_to(device)
+    part.move_to(device, torch.float32)
     shard_parameters(part, mesh, torch.float32, reshard_after_forward=reshards)
     part.materialise()
     model = ParallelModel(
@@ -83,7 +83,6 @@ def script_step(
         seed=0,
         max_grad_norm=1.0,
         configure_optimizer=_fused_adamw,
-        dtype=torch.float32,
         data_parallel=mesh,
     )
     x = _batch().repeat(microbatches, 1, 1)

@@ -74,6 +74,8 @@ class DryRun:
     """Inputs of one microbatch, on the meta device."""
     targets: Tree
     """Targets, on the meta device."""
+    dtype: torch.dtype
+    """Compute dtype."""
     real: Tree
     """Inputs with data."""
     reads: Sequence[DataRead]
@@ -101,8 +103,9 @@ class DryRun:
         """
         inputs, targets = microbatch
         anatomy = examine(model, blocks, inputs, dtype, reads)
-        on_meta = [_on_meta(cast_floats(inputs, dtype)), _on_meta(targets)]
-        return cls(meta_twin(model, dtype), anatomy, user, on_meta[0], on_meta[1], inputs, reads)
+        given, wanted = _on_meta(cast_floats(inputs, dtype)), _on_meta(targets)
+        twin = meta_twin(model, dtype)
+        return cls(twin, anatomy, user, given, wanted, dtype, inputs, reads)
 
     def run(
         self,
@@ -242,6 +245,7 @@ class DryRun:
             if position not in kept
         }
         part = SplitPart(copied(self.model, memo), self.user, blocks=anatomy.blocks)
+        part.device, part.dtype = torch.device("meta"), self.dtype
         part.first_names = anatomy.first_names
         return part
 

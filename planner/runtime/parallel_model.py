@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
-from torch.utils._pytree import tree_map_only
 
 from .checkpoint import load_state, load_weights, state_of
 from .checkpoint_folders import CheckpointWriter, newest_checkpoint
@@ -22,7 +21,7 @@ from .log import UPDATE
 from .model import UserModel, master_dtype
 from .part import Part, named_parameters
 from .processes import RankError, RunError
-from .trees import Function, Microbatch, Tree, cast_floats
+from .trees import Function, Microbatch, Tree
 
 
 def clip_whole(parts: Sequence[Part], max_norm: float) -> Tensor:
@@ -47,7 +46,6 @@ class ParallelModel:
     seed: int  # of dropout
     max_grad_norm: float
     configure_optimizer: Function  # where the model file has none
-    dtype: torch.dtype  # of compute, and of floating-point inputs
     data_parallel: DeviceMesh | None = None  # ranks that read different samples, with this one
     after_backward: Sequence[Callable[[], None]] = ()  # completes gradients
     clip: Callable[[Sequence[Part], float], Tensor] = clip_whole
@@ -246,14 +244,10 @@ class ParallelModel:
         """Return the losses; generators and the default dtype are left as they were."""
         usual = torch.get_default_dtype()
         with given_back():
-            torch.set_default_dtype(master_dtype(self.dtype))
-            losses: list[Tensor] = run(map(self._on_device, microbatches))
+            torch.set_default_dtype(master_dtype(self.parts[0].dtype))
+            losses: list[Tensor] = run(microbatches)
             torch.set_default_dtype(usual)
         return losses
-
-    def _on_device(self, batch: Microbatch) -> Microbatch:
-        given = tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
-        return cast_floats(given[0], self.dtype), given[1]
 
     def _seed(self, index: int) -> None:
         """Seed what the microbatch at this place of a step draws."""

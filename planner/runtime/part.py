@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from .model import UserModel, arguments_of, cast_parameters, first_names, master_dtype, run_model
 from .processes import RunError
-from .trees import Tree, without_view
+from .trees import Tree, cast_floats, without_view
 
 
 class OffersLoss(Protocol):
@@ -37,7 +37,7 @@ class Part(nn.Module):
         self.model = model
         self.user = user
         self.blocks = tuple(blocks)
-        self.device = torch.device("cpu")
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         self.first_names = first_names(model)
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         self.shapes = {name: tuple(tensor.shape) for name, tensor in named}
@@ -53,15 +53,26 @@ class Part(nn.Module):
         return [(path, self.model.get_submodule(path)) for path in self.blocks]
 
     def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
-        """Run one microbatch and return its scalar loss."""
-        return self.user.loss(run_model(self.model, inputs), targets)
+        """Run one microbatch, which may lie on the host, and return its scalar loss."""
+        output = run_model(self.model, self.taken(inputs))
+        return self.user.loss(output, self.here(targets))
+
+    def here(self, tree: Tree) -> Tree:
+        """Move tensors to where the part runs; those in pinned memory while the host goes on."""
+        return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), tree)
+
+    def taken(self, inputs: Tree) -> Tree:
+        """Return the inputs of a microbatch where the part runs, in the dtype that it computes."""
+        return cast_floats(self.here(inputs), self.dtype)
 
     def holds(self, module: nn.Module) -> bool:
         """Say whether a module of the model runs here."""
         return True
 
-    def move_to(self, device: torch.device) -> None:
+    def move_to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move parameters and buffers to the device; parameters on meta stay there for now.
+
+        Inputs will be cast to the dtype, nothing else is.
 
         Raises:
             RunError: A buffer has no values.
@@ -69,7 +80,7 @@ class Part(nn.Module):
         for name, buffer in self.model.named_buffers():
             if buffer.is_meta:
                 raise RunError(f"buffer {name} lies on the meta device: build it with its values")
-        self.device = device
+        self.device, self.dtype = device, dtype
         self._apply(self._moved)  # type: ignore[no-untyped-call]
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -136,18 +147,15 @@ def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
 class _Reference(Part):
     """The plain model, whose parameters are cast to the compute dtype where it runs."""
 
-    dtype = torch.float32
-
     def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
         """Run one microbatch and return its scalar loss."""
         cast = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
-        output = torch.func.functional_call(self.model, cast, *arguments_of(inputs))
-        return self.user.loss(output, targets)
+        output = torch.func.functional_call(self.model, cast, *arguments_of(self.taken(inputs)))
+        return self.user.loss(output, self.here(targets))
 
 
 def reference_part(model: nn.Module, user: UserModel, dtype: torch.dtype) -> Part:
     """Return the plain model, for one process."""
     part = _Reference(cast_parameters(model, dtype), user, blocks=())
-    part.dtype = dtype
-    part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    part.move_to(torch.device("cuda" if torch.cuda.is_available() else "cpu"), dtype)
     return part

@@ -122,7 +122,7 @@ class Stage(SplitPart):
         for module in self._earlier:
             module.restart()
         try:
-            output = run_model(self.model, inputs)
+            output = run_model(self.model, self.taken(inputs))
         except StreamEnd as end:
             sent = [self.send(end.stream), *(self._sent(name) for name in self.sends)]
             whole = tuple(without_view(tensor.contiguous()) for tensor in sent)
@@ -130,15 +130,15 @@ class Stage(SplitPart):
         finally:
             self._received = ()
             self._carried = None
-        return self.make_whole(self.user.loss(output, targets))
+        return self.make_whole(self.user.loss(output, self.here(targets)))
 
     def holds(self, module: nn.Module) -> bool:
         """Say whether a module runs here, and no stand-in for it."""
         return not isinstance(module, StandIn)
 
-    def move_to(self, device: torch.device) -> None:
+    def move_to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move parameters and buffers to the device, and what stands for earlier modules."""
-        super().move_to(device)
+        super().move_to(device, dtype)
         for module in self._earlier:
             module.allocate(device)
 

@@ -42,9 +42,10 @@ def test_attention_runs_as_the_kernel_of_a_gpu():
 
 def test_what_a_line_reads_of_data_is_answered_as_planned():
     world = FakeWorld()
-    mask = world.fake(torch.ones(8, dtype=torch.bool))
-    place = Path(__file__).name, sys._getframe().f_lineno + 2
+    on_host = world.on_host(torch.ones(8, dtype=torch.bool))
+    place = Path(__file__).name, sys._getframe().f_lineno + 3
     with world.entered(), PlannedReads([DataRead(*place, ((3.0, 2),))]):
+        mask = world.moved(on_host, torch.device("cpu"))
         rows, other = torch.where(mask)[0], mask.nonzero()
         assert (rows.shape, other.shape, rows.device.type) == ((3,), (3, 1), "cpu")
         with pytest.raises(RuntimeError):

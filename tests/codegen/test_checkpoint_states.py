@@ -68,7 +68,7 @@ def test_states_of_another_shape_are_refused_by_name():
 def test_what_was_built_without_values_is_told():
     with parameters_on_meta():
         empty = Part(nn.Linear(2, 2), user=None, blocks=())
-    empty.move_to(torch.device("cpu"))
+    empty.move_to(torch.device("cpu"), torch.float32)
     empty.materialise()
     model = ParallelModel(
         user=UserModel(module="types", factory="x"),
@@ -78,11 +78,10 @@ def test_what_was_built_without_values_is_told():
         seed=0,
         max_grad_norm=1.0,
         configure_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
-        dtype=torch.float32,
     )
     with pytest.raises(RunError, match="load or load_weights comes first"):
         model.step((torch.ones(1, 2), torch.ones(1)))
     with torch.device("meta"):
         statistics = nn.BatchNorm1d(2)
     with pytest.raises(RunError, match="buffer running_mean lies on the meta device"):
-        Part(statistics, user=None, blocks=()).move_to(torch.device("cpu"))
+        Part(statistics, user=None, blocks=()).move_to(torch.device("cpu"), torch.float32)

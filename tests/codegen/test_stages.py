@@ -86,6 +86,7 @@ def check_stages(graph, model, user, inputs, targets):
     specs = specs_of(graph)
     stages = [Stage(model, anatomy, user, specs, index) for index in range(len(specs))]
     for stage in stages:
+        stage.dtype = torch.float64
         stage.register_late_hooks()
     calls = run_forward(stages, {"inputs": inputs, "targets": targets})
     torch.testing.assert_close(calls[-1][1][0], expected)

@@ -39,7 +39,6 @@ def draws_of(prelude):
         user=UserModel(module="types", factory="x"),
         parts=[Part(net, user=First(), blocks=())],
         num_microbatches=3,
-        dtype=torch.float32,
         **recipe,
     )
     for _ in range(2):

@@ -30,7 +30,6 @@ def one_process(model, dtype=torch.float32):
         user=user,
         parts=[reference_part(model, user, dtype)],
         num_microbatches=1,
-        dtype=dtype,
         microbatch_size=2,
         seed=0,
         max_grad_norm=1.0,
