@@ -21,9 +21,15 @@ class HeldStage:
     """What it holds of the step's microbatches."""
 
 
-def left_bytes(kept_bytes: int, num_blocks: int) -> int:
-    """Activations that a microbatch has left when the last of some blocks runs its backward."""
-    return kept_bytes // num_blocks if num_blocks else 0
+def left_bytes(prologue_bytes: int, kept_bytes: int, num_blocks: int) -> int:
+    """Activations that a microbatch has left when the last of some blocks runs its backward.
+
+    Args:
+        prologue_bytes: Those of the unit before all blocks, 0 where the stage does not have it.
+        kept_bytes: Those of the blocks.
+        num_blocks: How many blocks there are.
+    """
+    return prologue_bytes + (kept_bytes // num_blocks if num_blocks else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

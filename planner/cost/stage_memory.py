@@ -316,7 +316,7 @@ class StageMemory:
         return moment_bytes(
             stage.moment,
             kept=sum(sizes.values()),
-            left=left_bytes(sum(inside), len(inside)),
+            left=left_bytes(sizes.get(0, 0), sum(inside), len(inside)),
             beside=self.beside_bytes(stage.first, stage.end),
             waiting=self.waiting_bytes(stage.first, stage.end),
         )

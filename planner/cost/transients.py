@@ -77,7 +77,7 @@ class Transients:
     def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward starts: the epilogue's, or a block's when the epilogue's are gone.
 
-        Or just before, what the forward has held to its end.
+        Or the prologue's when all are gone; or just before, what the forward has held to its end.
         """
         highest, released = self._last_gather_bytes, 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
@@ -85,14 +85,15 @@ class Transients:
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        earlier = max(
-            (
-                self.unit_bytes(index, kind) + self.joined_bytes(index, first, end)
-                for index, kind in zip(range(first, before), kinds, strict=False)
-            ),
-            default=0,
-        )
-        return max(highest, earlier - released)
+        kept = 0
+        for index, kind in reversed(list(zip(range(first, before), kinds, strict=False))):
+            own_bytes = self.unit_bytes(index, kind) + self.joined_bytes(index, first, end)
+            if index in self._blocks:
+                kept += self._units[index].activation_bytes[kind]
+            else:
+                own_bytes -= kept
+            highest = max(highest, own_bytes - released)
+        return highest
 
     @cached_property
     def _last_gather_bytes(self) -> int:

@@ -222,15 +222,16 @@ class ColumnMaker:
             return fastest
         if len(self.kinds) == 1:
             return None
-        kept, highest, released = self._ends(first, end)
+        kept, highest, released, prologue = self._ends(first, end)
         early_prologue = 0
         if first == 0:
             early_prologue = memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
         front = self._front(first, end)
         starting, ending = front.highest.T
         early = np.maximum(early_prologue, ending)
-        late = np.maximum(highest, starting - released)
-        all_kept, left = front.kept + kept, front.kept // max(1, front.num_blocks)
+        late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
+        all_kept = front.kept + kept
+        left = front.kept // max(1, front.num_blocks) + self._prologue_bytes(first)
         fitting = np.ones(len(front.kept), dtype=bool)
         for moment, room in rooms:
             held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
@@ -257,25 +258,28 @@ class ColumnMaker:
             )
         return self._states[first, end]
 
-    def _ends(self, first: int, end: int) -> tuple[int, int, int]:
+    def _ends(self, first: int, end: int) -> tuple[int, int, int, int]:
         """What prologue and epilogue add to a run of blocks, if it has them.
 
         Returns:
-            Activations kept, highest transient, and what the epilogue has released when the
-            blocks run their backward.
+            Activations kept, highest transient of the epilogue, what it has released when the
+            blocks run their backward, and the highest transient of the prologue.
         """
         units, none = self.table.units, (Recomputation.NONE,)
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         transients = self.table.memory.transients
-        highest = released = 0
+        highest = released = prologue = 0
         if end == self._last + 1:
             highest = transients.start_bytes(self._last, end, none)
             released = transients.released_bytes(self._last)
         if first == 0 < self._last:
-            own = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
-            highest = max(highest, own - released)
-        return kept, highest, released
+            prologue = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
+        return kept, highest, released, prologue
+
+    def _prologue_bytes(self, first: int) -> int:
+        """Activations that the prologue keeps, if a run that begins with a unit has it."""
+        return 0 if first else self.table.units[0].activation_bytes[Recomputation.NONE]
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
@@ -374,7 +378,7 @@ class ColumnMaker:
             kinds=listed,
             recompute_s=recompute_s,
             kept_bytes=kept_bytes + kept,
-            left_bytes=left_bytes(kept_bytes, len(kinds)),
+            left_bytes=left_bytes(self._prologue_bytes(first), kept_bytes, len(kinds)),
             temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
             early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )

@@ -3,12 +3,30 @@
 from real_runs import load
 
 from planner.graph.analysis.shared import passing_storages, shared_activations
+from planner.graph.operator_graph import StorageKind
 from planner.graph.trace import trace_model
 
 
 def shared_of(name):
+    graph, shared = all_shared_of(name)
+    return graph, tuple(each for each in shared if not is_input(graph, each))
+
+
+def all_shared_of(name):
     graph = trace_model(load(name), microbatch_size=2, dtype="float32")
     return graph, shared_activations(graph, {unit.structure: unit for unit in graph.units})
+
+
+def is_input(graph, shared):
+    return graph.storages[shared.storage].kind is StorageKind.INPUT
+
+
+def test_inputs_are_kept_by_who_saves_them():
+    graph, shared = all_shared_of("gpt")
+    tokens, targets = (each for each in shared if is_input(graph, each))
+    assert (tokens.units, targets.units) == ({0}, {len(graph.units) - 1})
+    assert tokens.size_bytes == targets.size_bytes == 2 * 64 * 8
+    assert tokens.owners == targets.owners == frozenset()
 
 
 def test_blocks_of_a_plain_stack_share_nothing():

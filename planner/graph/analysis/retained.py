@@ -9,8 +9,9 @@ A block's activations are kept in one of three ways:
 
 This is torch's non-reentrant checkpoint around the block's forward, as the training script
 applies it. Prologue and epilogue always keep what autograd saves. Sizes are those of storages,
-each counted once however many tensors view it. Left out are parameters, buffers and the model's
-inputs, which live anyway, and the states of random generators that checkpoints stash.
+each counted once however many tensors view it. Left out are parameters and buffers, which live
+anyway, the model's inputs, which units share, and the states of random generators that checkpoints
+stash.
 """
 
 from collections.abc import Iterator, Sequence

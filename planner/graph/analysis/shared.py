@@ -2,15 +2,16 @@
 
 A unit keeps what the unit before hands it. What comes from further back (a skip connection, an
 encoder's output, a conditioning), and constants that are computed once for all units (masks,
-rotary tables), several units keep together: they count once for each stage.
+rotary tables), several units keep together: they count once for each stage. So do inputs and
+targets of the model, of which each stage has those of the microbatches that it holds.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.graph.analysis.retained import saved_values
-from planner.graph.operator_graph import CutPoint, OperatorGraph, Unit
+from planner.graph.analysis.retained import block_ops, saved_values
+from planner.graph.operator_graph import CutPoint, OperatorGraph, StorageKind, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,9 @@ def shared_activations(
                 units[graph.values[value].storage].add(unit.index)
             elif alike in saved:
                 owners[graph.values[value].storage].add(unit.index)
+    for unit in graph.units:
+        for storage in _kept_inputs(graph, unit):
+            units[storage].add(unit.index)
     return tuple(
         SharedActivation(
             storage=storage,
@@ -88,6 +92,13 @@ def shared_activations(
         )
         for storage in sorted(units)
     )
+
+
+def _kept_inputs(graph: OperatorGraph, unit: Unit) -> set[int]:
+    """Inputs of the model that a unit keeps: those saved, and those that a block begins with."""
+    read = {value for op_id in block_ops(unit) for value in graph.nodes[op_id].inputs}
+    kept = {graph.values[value].storage for value in read | saved_values(graph, unit.forward_ops)}
+    return {each for each in kept if graph.storages[each].kind is StorageKind.INPUT}
 
 
 def cut_storages(graph: OperatorGraph, cut: CutPoint) -> frozenset[int]:
