@@ -82,7 +82,7 @@ ORDERS = {
         ("analysis", "loading"),
         ("recording",),
         ("division",),
-        ("trace",),
+        ("alike_blocks", "trace"),
         ("trial",),
         ("sizes",),
     ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from typing import Any
 
 from planner.units import DTYPE_BYTES
 
@@ -286,6 +287,11 @@ class OperatorGraph:
         return sum(each.num_elements for each in self.parameters if each.requires_grad)
 
     @cached_property
+    def known_work(self) -> dict[tuple[float | None, ...], Any]:
+        """Work of its ops on one rank, kept by ``planner.cost.work``."""
+        return {}
+
+    @cached_property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
         return sum(op.flop for op in self.nodes if op.phase is Phase.FORWARD)
@@ -389,7 +395,5 @@ class OperatorGraph:
         return tuple(unit_of_op)
 
     def __repr__(self) -> str:
-        return (
-            f"OperatorGraph({self.model!r}, {len(self.nodes):,} operators in "
-            f"{len(self.units)} units)"
-        )
+        size = f"{len(self.nodes):,} operators in {len(self.units)} units"
+        return f"OperatorGraph({self.model!r}, {size})"
