@@ -4,7 +4,7 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -249,9 +249,9 @@ class OperatorGraph:
     """Tokens per sample where inputs are (batch, sequence) integers, else 1."""
     storages: tuple[Storage, ...]
     """All storages, by id."""
-    values: tuple[TensorValue, ...]
+    values: Sequence[TensorValue]
     """All tensors, by id."""
-    nodes: tuple[OpNode, ...]
+    nodes: Sequence[OpNode]
     """All ops in execution order, by id."""
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""

@@ -5,9 +5,11 @@ part to the parameters. Two recordings fix the affine function of every integer.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.graph.operator_graph import OpNode, Storage, TensorValue
 from planner.graph.recording.recording import Recording
+from planner.graph.sizes.grown import Grown
 
 
 class NotAffineError(Exception):
@@ -54,21 +56,16 @@ class AffineSteps:
     def at(self, microbatch_size: int) -> Recording:
         """Evaluate the step at a microbatch size; what does not grow is shared."""
         steps = microbatch_size - self.low.microbatch_size
-        values = list(self.low.values)
-        for position, shape_delta in self._shapes.items():
-            values[position] = _grown_value(values[position], shape_delta, steps)
-        storages = list(self.low.storages)
+        low, shapes, ops = self.low, self._shapes, self._ops
+        storages = list(low.storages)
         for position, delta in self._sizes.items():
             storages[position] = _grown_storage(storages[position], delta * steps)
-        ops = list(self.low.ops)
-        for position, growth in self._ops.items():
-            ops[position] = _grown_op(ops[position], growth, steps)
         return replace(
-            self.low,
+            low,
             microbatch_size=microbatch_size,
-            values=tuple(values),
+            values=Grown(low.values, shapes, partial(_grown_value, steps=steps)),
             storages=tuple(storages),
-            ops=tuple(ops),
+            ops=Grown(low.ops, ops, partial(_grown_op, steps=steps)),
         )
 
     @property
