@@ -247,7 +247,7 @@ class OperatorGraph:
     """Sequences (samples) in the microbatch."""
     tokens_per_sample: int
     """Tokens per sample where inputs are (batch, sequence) integers, else 1."""
-    storages: tuple[Storage, ...]
+    storages: Sequence[Storage]
     """All storages, by id."""
     values: Sequence[TensorValue]
     """All tensors, by id."""

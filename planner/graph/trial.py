@@ -60,6 +60,7 @@ class LayoutTrial:
         self._dtype = dtype
         self._dry_run: DryRun | Refusal | None = None
         self._known: dict[Hashable, Refusal | None] = {}
+        self._outside: dict[int, frozenset[tuple[int, ...]]] = {}
 
     def block(
         self,
@@ -118,7 +119,9 @@ class LayoutTrial:
         ]  # fmt: skip
         if block is None:
             return self._tried(lambda dry_run: dry_run.ends(shardings, over, sequence_dim))
-        outside = self._read_outside(block)
+        if block not in self._outside:
+            self._outside[block] = self._read_outside(block)
+        outside = self._outside[block]
         return self._tried(
             lambda dry_run: dry_run.block(block, shardings, over, sequence_dim, outside)
         )

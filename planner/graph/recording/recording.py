@@ -52,7 +52,7 @@ class Recording:
     dtype: str = ""
     microbatch_size: int
     tokens_per_sample: int
-    storages: tuple[Storage, ...]
+    storages: Sequence[Storage]
     values: Sequence[TensorValue]
     ops: Sequence[OpNode]
     parameters: tuple[Parameter, ...]

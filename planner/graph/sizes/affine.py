@@ -56,16 +56,13 @@ class AffineSteps:
     def at(self, microbatch_size: int) -> Recording:
         """Evaluate the step at a microbatch size; what does not grow is shared."""
         steps = microbatch_size - self.low.microbatch_size
-        low, shapes, ops = self.low, self._shapes, self._ops
-        storages = list(low.storages)
-        for position, delta in self._sizes.items():
-            storages[position] = _grown_storage(storages[position], delta * steps)
+        low = self.low
         return replace(
             low,
             microbatch_size=microbatch_size,
-            values=Grown(low.values, shapes, partial(_grown_value, steps=steps)),
-            storages=tuple(storages),
-            ops=Grown(low.ops, ops, partial(_grown_op, steps=steps)),
+            values=Grown(low.values, self._shapes, partial(_grown_value, steps=steps)),
+            storages=Grown(low.storages, self._sizes, partial(_grown_storage, steps=steps)),
+            ops=Grown(low.ops, self._ops, partial(_grown_op, steps=steps)),
         )
 
     @property
@@ -199,10 +196,10 @@ def _grown_value(value: TensorValue, delta: tuple[int, ...], steps: int) -> Tens
     )
 
 
-def _grown_storage(storage: Storage, growth_bytes: int) -> Storage:
+def _grown_storage(storage: Storage, growth_bytes: int, steps: int) -> Storage:
     return Storage(
         id=storage.id,
-        size_bytes=storage.size_bytes + growth_bytes,
+        size_bytes=storage.size_bytes + growth_bytes * steps,
         kind=storage.kind,
         name=storage.name,
         gradient_of=storage.gradient_of,

@@ -26,7 +26,7 @@ class Grown(Sequence[Item], Generic[Item, Growth]):
         self._low = low
         self._growths = growths
         self._grow = grow
-        self._items: list[Item | None] = [None] * len(low)
+        self._items: dict[object, Item] = {}
 
     @overload
     def __getitem__(self, position: int) -> Item: ...
@@ -36,19 +36,22 @@ class Grown(Sequence[Item], Generic[Item, Growth]):
 
     def __getitem__(self, position: int | slice) -> Item | tuple[Item, ...]:
         """Return an item, or a tuple of several."""
-        if isinstance(position, slice):
-            return tuple(self[each] for each in range(*position.indices(len(self._items))))
-        item = self._items[position]
-        if item is None:
-            item = self._low[position]
-            growth = self._growths.get(position % len(self._items))
-            if growth is not None:
-                item = self._grow(item, growth)
-            self._items[position] = item
-        return item
+        try:
+            return self._items[position]
+        except (KeyError, TypeError):  # not made yet, or a slice
+            if isinstance(position, slice):
+                return tuple(self[each] for each in range(*position.indices(len(self))))
+            return self._made(position)
+
+    def _made(self, position: int) -> Item:
+        at = range(len(self))[position]
+        if at not in self._items:
+            item, growth = self._low[at], self._growths.get(at)
+            self._items[at] = item if growth is None else self._grow(item, growth)
+        return self._items[at]
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._low)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
