@@ -4,9 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from graph_models import mean_square, vectors, wrap
 from torch import nn
 
-from planner.graph.alike_blocks import alike_blocks_skipped
+from planner.graph import trial as trial_module
+from planner.graph.alike_blocks import alike_blocks_skipped, kinds_of_blocks
+from planner.graph.operator_graph import UnitKind
+from planner.graph.trace import trace_model
+from planner.graph.trial import LayoutTrial
 from planner.runtime.anatomy import examine
 
 TOKENS = 6
@@ -103,3 +108,59 @@ def test_a_block_runs_that_gets_other_sizes():
     some, ran = looked_at(model, [None, "A", "A", "A", "A"])
     assert ran == 3
     assert some.streams[-1].shape == (2, TOKENS - 1, 4)
+
+
+class Leaving(nn.Module):
+    """A block that may leave a part of its own in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, left):
+        y = self.linear(x)
+        if left is not None:
+            left.append(y.exp())
+        return y.tanh()
+
+
+class Collecting(nn.Module):
+    """Adds what its blocks leave."""
+
+    def __init__(self, *, leaves):
+        super().__init__()
+        self.blocks = nn.ModuleList(Leaving() for _ in range(4))
+        self.leaves = leaves
+
+    def forward(self, x):
+        left = [] if self.leaves else None
+        for block in self.blocks:
+            x = block(x, left)
+        return x + sum(left or ())
+
+
+def trial_of(*, leaves):
+    model = wrap(lambda: Collecting(leaves=leaves), vectors(4), mean_square)
+    graph = trace_model(model, microbatch_size=2, dtype="float32")
+    assert sum(unit.kind is UnitKind.BLOCK for unit in graph.units) == 4
+    return graph, LayoutTrial(model, graph, "float32")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_blocks_are_alike_of_which_others_read_one_tensor(leaves):
+    graph, _ = trial_of(leaves=leaves)
+    assert [kind is None for kind in kinds_of_blocks(graph)] == [leaves] * 4
+
+
+def test_a_look_that_fails_where_blocks_are_left_out_runs_them(monkeypatch):
+    _, trial = trial_of(leaves=False)
+    looks = []
+
+    def refuse(*arguments):
+        looks.append(arguments[1])
+        raise RuntimeError("not like this")
+
+    monkeypatch.setattr(trial_module, "alike_blocks_skipped", refuse)
+    found = trial.loss("blocks.3", 1)
+    assert [None in kinds for kinds in looks] == [False, True]
+    assert "not like this" in found.reason
