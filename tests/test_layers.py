@@ -82,7 +82,7 @@ ORDERS = {
         ("analysis", "loading"),
         ("recording",),
         ("division",),
-        ("trace",),
+        ("alike_blocks", "trace"),
         ("trial",),
         ("sizes",),
     ),
@@ -113,12 +113,13 @@ ORDERS = {
         ("trace_progress",),
     ),
     "graph/sizes": (
+        ("grown",),
         ("affine",),
         ("family",),
         ("lengths",),
     ),
     "strategy": (
-        ("mesh", "sharding", "unit_context", "zero_bubble"),
+        ("mesh", "parameter_readers", "sharding", "unit_context", "zero_bubble"),
         ("schedules",),
         ("conversion", "moments", "nodes", "placement"),
         ("configuration",),

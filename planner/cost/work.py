@@ -98,7 +98,7 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
         share: Share of each value that the rank holds.
     """
     reads, writes = [share(v) for v in op.inputs], [share(v) for v in op.outputs]
-    return _work(graph, op, reads, writes, fixed=share.of_work)
+    return _known_work(graph, op, reads, writes, share.of_work)
 
 
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
@@ -114,7 +114,23 @@ def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shar
         share: Share of each forward value that the rank holds.
     """
     reads, writes = backward_shares(graph, op, forward, share)
-    return _work(graph, op, reads, writes, fixed=share.of_work)
+    return _known_work(graph, op, reads, writes, share.of_work)
+
+
+def _known_work(
+    graph: OperatorGraph,
+    op: OpNode,
+    input_shares: list[float],
+    output_shares: list[float],
+    fixed: float | None,
+) -> OpWork:
+    """``_work``, made once: most strategies of a unit split an op alike."""
+    key = op.id, *input_shares, *output_shares, fixed
+    known: dict[tuple[float | None, ...], OpWork] = graph.known_work
+    work = known.get(key)
+    if work is None:
+        work = known[key] = _work(graph, op, input_shares, output_shares, fixed=fixed)
+    return work
 
 
 def backward_shares(

@@ -4,11 +4,12 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from typing import Any
 
 from planner.units import DTYPE_BYTES
 
@@ -246,11 +247,11 @@ class OperatorGraph:
     """Sequences (samples) in the microbatch."""
     tokens_per_sample: int
     """Tokens per sample where inputs are (batch, sequence) integers, else 1."""
-    storages: tuple[Storage, ...]
+    storages: Sequence[Storage]
     """All storages, by id."""
-    values: tuple[TensorValue, ...]
+    values: Sequence[TensorValue]
     """All tensors, by id."""
-    nodes: tuple[OpNode, ...]
+    nodes: Sequence[OpNode]
     """All ops in execution order, by id."""
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""
@@ -284,6 +285,11 @@ class OperatorGraph:
     def num_trainable_parameters(self) -> int:
         """Elements of the parameters that are not frozen."""
         return sum(each.num_elements for each in self.parameters if each.requires_grad)
+
+    @cached_property
+    def known_work(self) -> dict[tuple[float | None, ...], Any]:
+        """Work of its ops on one rank, kept by ``planner.cost.work``."""
+        return {}
 
     @cached_property
     def forward_flop(self) -> int:
@@ -389,7 +395,5 @@ class OperatorGraph:
         return tuple(unit_of_op)
 
     def __repr__(self) -> str:
-        return (
-            f"OperatorGraph({self.model!r}, {len(self.nodes):,} operators in "
-            f"{len(self.units)} units)"
-        )
+        size = f"{len(self.nodes):,} operators in {len(self.units)} units"
+        return f"OperatorGraph({self.model!r}, {size})"

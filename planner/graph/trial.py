@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from planner.errors import PlannerError
+from planner.graph.alike_blocks import alike_blocks_skipped, kinds_of_blocks
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import DataRead, OperatorGraph, Phase, Unit, UnitKind
 from planner.runtime import known_data
+from planner.runtime.anatomy import examine
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import ModuleSharding
@@ -57,6 +60,7 @@ class LayoutTrial:
         self._dtype = dtype
         self._dry_run: DryRun | Refusal | None = None
         self._known: dict[Hashable, Refusal | None] = {}
+        self._outside: dict[int, frozenset[tuple[int, ...]]] = {}
 
     def block(
         self,
@@ -115,7 +119,9 @@ class LayoutTrial:
         ]  # fmt: skip
         if block is None:
             return self._tried(lambda dry_run: dry_run.ends(shardings, over, sequence_dim))
-        outside = self._read_outside(block)
+        if block not in self._outside:
+            self._outside[block] = self._read_outside(block)
+        outside = self._outside[block]
         return self._tried(
             lambda dry_run: dry_run.block(block, shardings, over, sequence_dim, outside)
         )
@@ -165,15 +171,29 @@ class LayoutTrial:
         ]
 
     def _looked_at(self) -> DryRun:
+        """Look at the model; blocks of a kind by one of them, where that goes."""
+        kinds = kinds_of_blocks(self._graph)
+        if self._reads or len({*kinds}) == len(kinds):  # what lines read is told call by call
+            return self._dry_run_of(None)
+        try:
+            return self._dry_run_of(kinds)
+        except PlannerError:
+            raise
+        except Exception:  # of user code that all blocks are to run for
+            return self._dry_run_of(None)
+
+    def _dry_run_of(self, kinds: Sequence[str | None] | None) -> DryRun:
         model = self._model.build_meta(self._dtype).module
         batch = self._model.example_batch(self._graph.microbatch_size)
         blocks = [unit.name for unit in self._graph.units if unit.kind is UnitKind.BLOCK]
         inputs = batch.kwargs or batch.args
         dtype = getattr(torch, self._dtype)
+        reads = self._runtime_reads()
+        around = partial(alike_blocks_skipped, blocks, kinds or [None] * len(blocks))
         with self._model.import_scope(), default_dtype(dtype):
-            return DryRun.of(
-                model, self._model, blocks, (inputs, batch.targets), dtype, self._runtime_reads()
-            )
+            anatomy = examine(model, blocks, inputs, dtype, reads, around)
+            microbatch = inputs, batch.targets
+            return DryRun.looked_at(model, anatomy, self._model, microbatch, dtype, reads)
 
 
 def _first_line(error: BaseException) -> str:

@@ -131,9 +131,9 @@ def _idle_holders(
     split = {f"{module}.{each.name}": each for each in sharding.split}
     within = f"{unit.name}." if unit.kind is UnitKind.BLOCK else ""
     parts: dict[str, list[SplitParameter]] = {}
-    for parameter in graph.parameters:
+    for parameter in (each for each in graph.parameters if len(each.names) > 1):
         mine = split.keys() & set(parameter.names)
-        for name in parameter.names if mine and len(parameter.names) > 1 else ():
+        for name in parameter.names if mine else ():
             holder, _, last = name.rpartition(".")
             if not _runs(graph, holder) and f"{holder}.".startswith(within):
                 parts.setdefault(holder, []).append(replace(split[min(mine)], name=last))

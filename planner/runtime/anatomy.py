@@ -3,7 +3,8 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, TypeAlias
@@ -194,6 +195,7 @@ def examine(
     microbatch: Tree,
     dtype: torch.dtype,
     reads: Sequence[DataRead] = (),
+    around: Callable[[nn.Module], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Anatomy:
     """Run the model once on the meta device and note what runs where.
 
@@ -203,6 +205,8 @@ def examine(
         microbatch: Inputs of one microbatch.
         dtype: Compute dtype.
         reads: What the model's code reads from tensors without data.
+        around: Entered with the copy that runs, where blocks may stand for others: what such blocks
+            use is not told.
 
     Raises:
         ValueError: The blocks do not run in this order.
@@ -210,7 +214,7 @@ def examine(
     twin = meta_twin(model, dtype)
     run = _DryRun(blocks)
     run.watch(twin)
-    with run:
+    with around(twin), run:
         run_on_meta(twin, microbatch, dtype, reads)
     run.finish()
 
@@ -273,12 +277,14 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
 
     Args:
         model: What to copy.
-        copies: What stands for some of its tensors, by identity; gets the other copies.
+        copies: What stands for some of its tensors and modules, by identity, and is taken as it is;
+            gets the other copies.
     """
-    for kept in _results(model):
+    stand_ins = [each for each in copies.values() if isinstance(each, nn.Module)]
+    for kept in _results(model, copies):
         copies.setdefault(id(kept), kept.detach())
     twin = copy.deepcopy(model, copies)
-    for module in twin.modules():
+    for module in (*stand_ins, *modules_outside(twin, {id(each) for each in stand_ins})):
         own = vars(module)
         for holder in (own, *(each for each in own.values() if isinstance(each, dict))):
             for key, value in holder.items():
@@ -287,15 +293,30 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
     return twin
 
 
-def _results(model: nn.Module) -> list[Tensor]:
+def modules_outside(root: nn.Module, without: Container[int]) -> Iterator[nn.Module]:
+    """Yield a module and all in it, each once, but those of some ids and what lies in these."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in seen and id(module) not in without:
+            seen.add(id(module))
+            yield module
+            waiting += (child for child in module._modules.values() if child is not None)
+
+
+def _results(model: nn.Module, without: Container[int] = ()) -> list[Tensor]:
     """Results of ops that modules keep in attributes, which are no parameters or buffers."""
-    return [tensor for tensor in tensors_of(kept_by(model)) if tensor.grad_fn is not None]
+    return [tensor for tensor in tensors_of(kept_by(model, without)) if tensor.grad_fn is not None]
 
 
-def kept_by(model: nn.Module) -> list[Tree]:
-    """What modules keep in attributes that torch does not know of, and their hooks by closure."""
+def kept_by(model: nn.Module, without: Container[int] = ()) -> list[Tree]:
+    """What modules keep in attributes that torch does not know of, and their hooks by closure.
+
+    Modules with some ids are left out, with what lies in them.
+    """
     kept: list[Tree] = []
-    for module in model.modules():
+    for module in modules_outside(model, without):
         kept += [value for name, value in vars(module).items() if not name.startswith("_")]
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             for cell in getattr(hook, "__closure__", None) or ():

@@ -101,8 +101,21 @@ class DryRun:
             dtype: Compute dtype.
             reads: What lines of the model read that have data in training only.
         """
+        anatomy = examine(model, blocks, microbatch[0], dtype, reads)
+        return cls.looked_at(model, anatomy, user, microbatch, dtype, reads)
+
+    @classmethod
+    def looked_at(
+        cls,
+        model: nn.Module,
+        anatomy: Anatomy,
+        user: OffersLoss,
+        microbatch: tuple[Tree, Tree],
+        dtype: torch.dtype,
+        reads: Sequence[DataRead] = (),
+    ) -> "DryRun":
+        """Take a model that was looked at; arguments as for ``of``."""
         inputs, targets = microbatch
-        anatomy = examine(model, blocks, inputs, dtype, reads)
         given, wanted = _on_meta(cast_floats(inputs, dtype)), _on_meta(targets)
         twin = meta_twin(model, dtype)
         return cls(twin, anatomy, user, given, wanted, dtype, inputs, reads)

@@ -249,9 +249,15 @@ def _fullest(moments: Moments) -> Moments:
     sizes = [in_flight, in_flight - is_ending, -is_ending, follows_backward, has_gradients]
     waiting, is_dividing, is_new = divided
     sizes += [waiting, is_dividing, -is_dividing, is_new]
-    as_many = np.ones((len(distinct), len(distinct)), dtype=bool)
-    for size in np.hstack(sizes).T.copy():
-        if size.min() < size.max():
-            as_many &= size[:, None] <= size
-    fullest: Moments = distinct[as_many.sum(axis=1) == 1]  # by itself alone
+    size = np.hstack(sizes)
+    size = size[:, size.min(axis=0) < size.max(axis=0)]
+    # What holds as much as another on every stage holds more in all: the fullest come first.
+    left = np.argsort(-size.sum(axis=1, dtype=np.int64), kind="stable")
+    size = size[left]
+    found: list[int] = []
+    while len(left):
+        found.append(left[0])
+        is_more = (size > size[0]).any(axis=1)
+        left, size = left[is_more], size[is_more]
+    fullest: Moments = distinct[sorted(found)]
     return fullest

@@ -15,6 +15,13 @@ import networkx as nx
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit
 from planner.runtime.layout import Layout
+from planner.strategy.parameter_readers import (
+    Readers,
+    leaf_of,
+    parameter_modules,
+    readers_like,
+    readers_of_parameters,
+)
 from planner.strategy.sharding import SplitParameter
 
 
@@ -112,19 +119,6 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readers:
-    """Who reads a parameter, anywhere in the model."""
-
-    modules: frozenset[str]
-    """Modules that hold it, by path."""
-    structures: frozenset[str]
-    """Structures of the units in which they run."""
-    others: bool
-    """Whether something else reads it: a head that is a product with ``embedding.weight``, a
-    penalty on weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedUnit:
     """A unit as nodes, before any layout is chosen."""
 
@@ -146,24 +140,6 @@ _Group = tuple[NodeKind, str, list[int]]
 """Kind, module path and ops of a node."""
 
 
-def parameter_modules(graph: OperatorGraph) -> frozenset[str]:
-    """Paths of the modules that run with parameters and call no other such module.
-
-    They may hold modules whose parameters they use themselves, as ``nn.MultiheadAttention`` does
-    with its output projection, which it never calls.
-    """
-    owners = {name.rpartition(".")[0] for parameter in graph.parameters for name in parameter.names}
-    called = {op.module for op in graph.nodes if op.phase == "forward"}
-    running = owners & set().union(*map(_around, called))
-    callers = set().union(*(_around(owner) - {owner} for owner in running))
-    return frozenset(running - callers - {""})
-
-
-def _around(path: str) -> set[str]:
-    """A module and those that hold it."""
-    return {path, *(path[:i] for i, letter in enumerate(path) if letter == ".")}
-
-
 class UnitFolder:
     """Folds the units of one graph; what all of them share is read off it once."""
 
@@ -176,7 +152,11 @@ class UnitFolder:
         """
         self._graph = graph
         self._leaves: frozenset[str] = parameter_modules(graph) if like is None else like._leaves
-        self._readers = _readers_of_parameters(graph, self._leaves)
+        self._readers: dict[int, Readers] = (
+            readers_of_parameters(graph, self._leaves)
+            if like is None
+            else readers_like(graph, like._graph, like._readers)
+        )
         self._reads: _Reads = _forward_reads(graph) if like is None else like._reads
 
     def fold(self, unit: Unit) -> FoldedUnit:
@@ -236,29 +216,6 @@ def _nodes(
             inputs=tuple(value for value in inputs if value not in constants),
             outputs=tuple(value for value in outputs if value not in constants),
         )
-
-
-def _readers_of_parameters(graph: OperatorGraph, leaves: frozenset[str]) -> dict[int, Readers]:
-    """Who reads each parameter, by storage."""
-    structures = {op: unit.structure for unit in graph.units for op in unit.forward_ops}
-    owners = {
-        parameter.storage: {_leaf(name.rpartition(".")[0], leaves) for name in parameter.names}
-        for parameter in graph.parameters
-    }
-    reads: dict[int, dict[tuple[str, str], None]] = {storage: {} for storage in owners}
-    for op in graph.nodes:
-        if op.id not in structures:
-            continue
-        for storage in {graph.values[value].storage for value in op.inputs} & owners.keys():
-            reads[storage][_leaf(op.module, leaves), structures[op.id]] = None
-    return {
-        storage: Readers(
-            modules=frozenset(module for module, _ in found if module in owners[storage] - {""}),
-            structures=frozenset(structure for _, structure in found),
-            others=any(module not in owners[storage] - {""} for module, _ in found),
-        )
-        for storage, found in reads.items()
-    }
 
 
 def _uses(graph: OperatorGraph, groups: list[_Group]) -> tuple[dict[int, int], dict[int, set[int]]]:
@@ -348,7 +305,7 @@ def _group(
     previous = ""
     for op_id in unit.forward_ops:
         op = graph.nodes[op_id]
-        leaf = _leaf(op.module, leaves)
+        leaf = leaf_of(op.module, leaves)
         if leaf:
             if leaf != previous:
                 modules.append((NodeKind.MODULE, leaf, []))
@@ -364,13 +321,6 @@ def _group(
     if constant_ops:
         groups.append((NodeKind.CONSTANT, "", constant_ops))
     return sorted(groups, key=lambda group: group[2][0])
-
-
-def _leaf(module: str, leaves: frozenset[str]) -> str:
-    """The parameter-owning module that holds ``module``, "" where there is none."""
-    while module and module not in leaves:
-        module = module.rpartition(".")[0]
-    return module
 
 
 def _components(

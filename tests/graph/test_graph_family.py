@@ -21,7 +21,9 @@ from torch.nn import functional
 from planner.errors import ModelError, RequestError
 from planner.graph.sizes import family as family_module
 from planner.graph.sizes.family import trace_family
+from planner.graph.sizes.grown import Grown
 from planner.graph.trace import trace_model
+from planner.strategy.nodes import UnitFolder
 
 CASES = {
     "gpt": lambda: example("gpt.py"),
@@ -49,6 +51,41 @@ GPT_FAMILY = trace_family(example("gpt.py"), dtype="float32")
 def test_gpt_at_any_size_equals_a_fresh_trace(size):
     fresh = trace_model(example("gpt.py"), microbatch_size=size, dtype="float32")
     assert GPT_FAMILY.at(size) == fresh
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_sizes_have_in_common_is_that_of_fresh_traces(case):
+    family = trace_family(CASES[case](), dtype="float32")
+    for size in (8, 5):  # what is known of the first is taken for the second
+        graph = family.at(size)
+        fresh = trace_model(CASES[case](), microbatch_size=size, dtype="float32")
+        for name in family_module._OF_NO_SIZE:
+            assert getattr(graph, name) == getattr(fresh, name)
+        folders = [
+            UnitFolder(each, UnitFolder(family.at(8)) if each is graph else None)
+            for each in (graph, fresh)
+        ]
+        one, other = ([folder.fold(unit) for unit in graph.units] for folder in folders)
+        assert one == other
+
+
+def test_items_are_grown_where_they_are_read():
+    grown = []
+
+    def grow(item, growth):
+        grown.append(item)
+        return item + growth
+
+    items = Grown((1, 2, 3, 4), {1: 10, 3: 20}, grow)
+    assert (items[3], items[-1], items[0]) == (24, 24, 1)
+    assert grown == [4]
+    assert items[1:] == (12, 3, 24)
+    every = (1, 12, 3, 24)
+    assert items == every
+    assert every == items
+    assert items != (1, 12, 3)
+    assert items != (1, 12, 3, 25)
+    assert grown == [4, 2]
 
 
 def test_sizes_above_the_traced_ones_run_no_model(monkeypatch):

@@ -1,6 +1,6 @@
 """One recorded training step as immutable data, before it is divided into units."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.graph.loading.hints import Hint
@@ -52,9 +52,9 @@ class Recording:
     dtype: str = ""
     microbatch_size: int
     tokens_per_sample: int
-    storages: tuple[Storage, ...]
-    values: tuple[TensorValue, ...]
-    ops: tuple[OpNode, ...]
+    storages: Sequence[Storage]
+    values: Sequence[TensorValue]
+    ops: Sequence[OpNode]
     parameters: tuple[Parameter, ...]
     calls: tuple[ModuleCall, ...]
     """Calls of modules in the forward pass, in the order in which they begin."""

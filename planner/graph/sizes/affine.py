@@ -5,9 +5,11 @@ part to the parameters. Two recordings fix the affine function of every integer.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.graph.operator_graph import OpNode, Storage, TensorValue
 from planner.graph.recording.recording import Recording
+from planner.graph.sizes.grown import Grown
 
 
 class NotAffineError(Exception):
@@ -54,21 +56,13 @@ class AffineSteps:
     def at(self, microbatch_size: int) -> Recording:
         """Evaluate the step at a microbatch size; what does not grow is shared."""
         steps = microbatch_size - self.low.microbatch_size
-        values = list(self.low.values)
-        for position, shape_delta in self._shapes.items():
-            values[position] = _grown_value(values[position], shape_delta, steps)
-        storages = list(self.low.storages)
-        for position, delta in self._sizes.items():
-            storages[position] = _grown_storage(storages[position], delta * steps)
-        ops = list(self.low.ops)
-        for position, growth in self._ops.items():
-            ops[position] = _grown_op(ops[position], growth, steps)
+        low = self.low
         return replace(
-            self.low,
+            low,
             microbatch_size=microbatch_size,
-            values=tuple(values),
-            storages=tuple(storages),
-            ops=tuple(ops),
+            values=Grown(low.values, self._shapes, partial(_grown_value, steps=steps)),
+            storages=Grown(low.storages, self._sizes, partial(_grown_storage, steps=steps)),
+            ops=Grown(low.ops, self._ops, partial(_grown_op, steps=steps)),
         )
 
     @property
@@ -202,10 +196,10 @@ def _grown_value(value: TensorValue, delta: tuple[int, ...], steps: int) -> Tens
     )
 
 
-def _grown_storage(storage: Storage, growth_bytes: int) -> Storage:
+def _grown_storage(storage: Storage, growth_bytes: int, steps: int) -> Storage:
     return Storage(
         id=storage.id,
-        size_bytes=storage.size_bytes + growth_bytes,
+        size_bytes=storage.size_bytes + growth_bytes * steps,
         kind=storage.kind,
         name=storage.name,
         gradient_of=storage.gradient_of,

@@ -7,6 +7,7 @@ There are sizes that a model refuses: batch normalisation of single vectors need
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from planner.errors import ModelError, RequestError
 from planner.graph.division.structure import structure_hashes
@@ -21,6 +22,12 @@ from planner.graph.trial import LayoutTrial
 
 _FIRST_SIZES = (1, 2, 4, 8)
 """Microbatches among which is the smallest that a model runs with."""
+
+_OF_NO_SIZE = (
+    *("parameter_gradients", "parametric_values", "saved_storages", "table_storages"),
+    *("unit_of_op", "unit_of_storage", "whole_gradients"),
+)
+"""What a graph tells of its wiring alone, which is read off one graph for all sizes."""
 
 
 class GraphFamily:
@@ -141,7 +148,11 @@ class GraphFamily:
         if not self.evaluates(microbatch_size):
             return assemble(recording, find_layout(recording))
         assert self._layout is not None, "an affine family has a layout"
-        return assemble(recording, self._layout, self._classes)
+        graph = assemble(recording, self._layout, self._classes)
+        alike = (known for size, known in self._graphs.items() if self.evaluates(size))
+        for known in islice(alike, 1):
+            vars(graph).update({name: getattr(known, name) for name in _OF_NO_SIZE})
+        return graph
 
     def _record(self, microbatch_size: int) -> Recording:
         recording = self._recordings.get(microbatch_size)
