@@ -209,7 +209,7 @@ ORDERS = {
         ("source",),
         ("expected", "model_files", "reads"),
         ("imports",),
-        ("emit",),
+        ("emit", "kernels"),
         ("trial",),
         ("files",),
     ),
@@ -301,7 +301,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
-        *("codegen/trial.py", "validation/pricing/models.py"),
+        *("codegen/kernels.py", "codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
