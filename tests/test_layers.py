@@ -40,7 +40,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
-        ("unread",),
+        ("answers", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "streams"),
@@ -98,7 +98,8 @@ ORDERS = {
     "graph/loading": (
         ("batch", "fixed_seed", "hf_model", "hints", "own_place", "packed_sequences"),
         ("source", "user_module"),
-        ("devices", "user_code"),
+        ("stray_tensors", "user_code"),
+        ("devices",),
         ("build",),
         ("loaded_model",),
         ("hf_load",),
