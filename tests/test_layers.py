@@ -40,7 +40,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
-        ("unread",),
+        ("answers", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "streams"),
@@ -98,7 +98,8 @@ ORDERS = {
     "graph/loading": (
         ("batch", "fixed_seed", "hf_model", "hints", "own_place", "packed_sequences"),
         ("source", "user_module"),
-        ("devices", "user_code"),
+        ("stray_tensors", "user_code"),
+        ("devices",),
         ("build",),
         ("loaded_model",),
         ("hf_load",),
@@ -210,7 +211,7 @@ ORDERS = {
         ("source",),
         ("expected", "model_files", "reads"),
         ("imports",),
-        ("emit",),
+        ("emit", "kernels"),
         ("trial",),
         ("files",),
     ),
@@ -302,7 +303,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
-        *("codegen/trial.py", "validation/pricing/models.py"),
+        *("codegen/kernels.py", "codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},
