@@ -168,7 +168,7 @@ ORDERS = {
     "plan": (
         ("types",),
         ("layout_rules", "price_rules", "record"),
-        ("model_rules",),
+        ("draws", "model_rules"),
         ("verify",),
         ("serialize",),
         ("saved_model",),

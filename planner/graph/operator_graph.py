@@ -273,6 +273,8 @@ class OperatorGraph:
     """Compute dtype: "bfloat16"."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "model.py:57"; "" where none does."""
+    draws: tuple[tuple[int, str], ...] = ()
+    """Forward ops that draw random numbers, and the line of each with its code."""
     notes: tuple[str, ...] = ()
     """What the trace assumed about data, and what it could not take as it is, in sentences."""
 

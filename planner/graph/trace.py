@@ -215,6 +215,7 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         data_reads=recorder.data.answered,
         decisions=tuple(recorder.data.decisions),
         counting_ops=tuple(recorder.data.counting_ops),
+        draws=tuple(recorder.draws),
         called_again=tuple(recorder.called_again),
     )
 
