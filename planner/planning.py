@@ -205,10 +205,10 @@ class TracedModel:
         """Warn of random draws that the plan changes."""
         from planner.plan.draws import draw_warnings
 
-        if request.framework is not None:
+        if request.framework is not None or not self.graphs.smallest.draws:
             return ()
-        on_cpus = machine.cluster.host_is_device
-        return draw_warnings(plan, self.graphs.smallest, rows, on_cpus=on_cpus)
+        graph, on_cpus = self.graphs.at(plan.microbatch_size), machine.cluster.host_is_device
+        return draw_warnings(plan, graph, rows, on_cpus=on_cpus)
 
     def _searched(
         self, request: PlanRequest, machine: Machine, fixed: Mapping[str, str]
