@@ -205,7 +205,7 @@ class TracedModel:
         """Warn of random draws that the plan changes."""
         from planner.plan.draws import draw_warnings
 
-        if request.framework is not None or not self.graphs.smallest.draws:
+        if request.framework is not None:
             return ()
         graph, on_cpus = self.graphs.at(plan.microbatch_size), machine.cluster.host_is_device
         return draw_warnings(plan, graph, rows, on_cpus=on_cpus)

@@ -20,7 +20,7 @@ def draw_warnings(
 
     Args:
         plan: The plan.
-        graph: Its model at its microbatch size.
+        graph: Its model, at the plan's microbatch size.
         rows: The plan's forward ops.
         on_cpus: Whether ranks run on CPUs.
     """

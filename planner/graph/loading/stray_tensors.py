@@ -9,7 +9,12 @@ from torch import Tensor
 from planner.graph import torch_private
 from planner.graph.loading.source import UserLine, lines_of_stack
 
-_MOVING = frozenset({"__getitem__", "__setitem__", "copy_", "cuda", "type_as"})
+_MOVING = frozenset(
+    {
+        *("__getitem__", "__setitem__", "copy_", "cuda", "index_put", "index_put_", "type_as"),
+        *("_pack_padded_sequence", "_pad_packed_sequence", "ctc_loss", "tensor_split"),
+    }
+)
 """Functions that take a tensor on the host beside one on a GPU."""
 
 _OF_SHAPE = frozenset({"expand_as", "reshape_as", "view_as"})
