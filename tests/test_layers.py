@@ -222,7 +222,8 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("fake_world", "known_reads", "script_rank", "trained", "workers"),
+        ("failures", "fake_world", "known_reads", "script_rank"),
+        ("trained", "workers"),
         ("share", "watch"),
         ("check", "rank_run", "share_run"),
         ("document",),
