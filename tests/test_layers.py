@@ -40,7 +40,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
-        ("answers", "unread"),
+        ("unread",),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "streams"),
@@ -98,8 +98,7 @@ ORDERS = {
     "graph/loading": (
         ("batch", "fixed_seed", "hf_model", "hints", "own_place", "packed_sequences"),
         ("source", "user_module"),
-        ("stray_tensors", "user_code"),
-        ("devices",),
+        ("devices", "user_code"),
         ("build",),
         ("loaded_model",),
         ("hf_load",),
@@ -168,7 +167,7 @@ ORDERS = {
     "plan": (
         ("types",),
         ("layout_rules", "price_rules", "record"),
-        ("draws", "model_rules"),
+        ("model_rules",),
         ("verify",),
         ("serialize",),
         ("saved_model",),
@@ -211,7 +210,7 @@ ORDERS = {
         ("source",),
         ("expected", "model_files", "reads"),
         ("imports",),
-        ("emit", "kernels"),
+        ("emit",),
         ("trial",),
         ("files",),
     ),
@@ -222,8 +221,7 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("failures", "fake_world", "known_reads", "script_rank"),
-        ("trained", "workers"),
+        ("fake_world", "known_reads", "script_rank", "trained", "workers"),
         ("share", "watch"),
         ("check", "rank_run", "share_run"),
         ("document",),
@@ -304,7 +302,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
-        *("codegen/kernels.py", "codegen/trial.py", "validation/pricing/models.py"),
+        *("codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

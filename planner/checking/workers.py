@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from planner.checking.failures import failure
+from planner.errors import CheckError
 from planner.plan.types import Plan
 
 Job: TypeAlias = tuple[int, int]
@@ -68,13 +68,14 @@ class Workers:
         for answer in answers:
             if "error" in answer:
                 rank = answer["job"].partition(":")[0]
-                raise failure(
-                    f"the script does not run, on rank {rank}: {answer['error']}", answer["trace"]
+                raise CheckError(
+                    f"the script does not run, on rank {rank}: {answer['error']}",
+                    hint=answer["trace"],
                 )
         if len(answers) < len(jobs):
-            raise failure(
+            raise CheckError(
                 f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
-                done.stderr,
+                hint=done.stderr[-2000:],
             )
         return dict(zip(jobs, answers, strict=True))
 
