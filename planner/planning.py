@@ -3,7 +3,7 @@
 A model is traced once for all requests on it that have its sequence length and dtype.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,7 @@ from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints
 from planner.model_argument import ModelObject, load_argument
-from planner.plan.record import ModelSummary, PlanRecord
+from planner.plan.record import ModelSummary, OpRow, PlanRecord
 from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
 from planner.request import PlanRequest
@@ -191,8 +191,24 @@ class TracedModel:
             cluster=machine.cluster,
             outcome=outcome,
             **rows,
-            warnings=(*trace_warnings(self.graphs.smallest), *_steering(outcome.best), *notes),
+            warnings=(
+                *trace_warnings(self.graphs.smallest),
+                *_steering(outcome.best),
+                *self._drawn(request, machine, outcome.best, rows["op_rows"]),
+                *notes,
+            ),
         )
+
+    def _drawn(
+        self, request: PlanRequest, machine: Machine, plan: "Plan", rows: Sequence[OpRow]
+    ) -> tuple[str, ...]:
+        """Warn of random draws that the plan changes."""
+        from planner.plan.draws import draw_warnings
+
+        if request.framework is not None:
+            return ()
+        graph, on_cpus = self.graphs.at(plan.microbatch_size), machine.cluster.host_is_device
+        return draw_warnings(plan, graph, rows, on_cpus=on_cpus)
 
     def _searched(
         self, request: PlanRequest, machine: Machine, fixed: Mapping[str, str]

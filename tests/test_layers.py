@@ -40,7 +40,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
-        ("unread",),
+        ("answers", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "streams"),
@@ -98,7 +98,8 @@ ORDERS = {
     "graph/loading": (
         ("batch", "fixed_seed", "hf_model", "hints", "own_place", "packed_sequences"),
         ("source", "user_module"),
-        ("devices", "user_code"),
+        ("stray_tensors", "user_code"),
+        ("devices",),
         ("build",),
         ("loaded_model",),
         ("hf_load",),
@@ -167,7 +168,7 @@ ORDERS = {
     "plan": (
         ("types",),
         ("layout_rules", "price_rules", "record"),
-        ("model_rules",),
+        ("draws", "model_rules"),
         ("verify",),
         ("serialize",),
         ("saved_model",),
@@ -210,7 +211,7 @@ ORDERS = {
         ("source",),
         ("expected", "model_files", "reads"),
         ("imports",),
-        ("emit",),
+        ("emit", "kernels"),
         ("trial",),
         ("files",),
     ),
@@ -221,7 +222,8 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("fake_world", "known_reads", "script_rank", "trained", "workers"),
+        ("failures", "fake_world", "known_reads", "script_rank"),
+        ("trained", "workers"),
         ("share", "watch"),
         ("check", "rank_run", "share_run"),
         ("document",),
@@ -302,7 +304,7 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
-        *("codegen/trial.py", "validation/pricing/models.py"),
+        *("codegen/kernels.py", "codegen/trial.py", "validation/pricing/models.py"),
     },
     "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from planner.runtime.known_data import NUMBER_READS, DataRead, KnownData
+from planner.runtime.answers import NUMBER_READS
+from planner.runtime.known_data import DataRead, KnownData
 from planner.runtime.trees import Args, Function, Kwargs, Tree
 
 _TORCH = str(Path(torch.__file__).parent)

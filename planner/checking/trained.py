@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from planner.errors import CheckError, RequestError
+from planner.checking.failures import script_failure
+from planner.errors import RequestError
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
 from planner.units import format_bytes, format_count
@@ -111,9 +112,6 @@ def _losses(words: list[str], log: Path) -> tuple[float, ...]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
-        raise CheckError(
-            f"the script ended with code {done.returncode} on {words[-4:]}",
-            hint=done.stderr[-2000:],
-        )
+        raise script_failure(done.stdout + done.stderr, code=done.returncode)
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     return tuple(row["loss"] for row in rows if "loss" in row)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from planner.errors import CheckError
+from planner.checking.failures import failure
 from planner.plan.types import Plan
 
 Job: TypeAlias = tuple[int, int]
@@ -68,14 +68,13 @@ class Workers:
         for answer in answers:
             if "error" in answer:
                 rank = answer["job"].partition(":")[0]
-                raise CheckError(
-                    f"the script does not run, on rank {rank}: {answer['error']}",
-                    hint=answer["trace"],
+                raise failure(
+                    f"the script does not run, on rank {rank}: {answer['error']}", answer["trace"]
                 )
         if len(answers) < len(jobs):
-            raise CheckError(
+            raise failure(
                 f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
-                hint=done.stderr[-2000:],
+                done.stderr,
             )
         return dict(zip(jobs, answers, strict=True))
 

@@ -40,7 +40,8 @@ def script_files(
     user = model_files(plan.model, folder)
     # The search has tried what is split, with all answers to reads, and no stages.
     looks = looks_at_model(plan) and (bool(plan.data_reads) or plan.degrees.pp > 1)
-    if looks or plan.compile:
+    on_cpus = cluster is not None and cluster.host_is_device
+    if looks or plan.compile or on_cpus:
         from planner.codegen.trial import ModelTrial  # imports torch
 
         trial = ModelTrial(
@@ -50,6 +51,8 @@ def script_files(
             trial.look()
         if plan.compile:
             trial.compile()
+        if on_cpus:
+            trial.kernels()
     return {
         "train.py": script,
         **_runtime_files(script),

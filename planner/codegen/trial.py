@@ -3,8 +3,8 @@
 The script of some plans runs the model once on the meta device, to see what a stage consists of. A
 model that reads data there needs the answers of its plan, and not every read can be answered. Each
 stage then runs the model's code with stand-ins for what others hold, which code may not bear that
-keeps tensors in attributes. And code of a block that torch.compile does not trace would end the
-first step.
+keeps tensors in attributes. Code of a block that torch.compile does not trace would end the first
+step, and so would a kernel that a CPU does not have.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,18 +18,19 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from planner.codegen.emit import blocks_of_stage
+from planner.codegen.kernels import KernelTrial
 from planner.errors import CodegenError
 from planner.graph.loading.loaded_model import default_dtype
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
 from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.known_data import DataRead, KnownData
-from planner.runtime.model import UserModel, user_module
+from planner.runtime.model import UserModel, run_model, user_module
 from planner.runtime.options import DTYPES
 from planner.runtime.pipeline import examples
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.stand_ins import EarlierModule
-from planner.runtime.trees import Args, Kwargs, Tree, cast_floats
+from planner.runtime.trees import Args, Kwargs, Microbatch, Tree, cast_floats
 
 
 class ModelTrial:
@@ -61,7 +62,8 @@ class ModelTrial:
             CodegenError: It does not run.
         """
         try:
-            with self._model() as (model, microbatch):
+            with self._model() as (model, user):
+                microbatch = self._microbatch(user)[0]
                 anatomy = examine(model, self._blocks, microbatch, self._dtype, self._reads)
                 stages = self._stages(model, anatomy)
         except Exception as error:  # the model's own code may raise anything
@@ -119,6 +121,25 @@ class ModelTrial:
         with KnownData(inputs, microbatch, self._reads):
             stage(*received, inputs=inputs, targets=None)
 
+    def kernels(self) -> None:
+        """Run the model once, and each function of torch that it calls on a CPU.
+
+        Raises:
+            CodegenError: A kernel does not take the dtype.
+        """
+        try:
+            with self._model() as (model, user):
+                both = self._microbatch(user)
+                inputs, targets = tree_map_only(torch.Tensor, lambda t: t.to("meta"), both)
+                inputs = cast_floats(inputs, self._dtype)
+                twin = meta_twin(model, self._dtype)
+                with KnownData((inputs, targets), both, self._reads), KernelTrial():
+                    user.loss(run_model(twin, inputs), targets)
+        except CodegenError:
+            raise
+        except Exception:  # of reads that no plan answers: nothing is known then
+            return
+
     def compile(self) -> None:
         """Trace the blocks as torch.compile does, the first of each class.
 
@@ -126,7 +147,8 @@ class ModelTrial:
             CodegenError: One is not traced in one graph.
         """
         arguments: dict[str, tuple[Args, Kwargs]] = {}
-        with self._model() as (model, microbatch):
+        with self._model() as (model, user):
+            microbatch = self._microbatch(user)[0]
             twin = meta_twin(model, self._dtype)
             first = {type(twin.get_submodule(path)): path for path in reversed(self._blocks)}
             for path in first.values():
@@ -148,8 +170,8 @@ class ModelTrial:
                     ) from error
 
     @contextmanager
-    def _model(self) -> Iterator[tuple[nn.Module, Tree]]:
-        """Build the model without weights, and the inputs of a microbatch."""
+    def _model(self) -> Iterator[tuple[nn.Module, UserModel]]:
+        """Build the model without weights."""
         model = self._plan.model
         with TemporaryDirectory() as folder, default_dtype(self._dtype):
             for name, text in self._config_files.items():
@@ -163,7 +185,11 @@ class ModelTrial:
             )
             with parameters_on_meta():
                 built = getattr(user_module(user), user.factory)()
-            yield built, user.example_batch(self._plan.microbatch_size)[0]
+            yield built, user
+
+    def _microbatch(self, user: UserModel) -> Microbatch:
+        """Inputs and targets of a microbatch."""
+        return user.example_batch(self._plan.microbatch_size)
 
 
 def _spec(plan: Plan, stage: StagePlan) -> StageSpec:

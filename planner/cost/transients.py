@@ -173,22 +173,30 @@ class Transients:
     def reduced_bytes(self, index: int) -> int:
         """What FSDP has of a block's gradients in each backward, where it reduces in each.
 
-        The whole gradients in the compute dtype, and the input of the reduction before, which it
-        holds until the next begins; experts that ranks share are reduced apart. Where parameters
+        The whole gradients in the compute dtype, beside the input of the reduction before, of the
+        block behind, which it holds until the next begins; then the block is no longer gathered,
+        and its own input is there. Experts that ranks share are reduced apart. Where parameters
         were gathered for all blocks, new gradients are among the transients, and a block whose
-        gradients are reduced is no longer gathered: what the input is more than that counts.
+        gradients are reduced is no longer gathered: what an input is more than that counts.
         """
         if self._pipelined or not self._is_script or not self._is_reduced:
             return 0
         if self.adds_up_gradients or index not in self._blocks:
             return 0
+        (new, own), (new_behind, behind) = map(self._reduction_bytes, (index, index + 1))
+        if not self._configuration.reshard_after_forward:
+            return max(0, own - new, behind - new_behind)
+        return max(new + behind, own)
+
+    def _reduction_bytes(self, index: int) -> tuple[int, int]:
+        """New gradients of a block, and the input of their reduction; none of other units."""
+        if index not in self._blocks:
+            return 0, 0
         unit = self._units[index]
         experts = unit.experts_gathered_bytes - unit.experts_frozen_bytes
         others = unit.gathered_bytes - unit.frozen_bytes - experts
         reduced = max(unit.experts_trained_bytes, unit.trained_bytes - unit.experts_trained_bytes)
-        if not self._configuration.reshard_after_forward:
-            return max(0, reduced - max(experts, others))
-        return reduced + max(experts, others)
+        return max(experts, others), reduced
 
     def released_bytes(self, index: int) -> int:
         """What a unit behind the blocks no longer holds when the units before it run backward.

@@ -39,7 +39,7 @@ def launch_files(cluster: ClusterSpec) -> dict[str, str]:
     Args:
         cluster: What the plan is for.
     """
-    if cluster.host_time_factor == 0:
+    if cluster.host_is_device:
         return {}
     values = {
         "planner_version": VERSION,

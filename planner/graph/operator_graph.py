@@ -273,6 +273,8 @@ class OperatorGraph:
     """Compute dtype: "bfloat16"."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "model.py:57"; "" where none does."""
+    draws: tuple[tuple[int, str], ...] = ()
+    """Forward ops that draw random numbers, and the line of each with its code."""
     notes: tuple[str, ...] = ()
     """What the trace assumed about data, and what it could not take as it is, in sentences."""
 
@@ -349,8 +351,7 @@ class OperatorGraph:
     @cached_property
     def whole_gradients(self) -> frozenset[int]:
         """Storages that hold the whole gradient of a parameter, which nothing is added to."""
-        found = {parameter.gradient for parameter in self.parameters}
-        return frozenset(storage for storage in found if storage is not None)
+        return frozenset(p.gradient for p in self.parameters if p.gradient is not None)
 
     def _is_of_parameter(self, value: int | None) -> bool:
         return value is not None and (

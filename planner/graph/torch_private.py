@@ -51,6 +51,7 @@ __all__ = [
     "are_modes_disabled",
     "autocast_ops",
     "autocast_reaches_meta",
+    "chance_argument",
     "current_node",
     "device_constructors",
     "flex_attention_kernel",
@@ -151,6 +152,18 @@ def is_pointwise(func: TorchOp) -> bool:
 def is_random(func: TorchOp) -> bool:
     """Tell whether the op draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def chance_argument(func: TorchOp) -> tuple[int, str, Any] | None:
+    """Return position, name and default of the argument by which an op draws, None for none.
+
+    It is a probability: where it is 0, nothing depends on what is drawn.
+    """
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in ("p", "dropout_p"):
+            default = argument.default_value if argument.has_default_value() else None
+            return position, argument.name, default
+    return None
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

@@ -127,7 +127,7 @@ def _run_step(
     if recorder.data.failure is not None:
         # The model's own code caught it and went another way than training does.
         raise recorder.data.failure
-    tellers = recorder.data, recorder.real_tensors, autocast, flex
+    tellers = recorder.data, recorder.real_tensors, mode.strays, autocast, flex
     notes = tuple(note for teller in tellers for note in teller.notes)
     return (*notes, *((_DRAWS,) if drew else ())), autocast.place
 
@@ -215,6 +215,7 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         data_reads=recorder.data.answered,
         decisions=tuple(recorder.data.decisions),
         counting_ops=tuple(recorder.data.counting_ops),
+        draws=tuple(recorder.draws),
         called_again=tuple(recorder.called_again),
     )
 

@@ -248,6 +248,11 @@ class ClusterSpec:
     """Provenance and source of the cluster's own numbers."""
 
     @property
+    def host_is_device(self) -> bool:
+        """Whether ranks run on CPUs."""
+        return self.host_time_factor == 0
+
+    @property
     def num_nodes(self) -> int:
         """Nodes in all; the last may not be full."""
         return -(-self.num_gpus // self.gpus_per_node)

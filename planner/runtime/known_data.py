@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from .answers import answered, is_number_in_text, positions_of_rows, unpacked
 from .trees import Args, Function, Kwargs, Tree, cast_floats, tensors_of
 
 _GROUPED_PRODUCTS = frozenset({"grouped_mm", "_grouped_mm"})
@@ -72,7 +73,7 @@ class PlannedReads(TorchFunctionMode):
     def __init__(self, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
         self._answers = {
-            (read.file, read.line): itertools.cycle(_unpacked(read.answers)) for read in reads
+            (read.file, read.line): itertools.cycle(unpacked(read.answers)) for read in reads
         }
         self._as_written = ExitStack()
 
@@ -90,21 +91,21 @@ class PlannedReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        if _is_number_in_text(func, args):
+        if is_number_in_text(func, args):
             return format(self.__torch_function__(Tensor.item, (), args[:1]), *args[1:])
         return self._run(func, func, args, kwargs or {})
 
     def _run(self, run: Function, func: Function, args: Args, kwargs: Kwargs) -> Tree:
         """Call what runs a function, and answer where that needs data."""
         if getattr(func, "__name__", "") == "__setitem__":
-            args = args[0], _positions_of_rows(*args), *args[2:]
+            args = args[0], positions_of_rows(*args), *args[2:]
         try:
             return run(*args, **kwargs)
         except RuntimeError:  # it needs data
             answers = self._answers_of_line()
             if answers is None:
                 raise
-            return _answered(func, args, kwargs, answers)
+            return answered(func, args, kwargs, answers)
 
     def _answers_of_line(self) -> Iterator[float] | None:
         """Return what the innermost line that runs now and has answers reads."""
@@ -120,6 +121,9 @@ class PlannedReads(TorchFunctionMode):
 class KnownData(PlannedReads):
     """Answers what a model asks of data on the meta device: by constants and inputs, or as planned.
 
+    Tensors that code makes or brings on the CPU stand beside those of the device, as where that is
+    the CPU: they are put on the meta device, their data known.
+
     It notes how each tensor without a parameter behind it is made, and runs that on the CPU when
     the model asks for its data. What changes a tensor in place makes other data of it; views that
     were taken before are not known any more.
@@ -128,6 +132,7 @@ class KnownData(PlannedReads):
     def __init__(self, on_meta: Tree, real: Tree, reads: Sequence[DataRead] = ()) -> None:
         super().__init__(reads)
         self._known: dict[tuple[int, int], tuple[Tensor, _Made]] = {}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         for tensor, data in zip(tensors_of(on_meta), tensors_of(real), strict=True):
             if not tensor.is_floating_point():
                 self._know(tensor, data.detach)
@@ -135,9 +140,9 @@ class KnownData(PlannedReads):
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        if _is_number_in_text(func, args):
+        if is_number_in_text(func, args):
             return super().__torch_function__(func, types, args)
-        kwargs = kwargs or {}
+        args, kwargs = self._on_one_device(args, kwargs or {})
         if getattr(func, "__name__", "") in ("__getitem__", "__setitem__"):
             args = args[0], self._with_positions(args[1]), *args[2:]
         tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
@@ -152,8 +157,10 @@ class KnownData(PlannedReads):
         versions = [tensor._version for tensor in tensors]
         try:
             output = func(*args, **kwargs)
-        except RuntimeError:  # it needs data
+        except (RuntimeError, TypeError):  # it needs data
             return tree_map_only(Tensor, self._known_meta, made.output())
+        if not tensors_of((args, kwargs)):
+            output = tree_map_only(Tensor, self._twin, output)
         for tensor, version in zip(tensors, versions, strict=True):
             if tensor._version != version:
                 made.changed.add(id(tensor))
@@ -162,6 +169,21 @@ class KnownData(PlannedReads):
             if tensor.is_meta and self._key(tensor) not in self._known:
                 self._know(tensor, functools.partial(made.tensor, position))
         return output
+
+    def _on_one_device(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Put tensors with data on the meta device where others of a call are there."""
+        if not any(tensor.is_meta for tensor in tensors_of((args, kwargs))):
+            return args, kwargs
+        both: tuple[Args, Kwargs] = tree_map_only(Tensor, self._twin, (args, kwargs))
+        return both
+
+    def _twin(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the meta device for one with data, single numbers as they are."""
+        if type(tensor) is not Tensor or tensor.is_meta or not tensor.dim():
+            return tensor
+        if id(tensor) not in self._twins:  # kept, so that no other gets its id
+            self._twins[id(tensor)] = tensor, self._known_meta(tensor)
+        return self._twins[id(tensor)][1]
 
     @staticmethod
     def _key(tensor: Tensor) -> tuple[int, int]:
@@ -251,140 +273,3 @@ class _MadeOnCpu:
             args, kwargs = tree_map(on_cpu, self._arguments)
             self._done = self._func(*args, **kwargs), data
         return self._done
-
-
-NUMBER_READS: Mapping[str, Callable[[float], object]] = {
-    "__bool__": bool,
-    "is_nonzero": bool,
-    "equal": bool,
-    "__int__": int,
-    "__index__": int,
-    "__float__": float,
-}
-"""Functions that read one number, and its type."""
-
-
-def _is_number_in_text(func: Function, args: Args) -> bool:
-    """Tell whether a whole number is written into text, of which names are made."""
-    if getattr(func, "__name__", "") != "__format__":
-        return False
-    return args[0].dim() == 0 and not args[0].is_floating_point()
-
-
-def _unpacked(answers: Sequence[tuple[float, int]]) -> list[float]:
-    return [value for value, times in answers for _ in range(times)]
-
-
-def _answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[float]) -> Tree:
-    """Return what a function gives that reads data, from the next answers of its line.
-
-    Raises:
-        RuntimeError: It is no function whose result the answers tell.
-    """
-    name, source = getattr(func, "__name__", ""), args[0]
-    if name in NUMBER_READS:
-        return NUMBER_READS[name](next(answers))
-    if name == "item":
-        answer = next(answers)
-        if source.dtype is torch.bool:
-            return bool(answer)
-        return answer if source.is_floating_point() else int(answer)
-    if (
-        name in ("nonzero", "where", "argwhere")
-        and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1
-    ):
-        size = int(next(answers))
-        if name == "where" or kwargs.get("as_tuple"):
-            return _positions(size, source, source.dim())
-        return torch.empty((size, source.dim()), dtype=torch.long, device=source.device)
-    if name == "tolist":
-        return _listed([next(answers) for _ in range(source.numel())], source)
-    if name in _SIZED:
-        return _SIZED[name](int(next(answers)), source, *args[1:], **kwargs)
-    if name == "__getitem__":
-        places: list[Tree] = []
-        for index in args[1] if isinstance(args[1], tuple) else (args[1],):
-            is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
-            places += _positions(int(next(answers)), index, index.dim()) if is_mask else [index]
-        return func(source, tuple(places))
-    raise RuntimeError(f"{name} reads data that neither the plan nor the model's inputs tell")
-
-
-def _selected(size: int, of: Tensor, *_: Tree, **__: Tree) -> Tensor:
-    """Return what ``masked_select`` gives of so many elements."""
-    return torch.empty(size, dtype=of.dtype, device=of.device)
-
-
-def _counts(
-    size: int, of: Tensor, weights: Tensor | None = None, minlength: int = 0, **_: Tree
-) -> Tensor:
-    """Return what ``bincount`` gives of so many bins."""
-    dtype = torch.long
-    if weights is not None:
-        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return torch.empty(size, dtype=dtype, device=of.device)
-
-
-def _repeated(
-    size: int, of: Tensor, repeats: Tensor | None = None, dim: int | None = None, **_: Tree
-) -> Tensor:
-    """Return what ``repeat_interleave`` gives: so many positions, or elements at them."""
-    (positions,) = _positions(size, of, 1)
-    if repeats is None:
-        return positions
-    return of.flatten()[positions] if dim is None else of.index_select(dim, positions)
-
-
-def _distinct(
-    size: int,
-    of: Tensor,
-    *,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-    **_: Tree,
-) -> Tree:
-    """Return what ``unique`` gives where so many are distinct."""
-    (positions,) = _positions(size, of, 1)
-    values = of.flatten()[positions] if dim is None else of.index_select(dim, positions)
-    whole = of.shape if dim is None else (of.shape[dim],)
-    found = [values.detach()]
-    if return_inverse:
-        found.append(torch.empty(whole, dtype=torch.long, device=of.device))
-    if return_counts:
-        found.append(positions)
-    return tuple(found) if len(found) > 1 else found[0]
-
-
-_SIZED: Mapping[str, Callable[..., Tree]] = {
-    "masked_select": _selected,
-    "bincount": _counts,
-    "repeat_interleave": _repeated,
-    "unique": _distinct,
-    "unique_consecutive": _distinct,
-}
-"""What functions give whose first size the answer is."""
-
-
-def _listed(numbers: Sequence[float], source: Tensor) -> Tree:
-    """Return numbers as the nested lists of a tensor of this shape."""
-    return torch.tensor(numbers, dtype=source.dtype, device="cpu").view(source.shape).tolist()
-
-
-def _positions_of_rows(changed: Tensor, index: Tree, rows: Tree) -> Tree:
-    """Say by positions what a mask chooses to get rows: backward would look for them in its data.
-
-    There are as many as rows are given, or as the mask has elements where all get the same.
-    """
-    first, *rest = index if isinstance(index, tuple) else (index,)
-    is_mask = isinstance(first, Tensor) and first.dtype is torch.bool
-    has_data = type(first) is Tensor and not first.is_meta  # other types are fake tensors
-    if not is_mask or has_data or not isinstance(rows, Tensor):
-        return index
-    one_each = rows.dim() == changed.dim() - first.dim() + 1
-    size = rows.shape[0] if one_each and rows.shape[0] != 1 else first.numel()
-    return (*_positions(size, first, first.dim()), *rest)
-
-
-def _positions(size: int, of: Tensor, dims: int) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(size, dtype=torch.long, device=of.device) for _ in range(dims))

@@ -21,6 +21,8 @@ from planner.search.fronts import (
     Front,
     FrontCache,
     Group,
+    Highest,
+    Kind,
     alike,
     in_order,
     joined,
@@ -172,6 +174,7 @@ class ColumnMaker:
         """Recomputations to choose from."""
         self._last = len(table.units) - 1
         self._has_tied = bool(table.model.tied)
+        self._by_kind: dict[int, Highest] = {}
         self._divides = table.configuration.divides_backward
         self._fronts = known.fronts
         self._groups = known.groups
@@ -309,20 +312,24 @@ class ColumnMaker:
         kinds = dict.fromkeys(blocks, kind)
         return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
 
-    def _alike_blocks(self, first: int, end: int) -> dict[tuple[str, bool, int], list[int]]:
-        """Blocks of a run by what tells them apart.
-
-        Their structure; whether they are the model's first, behind which nothing hides; and
-        ``Transients.joined_bytes``.
-        """
-        start, transients = self.table.model.blocks.start, self.table.memory.transients
-        blocks: dict[tuple[str, bool, int], list[int]] = {}
+    def _alike_blocks(self, first: int, end: int) -> dict[Kind, list[int]]:
+        """Blocks of a run by what tells them apart."""
+        transients, start = self.table.memory.transients, self.table.model.blocks.start
+        blocks: dict[Kind, list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
-                joined = transients.joined_bytes(index, first, end) if self._has_tied else 0
-                key = self.table.units[index].structure, index == start, joined
-                blocks.setdefault(key, []).append(index)
+                highest = self._highest(index)
+                if self._has_tied and (more := transients.joined_bytes(index, first, end)):
+                    highest = tuple((begin + more, late) for begin, late in highest)
+                kind = self.table.units[index].structure, index == start, highest
+                blocks.setdefault(kind, []).append(index)
         return blocks
+
+    def _highest(self, index: int) -> Highest:
+        """``Transients.by_kind``, looked up once for each unit."""
+        if index not in self._by_kind:
+            self._by_kind[index] = self.table.memory.transients.by_kind(index)
+        return self._by_kind[index]
 
     def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first.
@@ -331,11 +338,7 @@ class ColumnMaker:
         differ, runs that begin with the same one have all but the last in common.
         """
         blocks = self._alike_blocks(first, end)
-        highest = self.table.memory.transients.by_kind
-        key = tuple(
-            (name, is_first, tuple((begin + more, late) for begin, late in highest(at[0])), len(at))
-            for (name, is_first, more), at in blocks.items()
-        )
+        key = tuple((kind, len(at)) for kind, at in blocks.items())
         known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
         front = self._fronts[key[:known]] if known else NO_BLOCKS
         for at in range(known, len(key)):
@@ -358,7 +361,7 @@ class ColumnMaker:
 
     def _alike(self, index: int, group: Group) -> Front:
         """Time and memory of alike blocks, for the counts of each kind worth it."""
-        unit, (_, _, highest, number) = self.table.units[index], group
+        unit, ((_, _, highest), number) = self.table.units[index], group
         return alike(
             number,
             seconds=[self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS],

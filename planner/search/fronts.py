@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from planner.vocabulary import RECOMPUTATIONS
 
-Group = tuple[str, bool, tuple[tuple[int, int], ...], int]
-"""Alike blocks of a run: their structure, whether they are the model's first, their transients by
-recomputation when a backward starts and when it ends, and how many they are."""
+Highest = tuple[tuple[int, int], ...]
+"""Highest transients by recomputation, when a backward starts and when it ends."""
+Kind = tuple[str, bool, Highest]
+"""What tells blocks of a run apart: their structure, whether they are the model's first, behind
+which nothing hides, and their transients."""
+Group = tuple[Kind, int]
+"""Alike blocks of a run, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from planner.checking.check import (
     check_plan,
     checked_microbatches,
 )
+from planner.checking.failures import script_failure
 from planner.cli.main import run
 from planner.errors import CheckError, RequestError
 from planner.strategy.schedules import microbatches_per_round, schedule_rule
@@ -256,6 +257,50 @@ def test_a_small_plan_trains_as_one_process(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "losses are those of one process" in out
     assert "DIFFERS" not in out
+
+
+FAILING = """
+import os
+
+import torch
+from torch import nn
+
+
+class Failing(nn.Linear):
+    def forward(self, x):
+        if os.environ.get("LOCAL_RANK") == "1":
+            raise ValueError("a part is missing")
+        return super().forward(x)
+
+
+def build_model():
+    return nn.Sequential(*(Failing(8, 8) for _ in range(4)))
+
+
+def example_batch(microbatch_size):
+    return torch.randn(microbatch_size, 8), torch.randn(microbatch_size, 8)
+
+
+loss_fn = nn.functional.mse_loss
+"""
+
+
+@pytest.mark.run
+def test_of_a_script_that_fails_one_line_is_shown_and_the_rest_kept(tmp_path, capsys):
+    (tmp_path / "failing.py").write_text(FAILING)
+    folder = save(tmp_path / "plan", tmp_path / "failing.py", gpus=2, fix={"dp_shard": 2})
+    assert run(["check", str(folder), "--run"]) == 9
+    error, kept = capsys.readouterr().err.strip().splitlines()
+    assert error == "error: the script failed on rank 1: ValueError: a part is missing"
+    log = Path(kept.removeprefix("All that it printed is in "))
+    assert "Traceback" in log.read_text()
+    log.unlink()
+
+
+def test_what_a_script_refuses_is_shown_without_its_name():
+    refused = script_failure("train.py: error: --steps 0: no steps\n", code=2)
+    assert str(refused).startswith("the script refused to run: --steps 0: no steps\n")
+    Path(str(refused).split()[-1]).unlink()
 
 
 def test_what_is_too_large_to_run_here_is_said(split, tmp_path):

@@ -162,6 +162,17 @@ def test_a_tensor_on_the_cpu_among_the_models_own_is_told():
     assert {value.shape for value in graph.values} >= {(2, 8)}
 
 
+def test_a_tensor_made_without_a_device_is_told_where_it_meets_the_models_own():
+    def forward(self, x):
+        made = torch.ones(8).mul(2)
+        fine = torch.ones(8).to(x.device) + torch.ones(8, device=x.device)
+        return self.linear(x) * made + fine + x[torch.arange(2)] + torch.tensor(1.0)
+
+    (note,) = trace(forward).notes
+    assert note.startswith(f"{line_of(forward, 1)} (`made = torch.ones(8).mul(2)`) makes")
+    assert "device=x.device" in note
+
+
 def test_listed_positions_are_known():
     def forward(self, x, n):
         ends = n[:, [-1, 0]]

@@ -79,6 +79,21 @@ def test_draws_are_what_the_plan_says(where):
             bool(torch.rand((), **where) < 2)
 
 
+KEPT = torch.tensor([1.0, 0.0])
+
+
+def test_tensors_of_the_cpu_stand_beside_those_of_the_device():
+    _, mode = known()
+    with mode:
+        x = torch.empty(2, 2, device=META)
+        assert (x * torch.ones(2, 2).tril() + KEPT).is_meta
+        positions = torch.arange(3)
+        positions[0] = 5
+        assert positions.tolist() == [5, 1, 2]
+        assert torch.arange(3).numpy().sum() == 3
+        assert bool((KEPT + torch.zeros(2, device=META)).any())
+
+
 def test_a_known_mask_chooses_of_unknown_data():
     tokens, mode = known()
     with mode:

@@ -28,9 +28,6 @@ from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, Storag
 from planner.graph.recording.known_values import SHAPE_ONLY_OPS
 from planner.graph.recording.recording import ModuleCall, Recording
 
-RANDOM_OPS = frozenset({"native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "normal_"})
-"""Ops that give another result when they are computed again."""
-
 _TOLD_BY_DATA = (StorageKind.INPUT, StorageKind.PARAMETER)
 
 
@@ -90,6 +87,7 @@ class _CutFinder:
         self._calls = calls
         self._forward = [op for op in recording.ops if op.phase is Phase.FORWARD]
         self._producer = {value: op for op in self._forward for value in op.outputs}
+        self._drawing = {op for op, _ in recording.draws}
         self._inside = {op for call in calls for op in range(call.first_op, call.end_op)}
         self._last_use: dict[int, int] = {}
         """Last forward op that reads each value."""
@@ -135,7 +133,7 @@ class _CutFinder:
         }
         for op in self._forward:
             depends = any(value in bound for value in op.inputs)
-            if op.id in self._inside or depends or op.name in RANDOM_OPS:
+            if op.id in self._inside or depends or op.id in self._drawing:
                 bound.update(op.outputs)
         return bound
 
@@ -178,7 +176,7 @@ class _CutFinder:
             if self._recording.storages[value.storage].kind in _TOLD_BY_DATA
         }
         for op in self._forward:
-            if op.name in RANDOM_OPS or (
+            if op.id in self._drawing or (
                 op.name not in SHAPE_ONLY_OPS and not found.isdisjoint(op.inputs)
             ):
                 found.update(op.outputs)
@@ -309,7 +307,7 @@ class _CutFinder:
         if op is None:
             name = self._recording.storages[tensor.storage].name
             raise _NotCarriedError(f"what crosses it is computed from {name or 'a parameter'}")
-        if op.id in self._inside or op.name in RANDOM_OPS or self._is_replaced(op.module):
+        if op.id in self._inside or op.id in self._drawing or self._is_replaced(op.module):
             raise _NotCarriedError(
                 f"a tensor of shape {tensor.shape} crosses it that {op.name} makes inside of"
                 f" {op.module or 'the forward of the model'}"

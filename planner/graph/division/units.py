@@ -219,6 +219,7 @@ def assemble(
         refused_cuts=layout.refused_cuts,
         no_cut_reason=layout.no_cut_reason,
         autocast=recording.autocast,
+        draws=recording.draws,
         notes=recording.notes,
     )
 

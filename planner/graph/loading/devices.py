@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from planner.graph import torch_private
 from planner.graph.loading.packed_sequences import packing, padding
+from planner.graph.loading.stray_tensors import StrayTensors
 
 _Result = Any
 """What a function of torch takes or returns."""
@@ -88,6 +89,7 @@ class TracingMode(DeviceMode):
             read: Returns the data of a tensor; gets the name of the function that wants it.
         """
         super().__init__("meta")
+        self.strays = StrayTensors()
         self._read = read
         self._special |= {
             torch.tensor: self._literal(torch.tensor),
@@ -102,6 +104,21 @@ class TracingMode(DeviceMode):
             torch_private.pack_padded_sequence: packing(self._real),
             torch_private.pad_packed_sequence: padding(self._real),
         }
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> _Result:
+        """Call a function on the meta device, and follow what would lie on the host."""
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func not in self.factories:
+            self.strays.used(func, args, kwargs or {}, result)
+        elif func not in _LITERALS and (kwargs or {}).get("device") is None:
+            self.strays.made(result)
+        return result
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:

@@ -57,6 +57,8 @@ class OpKind:
     """The shapes of its results depend on data."""
     one_dtype: bool
     """Its kernel takes tensors of one element type only."""
+    is_random: bool
+    """It draws random numbers, or may."""
     is_fresh: bool
     """Its results are new memory that depends on nothing but the shapes of its arguments."""
 
@@ -73,8 +75,19 @@ def op_kind(func: TorchOp) -> OpKind:
         written=written,
         dynamic=torch_private.has_dynamic_output(func),
         one_dtype=name in OPS_OF_ONE_DTYPE,
+        is_random=torch_private.is_random(func),
         is_fresh=func.namespace in ("aten", "planner") and not (is_view or written),
     )
+
+
+def draws(func: TorchOp, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Tell whether what a random op draws has a say: attention without dropout draws nothing."""
+    chance = torch_private.chance_argument(func)
+    if chance is None:
+        return True
+    position, name, default = chance
+    given = args[position] if position < len(args) else kwargs.get(name, default)
+    return isinstance(given, Tensor) or given != 0
 
 
 def written_tensors(kind: OpKind, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from planner.graph import torch_private
 from planner.graph.loading.hints import Hint
+from planner.graph.loading.source import lines_of_stack
 from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.recording import work
 from planner.graph.recording.data_reads import DataReads, has_mask
@@ -23,6 +24,7 @@ from planner.graph.recording.meta_results import MetaResults
 from planner.graph.recording.raw_op import (
     OpKind,
     RawOp,
+    draws,
     op_kind,
     plain,
     tensors_in,
@@ -67,6 +69,8 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self.real_tensors = RealTensors(self.table, self.known)
         self._gradients = Gradients(self.table)
         self.phase = Phase.FORWARD
+        self.draws: list[tuple[int, str]] = []
+        """Ops of forward that draw random numbers, and the line of each."""
         self._results = MetaResults()
         self._versions = SavedVersions()
         self.paths: dict[int, str] = {}
@@ -263,6 +267,9 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         tensors: Sequence[Tensor],
     ) -> TorchResult:
         args, kwargs = arguments
+        if kind.is_random and self.phase is Phase.FORWARD and draws(func, args, kwargs):
+            line = next(lines_of_stack(), None)
+            self.draws.append((len(self.ops), f"{line.place} ({line.code})" if line else kind.name))
         if kind.one_dtype:
             check_operands(kind.name, tensors)
         if kind.dynamic and (kind.name != "index" or has_mask(args[1])):

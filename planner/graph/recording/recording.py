@@ -76,5 +76,7 @@ class Recording:
     """What draws decide in the forward pass, in order."""
     counting_ops: tuple[int, ...] = ()
     """Ops of the forward pass of whose results data decide the sizes: constants, or a batch."""
+    draws: tuple[tuple[int, str], ...] = ()
+    """Ops of the forward pass that draw random numbers, and the line of each."""
     called_again: tuple[str, ...] = ()
     """Modules that the model itself runs again in the backward pass."""
