@@ -24,7 +24,7 @@ from planner.request_rules import (
     resolve_dtype,
     resolve_margin,
 )
-from planner.vocabulary import ORDER_SIGN
+from planner.vocabulary import ORDER_SIGN, WorkKind
 
 if TYPE_CHECKING:
     from planner.framework.spec import FrameworkSpec
@@ -107,7 +107,7 @@ class TracedModel:
                 request.model, model_object, seq_len=request.seq_len, hints=hints
             )
         with timed_phase(progress, "trace"):
-            from planner.graph.recording.work import kinds_of_work
+            from planner.graph.recording.work import kinds_of_work, work_kind
             from planner.graph.sizes.family import trace_family
 
             graphs = trace_family(loaded, dtype=dtype)
@@ -127,6 +127,7 @@ class TracedModel:
                 seq_len=loaded.seq_len,
                 num_parameters=graph.num_parameters,
                 has_scalars=not all(each.shape for each in graph.parameters),
+                has_groups=any(work_kind(op.name) is WorkKind.GROUPED for op in graph.nodes),
                 work=kinds_of_work((op.name, op.flop) for op in graph.nodes),
                 changed_buffers=changed_buffers(graph),
                 steering_buffers=buffers_that_steer(graph),

@@ -72,6 +72,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (needs.spans_nodes, ("lost_ranks", "lost_ranks_end_all")),
         (needs.is_large, ("first_weights", "build_deferred", "parameters_on_meta")),
         (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
+        (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
         (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
         (plan.compile, ("compiled", "compile_blocks")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),

@@ -24,6 +24,7 @@ from planner.graph.loading.loaded_model import default_dtype
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
 from planner.runtime.first_weights import parameters_on_meta
+from planner.runtime.float64_groups import allow_float64_groups
 from planner.runtime.known_data import DataRead, KnownData
 from planner.runtime.model import UserModel, run_model, user_module
 from planner.runtime.options import DTYPES
@@ -127,6 +128,8 @@ class ModelTrial:
         Raises:
             CodegenError: A kernel does not take the dtype.
         """
+        if self._plan.model.has_groups:
+            allow_float64_groups()
         try:
             with self._model() as (model, user):
                 both = self._microbatch(user)

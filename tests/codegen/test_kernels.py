@@ -46,12 +46,21 @@ def loss_fn(output, targets):
 GROUPED = """F.grouped_mm(
             x.flatten(0, 1), self.weight, offs=torch.tensor([8, 16], dtype=torch.int32)
         ).view_as(x)"""
+NARROW = "torch.ops.kernels_test.narrow(x)"
 NOWHERE = "torch.ops.kernels_test.doubled(x)"
 
 
-torch.library.define("kernels_test::doubled", "(Tensor x) -> Tensor")
-torch.library.impl("kernels_test::doubled", "Meta", lambda x: torch.empty_like(x))
-torch.library.register_autograd("kernels_test::doubled", lambda _, grad: 2 * grad)
+for name in ("doubled", "narrow"):
+    torch.library.define(f"kernels_test::{name}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"kernels_test::{name}", "Meta", torch.empty_like)
+    torch.library.register_autograd(f"kernels_test::{name}", lambda _, grad: 2 * grad)
+
+
+@torch.library.impl("kernels_test::narrow", "CPU")
+def narrow(x):
+    if x.dtype is torch.float64:
+        raise RuntimeError("not implemented for 'Double'")
+    return 2 * x
 
 
 def saved(call, dtype, folder):
@@ -62,12 +71,17 @@ def saved(call, dtype, folder):
 
 
 def test_a_kernel_that_does_not_take_the_dtype_is_named_with_one_that_it_takes(tmp_path):
-    with pytest.raises(CodegenError, match=r"grouped_mm does not take float64(?s:.)*float32"):
-        saved(GROUPED, "float64", tmp_path)
+    with pytest.raises(CodegenError, match=r"narrow does not take float64(?s:.)*float32"):
+        saved(NARROW, "float64", tmp_path)
 
 
-def test_a_kernel_that_takes_the_dtype_is_no_obstacle(tmp_path):
-    assert saved(GROUPED, "float32", tmp_path)
+@pytest.mark.parametrize("call", [NARROW, GROUPED])
+def test_a_kernel_that_takes_the_dtype_is_no_obstacle(tmp_path, call):
+    assert saved(call, "float32", tmp_path)
+
+
+def test_groups_of_rows_are_multiplied_in_float64(tmp_path):
+    assert saved(GROUPED, "float64", tmp_path)
 
 
 def test_an_op_without_any_kernel_for_cpus_is_refused(tmp_path):

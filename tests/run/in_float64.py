@@ -1,7 +1,5 @@
 """Runs emitted scripts in float64 throughout, where models compute parts of a step in float32."""
 
-from itertools import pairwise
-
 import torch
 from driver import run_scripts
 from torch.autograd.graph import _engine_run_backward
@@ -17,16 +15,6 @@ CASTS = {
     torch.Tensor.softmax,
 }
 """Functions that are told a dtype."""
-
-
-def grouped_product(tokens, weights, *, offs, **_):
-    """Multiply the tokens of each expert by its weight; torch's kernels take no float64."""
-    if hasattr(weights, "first"):  # the experts of one rank
-        offs = offs[weights.first : weights.first + len(weights.local)]
-        weights = weights.local
-    edges = [0, *offs.tolist()]
-    pairs = pairwise(edges)
-    return torch.cat([tokens[a:b] @ weight for (a, b), weight in zip(pairs, weights, strict=True)])
 
 
 def run_backward(tensors, *, grad_tensors, retain_graph, create_graph, inputs):
@@ -58,8 +46,6 @@ class InFloat64(TorchFunctionMode):
         if func is torch.autograd.backward:
             return run_backward(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
-            if func.__name__ in ("grouped_mm", "_grouped_mm"):
-                return grouped_product(*args, **kwargs)
             if func is torch.Tensor.float:
                 return args[0]
             if func in CASTS:
