@@ -39,7 +39,10 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        ("layout", "mesh_order", "meshes", "processes", "stored_order", "trees"),
+        (
+            *("float64_groups", "layout", "mesh_order", "meshes", "processes", "stored_order"),
+            "trees",
+        ),
         ("answers", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),

@@ -26,8 +26,8 @@ class ModelRef:
     """Elements of its parameters, tied ones counted once."""
     has_scalars: bool = True
     """Whether some of its parameters are scalars; True where that was not noted."""
-    has_groups: bool = True
-    """Whether it multiplies groups of rows (``grouped_mm``); True where that was not noted."""
+    has_groups: bool = False
+    """Whether it multiplies groups of rows (``grouped_mm``)."""
     work: tuple[str, ...] = ()
     """Kinds of ops that do its FLOPs (``WorkKind``), most of them first."""
     changed_buffers: tuple[str, ...] = ()
