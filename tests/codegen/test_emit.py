@@ -38,6 +38,10 @@ def changed(plan, **changes):
     return dataclasses.replace(plan, **changes)
 
 
+def with_groups(plan):
+    return changed(plan, model=changed(plan.model, has_groups=True))
+
+
 def test_script_holds_what_the_plan_predicts():
     plan = make_plan(GPT, pp=2, tp=2)
     cluster = load_cluster("h100-sxm", gpus=4)
@@ -134,10 +138,10 @@ def test_plain_layout_has_no_word_of_tensor_parallelism():
 ONE_NODE, TWO_NODES = (load_cluster("h100-sxm", gpus=gpus) for gpus in (2, 16))
 
 
-def plain(case=GPT, *, has_scalars=False, cluster=ONE_NODE):
+def plain(case=GPT, *, cluster=ONE_NODE, has_scalars=False, has_groups=False):
     """Names of the runtime's modules beside a data-parallel script, and lines of it and them."""
     plan = make_plan(case, dp_shard=2)
-    plan = changed(plan, model=changed(plan.model, has_scalars=has_scalars))
+    plan = changed(plan, model=changed(plan.model, has_scalars=has_scalars, has_groups=has_groups))
     files = script_files(plan, cluster=cluster, folder=FOLDER)
     own = {n: text for n, text in files.items() if n.startswith("runtime/") or n == "train.py"}
     names = {Path(name).stem for name in own}
@@ -157,6 +161,7 @@ def test_modules_go_along_where_the_model_or_the_devices_need_them():
     least, _ = plain()
     assert plain(HOOKED)[0] - least == {"loaders"}
     assert plain(has_scalars=True)[0] - least == {"scalars", "stored_order", "meshes"}
+    assert plain(has_groups=True)[0] - least == {"float64_groups"}
     assert plain(cluster=TWO_NODES)[0] - least == {"lost_ranks"}
 
 
@@ -284,6 +289,7 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
         changed(make_plan(GPT, dp_shard=2, ep=2), shardings=(EXPERTS_APART,)),
         changed(make_plan(GPT, dp_shard=2), data_reads=(READ,)),
+        with_groups(make_plan(GPT, dp_shard=2)),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:
