@@ -125,7 +125,7 @@ SPLIT_STYLES: tuple[str, ...] = (Style.COLUMN, Style.ROW, Style.VOCAB_EMBEDDING,
 
 _STYLES_OF: dict[Axis, tuple[str, ...]] = {
     Axis.TP: (*SPLIT_STYLES, Style.EXPERTS),
-    Axis.CP: (Style.ON_PART,),
+    Axis.CP: (Style.ON_PART, Style.EXPERTS),
     Axis.EP: (Style.EXPERTS,),
 }
 
@@ -133,7 +133,7 @@ _STYLES_OF: dict[Axis, tuple[str, ...]] = {
 def split_styles(axis: Axis) -> tuple[str, ...]:
     """Styles that split a module over an axis.
 
-    Its parameters over tp, what it reads over cp, its experts over ep (with or without tp).
+    Its parameters over tp, what it reads over cp, its experts over ep (with or without these).
     """
     return _STYLES_OF[axis]
 

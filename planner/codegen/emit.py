@@ -133,8 +133,8 @@ def _gradient_sums(plan: Plan) -> list[str]:
     if sums_gradients(plan):
         sums.append("partial(sum_sequence_gradients, parts, mesh)")
     if plan.degrees.ep > 1:
-        tp = plan.degrees.tp
-        batches = f"EXPERT_RANKS // {tp}" if tp > 1 else "EXPERT_RANKS"
+        ranks = plan.degrees.sample_ranks
+        batches = f"EXPERT_RANKS // {ranks}" if ranks > 1 else "EXPERT_RANKS"
         sums.append(f"partial(average_experts, parts, {batches})")
     if plan.degrees.pp > 1:
         sums.append("shared.sum_gradients")
@@ -380,6 +380,6 @@ def _counted(count: int, one: str, ending: str) -> str:
 def _layout_words(degrees: ParallelDegrees, order: Sequence[str]) -> str:
     used = [f"{axis} {getattr(degrees, axis)}" for axis in order if getattr(degrees, axis) > 1]
     if degrees.ep > 1:
-        lenders = Axis.DP_SHARD if degrees.tp == 1 else "dp_shard and tp"
-        used.append(f"ep {degrees.ep} (of {lenders})")
+        beside = f" and {degrees.sample_axis}" if degrees.sample_ranks > 1 else ""
+        used.append(f"ep {degrees.ep} (of {Axis.DP_SHARD}{beside})")
     return " x ".join(used) or "one device"

@@ -119,13 +119,13 @@ def _breakdown(
     busy_s = m * sum(time.microbatch_s for time in slowest)
     split_s = m * sum(time.tp_comm_s for time in slowest)
     axis = configuration.degrees.split_axis
-    experts_s = m * sum(time.experts_comm_s for time in slowest) if axis is Axis.TP else 0.0
+    experts_s = split_s if axis is Axis.EP else m * sum(time.experts_comm_s for time in slowest)
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
         tp_comm_s=split_s - experts_s if axis is Axis.TP else 0.0,
-        cp_comm_s=split_s if axis is Axis.CP else 0.0,
-        ep_comm_s=split_s if axis is Axis.EP else experts_s,
+        cp_comm_s=split_s - experts_s if axis is Axis.CP else 0.0,
+        ep_comm_s=experts_s,
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from planner.plan.types import Plan
 from planner.strategy.facts import SEQUENCE_DIM
-from planner.strategy.rules import SPLIT_AXES
 from planner.strategy.schedules import divided_rule, rank_of_stage, schedule_rule
 from planner.strategy.sharding import ModuleSharding, UnitSharding
 from planner.vocabulary import (
@@ -63,23 +62,22 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more; one of tp, cp and ep at most is above, or tp and ep.
+    """Every degree is 1 or more, and tp or cp is 1.
 
-    ep divides dp_shard and tp, and holds the latter.
+    ep divides dp_shard and tp or cp, and holds the latter.
     """
     degrees = plan.degrees
     for axis in (*MESH_ORDER, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
-    if degrees.ep > 1 and degrees.dp_shard * degrees.tp % degrees.ep:
-        ranks = f"dp_shard {degrees.dp_shard} x tp {degrees.tp}"
-        yield f"ep is {degrees.ep}, but does not divide {ranks}"
-    elif degrees.ep > 1 and degrees.ep % degrees.tp:
-        yield f"ep is {degrees.ep}, but no multiple of tp {degrees.tp}"
-    split = {axis: getattr(degrees, axis) for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
-    if len(split) > 1 and split.keys() != {Axis.TP, Axis.EP}:
-        words = " and ".join(f"{axis} {degree}" for axis, degree in split.items())
-        yield f"modules are split over one axis, not over {words}"
+    axis, ranks = degrees.sample_axis, degrees.sample_ranks
+    if degrees.tp > 1 < degrees.cp:
+        yield f"modules are split over one axis, not over tp {degrees.tp} and cp {degrees.cp}"
+    elif degrees.ep > 1 and degrees.dp_shard * ranks % degrees.ep:
+        lenders = f"dp_shard {degrees.dp_shard} x {axis} {ranks}"
+        yield f"ep is {degrees.ep}, but does not divide {lenders}"
+    elif degrees.ep > 1 and degrees.ep % ranks:
+        yield f"ep is {degrees.ep}, but no multiple of {axis} {ranks}"
 
 
 def _mesh(plan: Plan) -> Iterator[str]:

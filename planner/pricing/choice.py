@@ -21,7 +21,7 @@ class ShardingChoice:
     cp: int = 1
     """Context-parallel ranks; 1 where tp is more."""
     ep: int = 1
-    """Expert-parallel ranks, those of tp among them; 1 where cp is more."""
+    """Expert-parallel ranks, those of tp or cp among them."""
     sequence_parallel: bool
     """The stream is split over the sequence inside blocks."""
     split_tables: bool
@@ -42,7 +42,7 @@ class ShardingChoice:
     def over(self) -> SplitAxis:
         """The axis over which modules are split."""
         name = split_axis(self)
-        return SplitAxis(name, self.ranks, experts=self.ep if name is Axis.TP else 1)
+        return SplitAxis(name, self.ranks, experts=1 if name is Axis.EP else self.ep)
 
     @property
     def splits_stream(self) -> bool:

@@ -92,7 +92,7 @@ class ModelPricer:
             choice: Over how many ranks modules are split.
             stride: Distance of neighbours on that axis. Layouts are chosen with 1.
         """
-        experts = MeshAxis(size=choice.ep, stride=stride if choice.tp == 1 else 1)
+        experts = MeshAxis(size=choice.ep, stride=stride if choice.over.is_inside_blocks else 1)
         return RankSpec(
             device=self.cluster.device,
             dtype=self._dtype,

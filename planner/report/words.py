@@ -228,9 +228,10 @@ def _context_words(plan: Plan) -> str:
 
 
 def _expert_words(plan: Plan) -> str:
-    of_tp = ", those of tp among them," if plan.degrees.tp > 1 else ""
+    degrees = plan.degrees
+    included = f", those of {degrees.sample_axis} among them," if degrees.sample_ranks > 1 else ""
     return (
-        f"{plan.degrees.ep} ranks{of_tp} share the experts of a block, and send each token to the "
+        f"{degrees.ep} ranks{included} share the experts of a block, and send each token to the "
         "ranks of its own; priced with as many tokens for each rank: one that gets more takes "
         "longer and needs more memory"
     )

@@ -15,12 +15,13 @@ from .split_part import SplitPart
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
-    """Return the mesh with dp_shard and tp as others: dp_shard_mod_ep, and ep inside it.
+    """Return the mesh with dp_shard and tp or cp as others: dp_shard_mod_ep, and ep inside it.
 
     All ranks ask for it at the same time, since its groups are made here.
     """
     sizes = {name: mesh[name].size() for name in axis_names(mesh)}
-    sizes["dp_shard_mod_ep"] = sizes.pop("dp_shard") * sizes.pop("tp", 1) // ep
+    lent = sizes.pop("dp_shard") * sizes.pop("tp", 1) * sizes.pop("cp", 1)
+    sizes["dp_shard_mod_ep"] = lent // ep
     sizes["ep"] = ep
     return divided_mesh(mesh, sizes)
 
@@ -61,7 +62,7 @@ def average_experts(parts: Sequence[SplitPart], batches: int) -> None:
 
     Args:
         parts: What this rank trains.
-        batches: Microbatches whose tokens the ranks of ep have: one for all ranks of tp.
+        batches: Microbatches whose tokens the ranks of ep have: one for all ranks of tp or cp.
     """
     for part in parts:
         for module in part.expert_modules:

@@ -3,7 +3,8 @@
 Lepikhin et al. 2021 (2006.16668). Each rank has samples of its own and some of the experts. In
 front of such a module its rows are put in the order of their experts and exchanged; the module
 runs as it is written on the rows that came, each with one expert; behind it the results go back
-and those of a row are added up. Ranks of tp have the same rows, of which each exchanges its part.
+and those of a row are added up. Ranks of tp have the same rows, those of cp
+have parts of the same samples: each exchanges its part.
 """
 
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ class _Returned(torch.autograd.Function):
 
 
 class RowsEdge(Protocol):
-    """What ranks of tp do with rows that they have in common."""
+    """What ranks of tp or cp do with the rows of their samples."""
 
     def split(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Return this rank's part of all tensors among arguments, as plain ones."""
@@ -130,8 +131,8 @@ class Experts:
             names: Of its parameters, of which this rank has a part along the first dim.
             number: Experts of all ranks.
             ranks: The ranks that share them.
-            edge: Takes this rank's part of rows that ranks of tp have in common, None where they
-                are its own.
+            edge: Takes this rank's part of the rows of samples that ranks of tp or cp have in
+                common, None where the samples are its own.
         """
         self._edge = edge
         self._path = path

@@ -1,4 +1,4 @@
-"""Modules that are split over the ranks of the tp, the cp or the ep axis, or over tp and ep.
+"""Modules that are split over the ranks of the tp, the cp or the ep axis, or tp or cp and ep.
 
 Where a module begins and ends, its input and its output are brought into the layouts that the plan
 says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
@@ -9,7 +9,7 @@ tables. Each rank has a part of the sequence from its token ids to the loss. FSD
 gradients over the ranks of cp as over those of dp_shard.
 
 Over ep ranks have samples of their own, and modules of experts alone are split (``experts``). The
-ranks of tp may be among those of ep: each then takes its part of the rows that they have in common.
+ranks of tp or cp may be among those of ep: each then takes its part of the rows of their samples.
 """
 
 import functools

@@ -34,14 +34,16 @@ class MeshOrders:
         """Refuse degrees that have none of the orders that the request asks for."""
         if self.of(degrees):
             return None
-        lenders = Axis.DP_SHARD, Axis.TP
+        axis, ranks = degrees.sample_axis, degrees.sample_ranks
+        lenders = Axis.DP_SHARD, axis
         outer = [axis for axis in self._kept if axis not in lenders]
         works = ORDER_SIGN.join([*outer, *(axis for axis in lenders if axis in self._kept)])
         return BrokenRule(
-            rule="mesh_order with ep and tp",
-            detail=f"mesh_order={ORDER_SIGN.join(self._kept)} with ep {degrees.ep} and tp "
-            f"{degrees.tp}: the ranks of ep are those of tp and neighbours on dp_shard, so that "
-            f"dp_shard around tp lies inside all other axes; mesh_order can be {works}, or ep 1",
+            rule=f"mesh_order with ep and {axis}",
+            detail=f"mesh_order={ORDER_SIGN.join(self._kept)} with ep {degrees.ep} and {axis} "
+            f"{ranks}: the ranks of ep are those of {axis} and neighbours on dp_shard, so that "
+            f"dp_shard around {axis} lies inside all other axes; mesh_order can be {works}, "
+            "or ep 1",
         )
 
     def limits(self, tried: Iterable[ParallelDegrees], near: float) -> tuple[str, ...]:
@@ -60,6 +62,6 @@ class MeshOrders:
         splits = any(len({self.stride(each, o) for o in self.of(each)}) > 1 for each in layouts)
         if splits:
             words += ", modules laid out as on the innermost links"
-        if any(each.ep > 1 and each.tp > 1 for each in layouts):
-            words += ", ep with tp innermost"
+        if any(each.ep > 1 < each.sample_ranks for each in layouts):
+            words += ", ep with tp or cp innermost"
         return (words,)

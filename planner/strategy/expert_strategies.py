@@ -4,8 +4,9 @@ Lepikhin et al. 2021 (2006.16668): tokens go to the ranks of their experts and c
 module takes rows of features, the experts that each row goes to and their weights, and holds the
 weights of all experts side by side.
 
-Ranks of tp have the same rows, of which each sends a part. They are among the ranks that share
-experts, so that no expert is split and no row is computed twice.
+Ranks of tp have the same rows, of which each sends a part; ranks of cp have parts of the same
+samples. They are among the ranks that share experts, so that no expert is split and no row is
+computed twice.
 """
 
 from dataclasses import dataclass, replace
@@ -185,8 +186,8 @@ def _is_number(value: TensorValue) -> bool:
 def expert_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...] | None:
     """Give the ways to run a module of experts that ranks share, None for other modules.
 
-    Each rank of tp takes its part of the rows, as the stream lies, and what comes of it stays so
-    or is gathered. There is no way where the rows, or the experts, do not divide.
+    Each rank of tp or cp takes its part of the rows, as the stream lies, and what comes of it stays
+    so or is gathered. There is no way where the rows, or the experts, do not divide.
     """
     graph = context.graph
     experts = experts_of(node, graph)

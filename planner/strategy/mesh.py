@@ -34,7 +34,10 @@ def split_axis(degrees: SplitDegrees) -> Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
-    """Size of every mesh axis. The ranks of ``ep`` are those of tp, and neighbours on dp_shard."""
+    """Size of every mesh axis.
+
+    The ranks of ``ep`` are those of tp or cp, and neighbours on dp_shard.
+    """
 
     dp_replicate: int = 1
     """Replicas of the sharded model."""
@@ -54,7 +57,7 @@ class ParallelDegrees:
     def split_axis(self) -> Axis:
         """The axis over which modules are split: tp (of one rank where none is), cp or ep.
 
-        Under tp, experts may be those of the ranks of ep.
+        Under tp and cp, experts may be those of the ranks of ep.
         """
         return split_axis(self)
 
@@ -84,7 +87,17 @@ class ParallelDegrees:
     @property
     def expert_shards(self) -> int:
         """Ranks that share the state of the same experts."""
-        return self.shards * self.tp // self.ep if self.ep > 1 else self.shards
+        return self.dp_shard * self.sample_ranks // self.ep if self.ep > 1 else self.shards
+
+    @property
+    def sample_axis(self) -> Axis:
+        """The axis whose ranks have the same samples; modules are split over one of the two."""
+        return Axis.CP if self.cp > 1 else Axis.TP
+
+    @property
+    def sample_ranks(self) -> int:
+        """Ranks that have the same samples and the same stage."""
+        return self.tp * self.cp
 
     @property
     def dp(self) -> int:

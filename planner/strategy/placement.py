@@ -15,14 +15,14 @@ from planner.vocabulary import MESH_ORDER, Axis
 
 MeshOrder = tuple[str, ...]
 """Every axis of a mesh, from the outermost to the innermost; ranks of ep are
-those of tp and neighbours on dp_shard."""
+those of tp or cp and neighbours on dp_shard."""
 
 
 def mesh_axis(degrees: ParallelDegrees, axis: str, order: MeshOrder = MESH_ORDER) -> MeshAxis:
-    """Where the ranks of an axis lie; those of ep are the innermost of dp_shard and tp."""
+    """Where the ranks of an axis lie; those of ep are the innermost of dp_shard and tp or cp."""
     place = axis
     if axis == Axis.EP:
-        place = Axis.TP if degrees.tp > 1 else Axis.DP_SHARD
+        place = degrees.sample_axis if degrees.sample_ranks > 1 else Axis.DP_SHARD
     stride = 1
     for inner in reversed(order):
         if inner == place:
@@ -87,9 +87,9 @@ def _permutations(degrees: ParallelDegrees) -> Iterator[MeshOrder]:
     """Orders of the axes that have several ranks; the others stay at their places."""
     used = [axis for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     for permutation in permutations(used):
-        inside = (*(axis for axis in (Axis.DP_SHARD, Axis.TP) if axis in used),)
-        if degrees.ep > 1 and degrees.tp > 1 and permutation[-len(inside) :] != inside:
-            continue  # ranks of ep are those of tp and neighbours on dp_shard
+        inside = (*(axis for axis in (Axis.DP_SHARD, degrees.sample_axis) if axis in used),)
+        if degrees.ep > 1 < degrees.sample_ranks and permutation[-len(inside) :] != inside:
+            continue  # ranks of ep are those of tp or cp and neighbours on dp_shard
         left = iter(permutation)
         yield tuple(next(left) if axis in used else axis for axis in MESH_ORDER)
 

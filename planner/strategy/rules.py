@@ -18,7 +18,7 @@ from planner.vocabulary import (
 )
 
 SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
-"""Axes over which modules are split, over one at a time; ep and tp go together."""
+"""Axes over which modules are split: over tp or cp, and experts over ep beside either."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
@@ -84,7 +84,7 @@ def enumerate_degrees(
                 samples = gpus // pp // tp // cp
                 shards = divisors(samples)
                 for dp_shard in shards:
-                    for ep in _expert_ranks(dp_shard, tp, fixed) if experts else (1,):
+                    for ep in _expert_ranks(dp_shard, tp * cp, fixed) if experts else (1,):
                         degrees = ParallelDegrees(
                             dp_replicate=samples // dp_shard,
                             dp_shard=dp_shard,
@@ -94,23 +94,23 @@ def enumerate_degrees(
                             ep=ep,
                         )
                         split = {axis for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
-                        goes = len(split) <= 1 or split <= _TOGETHER or split <= asked
+                        goes = not split >= _APART or asked >= _APART
                         if _keeps(degrees, fixed) and goes:
                             yield degrees
 
 
-_TOGETHER = frozenset({Axis.TP, Axis.EP})
-"""Axes over which modules may be split at the same time."""
+_APART = frozenset({Axis.TP, Axis.CP})
+"""Axes over which modules are not split at the same time."""
 
 
-def _expert_ranks(dp_shard: int, tp: int, fixed: FixedValues) -> list[int]:
-    """Ranks that may share experts: all of tp, and some of dp_shard beside them.
+def _expert_ranks(dp_shard: int, sample_ranks: int, fixed: FixedValues) -> list[int]:
+    """Ranks that may share experts: all that have the same samples, and some of dp_shard beside.
 
     What is fixed is refused with a reason where it is none of them.
     """
     if fixed.ep is not None:
-        return [fixed.ep] if dp_shard * tp % fixed.ep == 0 else []
-    return [1, *(tp * count for count in divisors(dp_shard) if tp * count > 1)]
+        return [fixed.ep] if dp_shard * sample_ranks % fixed.ep == 0 else []
+    return [1, *(sample_ranks * n for n in divisors(dp_shard) if sample_ranks * n > 1)]
 
 
 def _keeps(degrees: ParallelDegrees, fixed: FixedValues) -> bool:
@@ -218,16 +218,10 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
 
 
 def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
-    """Expert parallelism gives each rank as many experts as others, those of tp among them."""
+    """Expert parallelism gives each rank as many experts as others, those of tp or cp included."""
     ep = degrees.ep
     if ep == 1:
         return None
-    if degrees.cp > 1:
-        return BrokenRule(
-            rule="ep with cp",
-            detail=f"ep {ep} with cp {degrees.cp}: modules are split over one of them; ep can be "
-            "1, or cp 1",
-        )
     if not facts.experts:
         return BrokenRule(
             rule="ep needs experts",
@@ -242,11 +236,12 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
                 detail=f"experts {size} % ep {ep} = {size % ep}; ep can be "
                 f"{listed(divisors(size))}",
             )
-    if ep % degrees.tp:
+    axis, ranks = degrees.sample_axis, degrees.sample_ranks
+    if ep % ranks:
         return BrokenRule(
-            rule="ep % tp",
-            detail=f"ep {ep} % tp {degrees.tp} = {ep % degrees.tp}: the ranks of tp are among "
-            f"those that share experts; ep can be 1 or a multiple of {degrees.tp}",
+            rule=f"ep % {axis}",
+            detail=f"ep {ep} % {axis} {ranks} = {ep % ranks}: the ranks of {axis} are among "
+            f"those that share experts; ep can be 1 or a multiple of {ranks}",
         )
     return None
 

@@ -84,6 +84,9 @@ MIXTURE = {
         {"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
         {"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"},
         {"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
+        {"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True},
+        {"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
+        {"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
     ],
 )
 def test_experts_on_different_ranks(fix, tmp_path, capsys):
@@ -102,10 +105,10 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
     groups = {each["kind"]: set() for each in document["collectives"]}
     for each in document["collectives"]:
         groups[each["kind"]].add(each["group_size"])
-    tp, ep = fix.get("tp", 1), fix["ep"]
-    assert groups["all_to_all"] == {ep}
-    experts = fix["dp_shard"] * tp // ep
-    assert groups["all_gather"] == {fix["dp_shard"], experts, tp} - {1}
+    tp, cp, ep = fix.get("tp", 1), fix.get("cp", 1), fix["ep"]
+    assert {ep} <= groups["all_to_all"] <= {ep, cp}
+    experts = fix["dp_shard"] * tp * cp // ep
+    assert groups["all_gather"] - {cp} == {fix["dp_shard"] * cp, experts, tp} - {1, cp}
     assert document["holds"]
 
 

@@ -142,6 +142,30 @@ CASES = {
         "routed_attention",
         {"tp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2, "sequence_parallel": False},
     ),
+    "routed_attention-cp_2_ep_2": (
+        "routed_attention",
+        {"cp": 2, "ep": 2, "microbatch_size": 2},
+    ),
+    "routed_attention-cp_2_ep_4_full": (
+        "routed_attention",
+        {
+            **{"cp": 2, "dp_shard": 2, "ep": 4, "microbatch_size": 2},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "routed_attention-cp_4_ep_4": ("routed_attention", {"cp": 4, "ep": 4}),
+    "routed_attention-cp_2_ep_2_of_4": (
+        "routed_attention",
+        {"cp": 2, "dp_shard": 2, "ep": 2, "activation_checkpointing": "selective"},
+    ),
+    "routed_attention-cp_2_ep_4_pp_2": (
+        "routed_attention",
+        {**{"cp": 2, "dp_shard": 2, "ep": 4}, **{"pp": 2, "schedule": "Interleaved1F1B"}},
+    ),
+    "routed_attention-cp_2_ep_2_hsdp": (
+        "routed_attention",
+        {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2},
+    ),
     "llama-tp_around_pp": (
         "shallow_llama",
         {"tp": 2, "pp": 2, "sequence_parallel": True, "mesh_order": "tp-pp"},
@@ -247,7 +271,7 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
 
 def test_expert_parallel_plans_split_experts_alone(outcomes):
     _, plans, _ = outcomes
-    for name in (name for name, (_, fix) in CASES.items() if "ep" in fix and "tp" not in fix):
+    for name in (name for name, (model, _) in CASES.items() if model == "routed_experts"):
         (module,) = {each for sharding in plans[name].shardings for each in sharding.modules}
         assert (module.module, module.style) == ("ffn.experts", "experts")
         assert {(each.name, each.dim) for each in module.split} == {
@@ -269,6 +293,17 @@ def test_over_tp_and_ep_heads_are_split_and_experts_whole(outcomes):
         assert styles["ffn.experts"][0] == "experts"
         if fix["sequence_parallel"]:
             assert styles["ffn.gate"] == ("on_part", "Shard(0)")
+
+
+def test_over_cp_and_ep_all_but_experts_run_on_a_part(outcomes):
+    _, plans, _ = outcomes
+    for name, (_, fix) in CASES.items():
+        if "ep" in fix and "cp" in fix:
+            modules = [each for sharding in plans[name].shardings for each in sharding.modules]
+            styles = {module.module: module.style for module in modules}
+            assert styles.pop("ffn.experts") == "experts"
+            assert set(styles.values()) == {"on_part"}
+            assert {"attention.query", "ffn.gate"} <= styles.keys()
 
 
 PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}

@@ -76,6 +76,16 @@ def test_no_estimate_is_faster_where_ranks_may_share_experts(model):
     check(graphs, cluster, batch=16)
 
 
+def test_no_estimate_is_faster_where_ranks_of_contexts_share_experts():
+    file = Path(__file__).parents[1] / "run" / "routed_attention.py"
+    graphs = trace_family(load_model(str(file)), dtype="bfloat16")
+    cluster = machine("a10g")
+    space = LayoutSpace(graphs, cluster, request_for(cluster, batch=4))
+    tried = {(each.degrees.cp, each.degrees.ep) for each in space.legal()[0]}
+    assert tried >= {(2, 1), (2, 2), (2, 4), (4, 4)}
+    check(graphs, cluster, batch=4)
+
+
 @pytest.mark.bench
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),

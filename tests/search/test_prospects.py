@@ -80,6 +80,7 @@ def test_bounds_hold_for_sizes_that_are_no_powers_of_two(gpt, batch):
 def test_bounds_hold_for_experts_and_contexts(mixture, llama):
     assert check_bounds(space_for(mixture, load_cluster("h100-sxm", gpus=16), pp=1)) > 0
     assert check_bounds(space_for(llama, load_cluster("h100-sxm", gpus=8), cp=2)) > 0
+    assert check_bounds(space_for(mixture, load_cluster("h100-sxm", gpus=8), cp=2, ep=4)) > 0
 
 
 @pytest.mark.parametrize("gpus", [4, 16])

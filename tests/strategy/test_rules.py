@@ -71,16 +71,19 @@ def test_cp_is_tried_where_it_is_asked_for():
 
 
 @given(st.integers(1, 96))
-def test_ep_takes_the_ranks_of_tp_and_some_of_dp_shard(gpus):
-    found = list(enumerate_degrees(gpus, FixedValues(), experts=True))
+def test_ep_takes_the_ranks_of_tp_or_cp_and_some_of_dp_shard(gpus):
+    found = list(enumerate_degrees(gpus, FixedValues(), contexts=True, experts=True))
     assert len(set(found)) == len(found)
-    assert all(each.world_size == gpus for each in found)
+    assert all(each.world_size == gpus and 1 in (each.cp, each.tp) for each in found)
     shared = [each for each in found if each.ep > 1]
-    assert all(each.ep % each.tp == 0 for each in shared)
-    assert all(each.dp_shard * each.tp % each.ep == 0 for each in shared)
-    assert all(each.expert_shards * each.ep == each.dp_shard * each.tp for each in shared)
+    ranks = [each.tp * each.cp for each in shared]
+    for each, inside in zip(shared, ranks, strict=True):
+        assert each.ep % inside == 0
+        assert each.expert_shards * each.ep == each.dp_shard * inside
     without = [each for each in found if each.ep == 1]
-    assert len(found) == sum(len(divisors(each.dp_shard)) + (each.tp > 1) for each in without)
+    assert len(found) == sum(
+        len(divisors(each.dp_shard)) + (each.tp * each.cp > 1) for each in without
+    )
 
 
 def test_ep_is_tried_where_it_is_asked_for():
@@ -103,7 +106,7 @@ def test_ep_is_tried_where_it_is_asked_for():
         ({"ep": 3}, {"experts": (6, 8)}, "experts % ep", "experts 8 % ep 3 = 2"),
         ({"ep": 2}, {"experts": ()}, "ep needs experts", "no module of a block takes (tokens,"),
         ({"ep": 2, "tp": 4}, {}, "ep % tp", "ep 2 % tp 4 = 2: the ranks of tp are among those"),
-        ({"ep": 2, "cp": 2}, {}, "ep with cp", "ep 2 with cp 2"),
+        ({"ep": 2, "cp": 4}, {}, "ep % cp", "ep 2 % cp 4 = 2: the ranks of cp are among those"),
     ],
 )
 def test_what_an_axis_does_not_divide_is_refused(degrees, sizes, rule, words):
