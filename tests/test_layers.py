@@ -157,7 +157,7 @@ ORDERS = {
         ("step",),
     ),
     "profiling": (
-        ("clock", "host_model", "points"),
+        ("clock", "host_model", "live_bytes", "points"),
         ("collective_timing", "kernels"),
         ("host_terms", "kernel_cases"),
         ("cpu_cases", "residue"),

@@ -293,7 +293,7 @@ def _stage(plan: Plan, rank: int, seen: _Rank) -> StageCheck:
     planned = plan.memory_by_rank[rank]
     return StageCheck(
         pp_rank=rank,
-        predicted_peak_bytes=planned.total_bytes - planned.reserve_bytes,
+        predicted_peak_bytes=planned.tensor_bytes,
         tracked_peak_bytes=seen.peak_bytes,
         predicted_bytes=_components(planned),
         tracked_bytes={name: seen.components.get(name, 0) for name in COMPONENTS},

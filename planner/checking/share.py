@@ -172,7 +172,7 @@ def _share(
         device=seen[-1]["device"],
         predicted_busy_s=microbatches_s + sum(stage.step_s for stage in stages),
         measured_busy_s=measured("step_s"),
-        predicted_peak_bytes=planned.total_bytes - planned.reserve_bytes,
+        predicted_peak_bytes=planned.tensor_bytes,
         measured_peak_bytes=round(measured("allocated_bytes")) if is_gpu else None,
         predicted_device_bytes=planned.total_bytes,
         measured_device_bytes=round(measured("used_bytes")) if is_gpu else None,

@@ -3,7 +3,6 @@
 One mode tells all observers, since each mode costs time with every op.
 """
 
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from planner.checking.fake_world import fake_device, named_group_size
+from planner.profiling.live_bytes import LiveStorages
 
 Op: TypeAlias = Any
 """An overload of an ATen op, or of an op of the same form."""
@@ -58,16 +58,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class _Storage:
-    """A storage that is alive."""
-
-    __slots__ = ("num_bytes", "reference")
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.reference: weakref.ref[torch.UntypedStorage] | None = None
-
-
 Held: TypeAlias = Mapping[str, Iterable[Tensor]]
 """Tensors by the component that they belong to."""
 
@@ -78,20 +68,15 @@ OTHERS = "activations"
 """Component of all that is in no other."""
 
 
-class LiveBytes:
+class LiveBytes(LiveStorages):
     """Bytes of all storages that ops have made and that are still alive, and their peak.
 
-    A storage is known by its identity and forgotten when it dies. What runs on meta tensors, to
-    know shapes, has no memory and does not count.
+    What runs on meta tensors, to know shapes, has no memory and does not count.
     """
 
     def __init__(self) -> None:
         """Count from nothing."""
-        self.now_bytes = 0
-        """Bytes alive."""
-        self.peak_bytes = 0
-        """Most of them since ``restart``."""
-        self._live: dict[int, _Storage] = {}
+        super().__init__()
         self._held: Callable[[], Held] = dict
         self._noted_bytes = 0
         self._at_noted: Counter[str] = Counter()
@@ -123,8 +108,8 @@ class LiveBytes:
 
         def resized(storage: torch.UntypedStorage, size: int) -> Result:
             done = own(storage, size)
-            if storage._cdata in self._live:
-                self._see_storage(storage)
+            if self.holds(storage):
+                self._see(storage)
             return done
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
@@ -145,25 +130,12 @@ class LiveBytes:
         """Count a tensor."""
         for part in _parts(tensor):
             if not _is_meta(part):
-                self._see_storage(part.untyped_storage())
+                self._see(part.untyped_storage())
 
-    def _see_storage(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        known = self._live.get(key)
-        if known is None or known.reference is None or known.reference() is not storage:
-            if known is not None:
-                self._forget(key, known)  # the address was used before
-            entry = known = _Storage()
-            entry.reference = weakref.ref(storage, lambda _: self._forget(key, entry))
-            self._live[key] = entry
-        if size == known.num_bytes:
-            return
-        self.now_bytes += size - known.num_bytes
-        known.num_bytes = size
-        if self.now_bytes > self.peak_bytes:
-            self.peak_bytes = self.now_bytes
-            if self.peak_bytes > self._noted_bytes * (1 + _NOTED_STEP):
-                self._note()
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        rose = self.see_storage(storage)
+        if rose and self.peak_bytes > self._noted_bytes * (1 + _NOTED_STEP):
+            self._note()
 
     def _note(self) -> None:
         """Note the components of what is alive now."""
@@ -171,15 +143,10 @@ class LiveBytes:
         seen: set[int] = set()
         for component, tensors in self._held().items():
             for part in (part for tensor in tensors for part in _parts(tensor)):
-                key = part.untyped_storage()._cdata
-                if key in self._live and key not in seen:
-                    seen.add(key)
-                    self._at_noted[component] += self._live[key].num_bytes
-
-    def _forget(self, key: int, entry: _Storage) -> None:
-        if self._live.get(key) is entry:
-            del self._live[key]
-            self.now_bytes -= entry.num_bytes
+                storage = part.untyped_storage()
+                if self.holds(storage) and storage._cdata not in seen:
+                    seen.add(storage._cdata)
+                    self._at_noted[component] += self.bytes_of(storage)
 
 
 def _is_meta(tensor: Tensor) -> bool:

@@ -23,6 +23,11 @@ class MemoryBreakdown:
     """Device context, communicator and library workspaces, allocator slack."""
 
     @property
+    def tensor_bytes(self) -> int:
+        """All that is no reserve."""
+        return self.total_bytes - self.reserve_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Sum of all components."""
         return sum(int(getattr(self, field.name)) for field in fields(self))

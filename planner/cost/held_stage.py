@@ -87,9 +87,8 @@ def moment_breakdown(
     *,
     activations_bytes: int = 0,
     temporary_bytes: int = 0,
-    reserve_bytes: int,
 ) -> MemoryBreakdown:
-    """All that the stages of a rank hold at one moment, their own transients beside others."""
+    """Tensors that the stages of a rank hold at a moment, their own transients beside others."""
     return MemoryBreakdown(
         params_bytes=round(sum(state.params for state in states)),
         grads_bytes=round(sum(state.grads for state in states)),
@@ -97,5 +96,5 @@ def moment_breakdown(
         activations_bytes=activations_bytes,
         buffers_bytes=round(sum(state.buffers for state in states)),
         temporary_bytes=temporary_bytes + round(sum(state.transient for state in states)),
-        reserve_bytes=reserve_bytes,
+        reserve_bytes=0,
     )

@@ -18,6 +18,8 @@ pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import ceil
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.held_stage import (
@@ -69,7 +71,9 @@ class StageMemory:
             if framework.reserve_bytes is None
             else round(framework.reserve_bytes)
         )
-        """Memory beyond what is counted."""
+        """Memory beyond tensors, whatever they take."""
+        self.allocator_share = device.allocator_share
+        """Memory beside them, as a share of what they take."""
         self._shards = configuration.degrees.shards
         self._gathers = configuration.state_form == "fsdp"
         self._is_script = configuration.state_form != "replicated"
@@ -371,10 +375,11 @@ class StageMemory:
                 backward,
                 activations_bytes=sum(map(self.kept_bytes, held)),
                 temporary_bytes=max(map(self.transients.of, held), default=0),
-                reserve_bytes=self.reserve_bytes,
             )
         ]
         if self._is_script:
             reduction = [self._at_reduction(stage.first, stage.end) for stage in held]
-            moments.append(moment_breakdown(reduction, reserve_bytes=self.reserve_bytes))
-        return max(moments, key=lambda memory: memory.total_bytes)
+            moments.append(moment_breakdown(reduction))
+        fullest = max(moments, key=lambda memory: memory.tensor_bytes)
+        slack_bytes = ceil(self.allocator_share * fullest.tensor_bytes)
+        return replace(fullest, reserve_bytes=self.reserve_bytes + slack_bytes)

@@ -110,7 +110,10 @@ class DeviceSpec:
     memory_bytes: int
     """Memory that torch can allocate from, before ``reserve_bytes``."""
     reserve_bytes: int
-    """Device context, communicator buffers, library workspaces and allocator slack."""
+    """Device context, communicator buffers, library workspaces, and slack of the allocator that
+    does not grow."""
+    allocator_share: float = 0.0
+    """What the allocator holds beside live tensors when they take most, as a share of these."""
     peak_flop_per_s: Mapping[str, float] = field(hash=False)
     """Dense matmul peak by dtype ("bfloat16"); a dtype that is missing is not supported."""
     memory_bandwidth_bytes_per_s: float
@@ -164,7 +167,7 @@ class DeviceSpec:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory left for the training state."""
+        """Memory left for tensors, and what the allocator holds beside them."""
         return self.memory_bytes - self.reserve_bytes
 
 

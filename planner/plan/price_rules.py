@@ -114,7 +114,8 @@ def _bubble(plan: Plan) -> Iterator[str]:
 def _rank_memories(plan: Plan) -> Iterator[str]:
     """One entry per pipeline rank, between the fullest of its stages and all of them.
 
-    Every stage alone has the whole reserve. Sums round to a byte for each stage and part.
+    Every stage alone has the reserve, but what of it grows with tensors. Sums round to a byte for
+    each stage and part.
     """
     pp = plan.degrees.pp
     if len(plan.memory_by_rank) != pp:
@@ -124,7 +125,7 @@ def _rank_memories(plan: Plan) -> Iterator[str]:
         alone = [stage.memory for stage in plan.stages if stage.pp_rank == rank]
         slack = len(alone) * len(fields(MemoryBreakdown)) if len(alone) > 1 else 0
         least = max(each.total_bytes for each in alone)
-        most = sum(each.total_bytes - each.reserve_bytes for each in alone) + memory.reserve_bytes
+        most = sum(each.tensor_bytes for each in alone) + memory.reserve_bytes
         params = sum(each.params_bytes for each in alone)
         if not least - slack <= memory.total_bytes <= most + slack:
             yield (
@@ -133,8 +134,8 @@ def _rank_memories(plan: Plan) -> Iterator[str]:
             )
         if abs(memory.params_bytes - params) > slack:
             yield f"rank {rank} keeps {memory.params_bytes} bytes of parameters, not {params}"
-        if any(each.reserve_bytes != memory.reserve_bytes for each in alone):
-            yield f"rank {rank} and its stages have different reserves"
+        if any(each.reserve_bytes > memory.reserve_bytes + slack for each in alone):
+            yield f"rank {rank} has a smaller reserve than its stages"
 
 
 PRICE_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
@@ -168,6 +169,15 @@ def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
             )
 
 
+def _reserve(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """All ranks and stages have the same reserve, but for what the allocator holds of tensors."""
+    share = cluster.device.allocator_share
+    memories = [*plan.memory_by_rank, *(stage.memory for stage in plan.stages)]
+    fixed = [each.reserve_bytes - share * each.tensor_bytes for each in memories]
+    if max(fixed) - min(fixed) > 1:
+        yield f"ranks and stages have reserves of {min(fixed):.0f} to {max(fixed):.0f} bytes"
+
+
 def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """No more FLOPs per second than the devices' peak."""
     peak = cluster.device.peak_flop_per_s.get(plan.dtype)
@@ -180,6 +190,7 @@ def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
     "devices": _devices,
     "memory": _memory,
+    "reserve": _reserve,
     "MFU": _mfu,
 }
 """Rules of a plan on its cluster."""

@@ -1,7 +1,7 @@
 """Profiles of a measured machine as TOML, every number with when, where and how."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cost.op import ATTENTION_CURVES
 from planner.cost.work import op_kind
@@ -60,8 +60,10 @@ class Writer:
         )
 
 
-def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes: int) -> str:
-    """Write the profile of the device."""
+def device_text(
+    name: str, device: DeviceSpec, writer: Writer, *, residue: Mapping[str, float]
+) -> str:
+    """Write the profile of the device, with what was found beyond tensors and beside them."""
     efficiency = device.efficiency
     fitted, assumed = Provenance.FITTED, Provenance.ASSUMED
 
@@ -75,12 +77,7 @@ def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes:
         f"name = {json.dumps(name)}",
         f"description = {json.dumps(writer.where)}",
         "",
-        writer.number("memory_gib", device.memory_bytes / GIB, "memory of the machine"),
-        writer.number(
-            "reserve_gib",
-            reserve_bytes / GIB,
-            "memory of a rank that has trained, its tensors freed",
-        ),
+        *_memory(device, residue, writer),
         measured(
             "memory_bandwidth_gb_per_s",
             device.memory_bandwidth_bytes_per_s / GB,
@@ -110,6 +107,15 @@ def device_text(name: str, device: DeviceSpec, writer: Writer, *, reserve_bytes:
     for op, curve in sorted(device.op_curves.items()):
         lines += ["", "[[ops]]", f"name = {json.dumps(op)}", _curve(op, curve, writer)]
     return "\n".join(lines) + "\n"
+
+
+def _memory(device: DeviceSpec, residue: Mapping[str, float], writer: Writer) -> Iterable[str]:
+    yield writer.number("memory_gib", device.memory_bytes / GIB, "memory of the machine")
+    how = "memory of a rank that has trained, its tensors freed"
+    yield writer.number("reserve_gib", residue["used_bytes"] / GIB, how)
+    if "allocator_share" in residue:  # of a host
+        how = "growth of a process that trains small transformers, over their live tensors"
+        yield writer.number("allocator_share", residue["allocator_share"], how)
 
 
 def _fitted(efficiency: EfficiencySpec, writer: Writer) -> Iterable[str]:

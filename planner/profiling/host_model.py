@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 WIDTH = 16
+CLASSES = 2048
 
 
 class Block(nn.Module):
@@ -38,6 +39,20 @@ class Block(nn.Module):
 def transformer(num_blocks: int) -> nn.Sequential:
     """Some blocks in a row."""
     return nn.Sequential(*(Block() for _ in range(num_blocks)))
+
+
+class TokenModel(nn.Module):
+    """Blocks between a table and a head, whose logits are larger than what blocks compute."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(CLASSES, width), nn.Linear(width, CLASSES)
+        self.blocks = nn.Sequential(*(Block(width, heads=8) for _ in range(blocks)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Run it on (batch, sequence), to the loss of the tokens themselves."""
+        logits = self.head(self.blocks(self.table(tokens)))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
 class Scaled(nn.Module):

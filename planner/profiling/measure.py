@@ -129,7 +129,7 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
     device = fit_device(machine, points)
     writer = Writer(machine, settings, date, device.spread)
     script = fit_script(device.device, points)
-    reserve_bytes = next(p["used_bytes"] for p in points if p["kind"] == "residue")
+    residue = next(p for p in points if p["kind"] == "residue")
     full_speed = full_speed_ranks(machine, settings, points)
     links = fit_links(
         device.device,
@@ -148,9 +148,7 @@ def profile(name: str, file: PointFile, machine: Machine, settings: Settings) ->
             script=script,
             full_speed_ranks=full_speed,
         ),
-        device_file: device_text(
-            f"{name}-device", device.device, writer, reserve_bytes=reserve_bytes
-        ),
+        device_file: device_text(f"{name}-device", device.device, writer, residue=residue),
     }
     ops = [p for p in points if p["kind"] == "op"]
     turns = settings.processes / full_speed

@@ -209,16 +209,18 @@ class Rank:
         return {"elements": elements, **_over_ranks(spread)}
 
     def _residue(self) -> Found:
-        """What a rank takes of its device beyond tensors; rank 0 alone asks."""
+        """What a rank takes of its device beyond tensors and beside them; rank 0 alone asks."""
         if self._device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-            used_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
-        elif dist.get_rank() == 0:
+            return {
+                "used_bytes": total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+            }
+        if dist.get_rank() == 0:
             command = [sys.executable, "-W", "ignore", "-m", "planner.profiling.residue"]
-            used_bytes = int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        else:
-            used_bytes = 0
-        return {"used_bytes": used_bytes}
+            told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+            found: Found = json.loads(told)
+            return found
+        return {"used_bytes": 0}
 
 
 def _fields(spread: Spread) -> Found:

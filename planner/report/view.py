@@ -172,7 +172,7 @@ def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) ->
     """Tabulate memory by pipeline rank; of many ranks the first, the fullest and the last."""
     capacity_bytes = cluster.device.memory_bytes
     # A reserve as large as a GPU's says nothing of a small model.
-    held_bytes = max(m.total_bytes - m.reserve_bytes for m in plan.memory_by_rank)
+    held_bytes = max(memory.tensor_bytes for memory in plan.memory_by_rank)
     unit, scale = memory_unit(held_bytes)
     shown = _shown_ranks(plan, show_all=show_all)
     margin = f", {cluster.device.margin_words}" if cluster.device.margin_bytes else ""

@@ -14,6 +14,9 @@ from planner.search.columns import Column, ColumnMaker, step_time_s
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment
 
+_ROUNDING = 1e-12
+"""Of the memory of tensors, which would else just not hold what fills a device to the byte."""
+
 REACH_UNITS = 1
 """Units by which the length of a stage on a shared rank may differ from its even share."""
 
@@ -45,7 +48,9 @@ class ConfigurationSearch:
         self.priced = priced
         self.table = table
         self.maker = maker
-        self.room_bytes = float(table.device.capacity_bytes - table.memory.reserve_bytes)
+        beside_reserve = table.device.capacity_bytes - table.memory.reserve_bytes
+        self.room_bytes = beside_reserve / (1 + table.memory.allocator_share) * (1 + _ROUNDING)
+        """Of tensors on a rank."""
         self.num_units = len(table.units)
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
         """Where a stage may begin or end."""

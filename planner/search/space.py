@@ -207,7 +207,8 @@ class LayoutSpace:
         reserve_bytes = self.framework.reserve_bytes
         if reserve_bytes is None:
             reserve_bytes = device.reserve_bytes
-        return state_bytes / self.cluster.num_gpus <= device.capacity_bytes - reserve_bytes
+        needed_bytes = state_bytes * (1 + device.allocator_share) / self.cluster.num_gpus
+        return needed_bytes <= device.capacity_bytes - reserve_bytes
 
     def confirm(self, choice: ShardingChoice) -> bool:
         """Try a choice as the script will run it; False where that changes what it costs."""

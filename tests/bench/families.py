@@ -44,6 +44,8 @@ LAYOUTS = {
     "ep 2 x pp 2": {"dp_shard": 2, "ep": 2, "pp": 2},
     "tp 2 x ep 2": {"tp": 2, "ep": 2},
     "tp 2 x ep 4": {"tp": 2, "dp_shard": 2, "ep": 4},
+    "cp 2 x ep 2": {"cp": 2, "ep": 2},
+    "cp 2 x ep 4": {"cp": 2, "dp_shard": 2, "ep": 4},
     "2 chunks": {"dp_shard": 2, "loss_chunks": 2},
     "2 chunks x pp 2": {"dp_shard": 2, "pp": 2, "loss_chunks": 2},
 }

@@ -455,7 +455,12 @@ MUTATIONS = {
         "interleaved", "rank memories", change_rank(0, temporary_bytes=2**35)
     ),
     "parameters of a stage": ("interleaved", "rank memories", more_parameters_of_stage),
-    "a rank with another reserve": ("pipelined", "rank memories", change_rank(1, reserve_bytes=0)),
+    "a rank with less in reserve": ("pipelined", "rank memories", change_rank(1, reserve_bytes=0)),
+    "a rank with more in reserve": (
+        "pipelined", "reserve", lambda p: change_rank(
+            1, reserve_bytes=p.memory_by_rank[1].reserve_bytes + 2**20
+        )(p),
+    ),
     "more devices": (
         "flat",
         "devices",

@@ -128,7 +128,11 @@ def clusters(draw):
         speed = level.bandwidth_bytes_per_s * factor
         links.append(replace(level, bandwidth_bytes_per_s=speed))
     memory_bytes = draw(st.integers(2, 24)) * 1024 * MIB
-    device = replace(cluster.device, memory_bytes=memory_bytes + 4 * 1024 * MIB)
+    device = replace(
+        cluster.device,
+        memory_bytes=memory_bytes + 4 * 1024 * MIB,
+        allocator_share=draw(st.sampled_from([0.0, 0.0, 0.3])),
+    )
     return replace(
         cluster, num_gpus=8, gpus_per_node=ranks[-1] if ranks else 8, links=tuple(links),
         device=device,
