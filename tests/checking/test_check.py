@@ -73,18 +73,22 @@ MIXTURE = {
 }
 
 
+def in_bench(*values):
+    return pytest.param(*values, marks=pytest.mark.bench)
+
+
 @pytest.mark.parametrize(
     "fix",
     [
         {"dp_shard": 8, "ep": 4, "reshard_after_forward": False},
-        {"dp_shard": 8, "ep": 4, "reshard_after_forward": True},
+        in_bench({"dp_shard": 8, "ep": 4, "reshard_after_forward": True}),
         {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": False},
         {"tp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True},
-        {"tp": 2, "dp_shard": 4, "ep": 4, "sequence_parallel": False},
-        {"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
+        in_bench({"tp": 2, "dp_shard": 4, "ep": 4, "sequence_parallel": False}),
+        in_bench({"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
         {"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"},
-        {"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
-        {"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True},
+        in_bench({"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
+        in_bench({"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
         {"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
         {"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
     ],
@@ -121,9 +125,10 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
         ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
         ({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
+        ({"pp": 2, "dp_shard": 2, "schedule": "DualPipeV", "microbatch_size": 2}, None),
         *(
-            ({"pp": 2, "dp_shard": 2, "schedule": schedule, "microbatch_size": 2}, None)
-            for schedule in ("ZBVZeroBubble", "DualPipeV", "InterleavedZeroBubble")
+            in_bench({"pp": 2, "dp_shard": 2, "schedule": schedule, "microbatch_size": 2}, None)
+            for schedule in ("ZBVZeroBubble", "InterleavedZeroBubble")
         ),
         (
             {

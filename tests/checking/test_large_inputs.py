@@ -56,7 +56,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("microbatches", [2, 8])
+@pytest.mark.parametrize("microbatches", [pytest.param(2, marks=pytest.mark.bench), 8])
 def test_a_rank_holds_the_inputs_that_it_computes_on(tmp_path, layout, microbatches):
     fix = LAYOUTS[layout]
     (tmp_path / "images.py").write_text(MODEL)

@@ -142,10 +142,6 @@ CASES = {
         "routed_attention",
         {"tp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2, "sequence_parallel": False},
     ),
-    "routed_attention-cp_2_ep_2": (
-        "routed_attention",
-        {"cp": 2, "ep": 2, "microbatch_size": 2},
-    ),
     "routed_attention-cp_2_ep_4_full": (
         "routed_attention",
         {
@@ -153,7 +149,6 @@ CASES = {
             **{"reshard_after_forward": True, "activation_checkpointing": "full"},
         },
     ),
-    "routed_attention-cp_4_ep_4": ("routed_attention", {"cp": 4, "ep": 4}),
     "routed_attention-cp_2_ep_2_of_4": (
         "routed_attention",
         {"cp": 2, "dp_shard": 2, "ep": 2, "activation_checkpointing": "selective"},
@@ -161,10 +156,6 @@ CASES = {
     "routed_attention-cp_2_ep_4_pp_2": (
         "routed_attention",
         {**{"cp": 2, "dp_shard": 2, "ep": 4}, **{"pp": 2, "schedule": "Interleaved1F1B"}},
-    ),
-    "routed_attention-cp_2_ep_2_hsdp": (
-        "routed_attention",
-        {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2},
     ),
     "llama-tp_around_pp": (
         "shallow_llama",
