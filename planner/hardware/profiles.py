@@ -115,7 +115,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         name=reader.text("name"),
         memory_bytes=memory_bytes,
         reserve_bytes=gib_to_bytes(reader.number("reserve_gib")),
-        allocator_share=reader.number(share) if reader.has(share := "allocator_share") else 0.0,
+        allocator_share=reader.number("allocator_share") if reader.has("allocator_share") else 0.0,
         peak_flop_per_s=peaks,
         memory_bandwidth_bytes_per_s=gb_per_s_to_bytes_per_s(
             reader.positive("memory_bandwidth_gb_per_s")

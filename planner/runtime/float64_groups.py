@@ -1,6 +1,7 @@
 """Products of groups of rows in float64, for which torch has no kernel on CPUs."""
 
 import functools
+import warnings
 from itertools import pairwise
 
 import torch
@@ -27,9 +28,11 @@ def allow_float64_groups() -> torch.library.Library:
         return multiplied
 
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(  # type: ignore[no-untyped-call]
-        "_grouped_mm", multiply, "CPU", with_keyset=True, allow_override=True
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl(  # type: ignore[no-untyped-call]
+            "_grouped_mm", multiply, "CPU", with_keyset=True, allow_override=True
+        )
     return library  # whose kernel goes with it
 
 
