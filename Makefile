@@ -7,6 +7,7 @@
 # make bench-emulated  run layouts on clusters of network namespaces, compare with the predictions
 # make validate  price the published runs, say how far off the cost model is
 # make exports   read the files of plan export and the launch files with their targets' own parsers
+# make targets   install these frameworks
 # make dist      build the wheel into dist/
 # The first of them makes .venv and installs everything into it; later ones reuse it.
 
@@ -19,7 +20,7 @@ DEMO := plans/demo
 MACHINE := plans/machine.toml
 WORKERS ?= 2
 
-.PHONY: demo test check bench bench-emulated parity validate exports dist
+.PHONY: demo test check bench bench-emulated parity validate targets exports dist
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -48,6 +49,8 @@ parity: $(READY)
 
 validate: $(READY)
 	$(BIN)/python tests/bench/validation_table.py
+
+targets: $(TARGETS)/ready
 
 exports: $(TARGETS)/ready
 	$(TARGETS)/bin/python -m pytest tests/export -rs
