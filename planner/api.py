@@ -51,8 +51,9 @@ def plan(
         memory_margin: Share of each device's memory to keep free, None for 0.05.
         fix: Values to keep, by name: degrees (dp_replicate, dp_shard, cp, tp, pp, ep), schedule,
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
-            sequence_parallel, compile (run blocks by torch.compile), loss_chunks (parts of a
-            microbatch whose loss is taken one after the other).
+            sequence_parallel, compile (run blocks by torch.compile), cpu_offload (optimiser
+            states in host memory), loss_chunks (parts of a microbatch whose loss is taken one after
+            the other).
         top: Layouts to show.
         time_limit_s: Seconds after which the search proves no more and shows the gap; None for a
             limit of work, which is the same on every machine.

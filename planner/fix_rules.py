@@ -95,6 +95,7 @@ FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "sequence_parallel": _boolean,
     "compile": _boolean,
     "loss_chunks": _whole_number,
+    "cpu_offload": _boolean,
     "mesh_order": _mesh_order,
 }
 """What can be fixed, and how each value is checked and spelled."""
@@ -102,7 +103,7 @@ FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
 FRAMEWORK_FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **FIX_RULES,
     **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_with_frameworks),
-    **dict.fromkeys(("compile", "loss_chunks", "mesh_order"), _of_script_alone),
+    **dict.fromkeys(("compile", "loss_chunks", "cpu_offload", "mesh_order"), _of_script_alone),
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),
 }

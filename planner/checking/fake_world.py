@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -65,6 +66,24 @@ def _gathered_objects(objects: list[object], own: object, **_: object) -> None:
 
 def _nothing(*_: object, **__: object) -> None:
     pass
+
+
+@contextmanager
+def copied_from_host() -> Iterator[None]:
+    """Let a gather of offloaded parameters copy them first, as a device does from its host."""
+    own = FSDPParam.all_gather_inputs
+
+    def inputs(parameter: FSDPParam) -> Tree:
+        kept = parameter._sharded_param_data
+        if parameter.offload_to_cpu:
+            parameter._sharded_param_data = kept.clone()
+        try:
+            return own.__get__(parameter)
+        finally:
+            parameter._sharded_param_data = kept
+
+    with _patched(FSDPParam, "all_gather_inputs", property(inputs)):
+        yield
 
 
 @contextmanager
@@ -157,24 +176,36 @@ def named_group_size(name: str) -> int:
     return _resolve_process_group(GroupName(name)).size()
 
 
+def _sharded_parameters(module: nn.Module) -> list[FSDPParam]:
+    """Return what FSDP2 has of a module's parameters."""
+    return [
+        parameter
+        for each in module.modules()
+        if isinstance(each, FSDPModule)
+        for group in each._get_fsdp_state()._fsdp_param_groups
+        for parameter in group.fsdp_params
+    ]
+
+
+def offloaded_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the shards of a module's parameters that lie in host memory."""
+    found = _sharded_parameters(module)
+    return [parameter.sharded_param for parameter in found if parameter.offload_to_cpu]
+
+
 def parameters_held(module: nn.Module) -> dict[str, list[Tensor]]:
     """Return what is held of a module's parameters now, by FSDP2 or without it.
 
     Returns:
         Shards as "params"; gathered parameters and all gradients as "grads_and_buffers".
     """
-    groups = [
-        group
-        for each in module.modules()
-        if isinstance(each, FSDPModule)
-        for group in each._get_fsdp_state()._fsdp_param_groups
-    ]
-    own = [] if groups else list(module.parameters())
+    sharded = _sharded_parameters(module)
+    own = [] if sharded else list(module.parameters())
     held: dict[str, list[Tensor | None]] = {
         "params": [*own],
         "grads_and_buffers": [parameter.grad for parameter in own],
     }
-    for parameter in (each for group in groups for each in group.fsdp_params):
+    for parameter in sharded:
         held["params"].append(parameter.sharded_param)
         buffers = held["grads_and_buffers"]
         buffers.append(parameter.sharded_param.grad)

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from planner.checking.fake_world import FakeWorld, fake_group, parameters_held
+from planner.checking.fake_world import (
+    FakeWorld,
+    copied_from_host,
+    fake_group,
+    offloaded_parameters,
+    parameters_held,
+)
 from planner.checking.known_reads import NotedReads
 from planner.checking.script_rank import (
     Theirs,
@@ -97,7 +103,8 @@ class RankRun:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        with self._world.entered(), self._live.resizes_seen(), Watch(self._live, self._traffic):
+        seen = Watch(self._live, self._traffic)
+        with self._world.entered(), copied_from_host(), self._live.resizes_seen(), seen:
             yield
 
     def _known_reads(self, twin: nn.Module, inputs: Theirs) -> list[DataRead]:
@@ -120,27 +127,43 @@ class RankRun:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             optimizer.zero_grad()
+        self._leave_out_offloaded(trained)
         gc.collect()
         self._traffic.found.clear()
         self._live.restart(lambda: _held(trained))
         with reads:
             trained.step_over(batch)
 
+    def _leave_out_offloaded(self, trained: Theirs) -> None:
+        """Count what lies in host memory no more, and gradients from when they have come there."""
+        shards = [each for part in trained.parts for each in offloaded_parameters(part)]
+        for parameter in shards:
+            self._live.leave_out_tensor(parameter)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda shard: self._live.leave_out_tensor(shard.grad)
+                )
+        for state in _states(trained) if shards else ():
+            self._live.leave_out_tensor(state)
+
 
 def _held(trained: Theirs) -> Held:
     held = [parameters_held(part) for part in trained.parts]
-    states = [
+    return {
+        "params": [each for part in held for each in part["params"]],
+        "optimizer": _states(trained),
+        "grads_and_buffers": [each for part in held for each in part["grads_and_buffers"]],
+    }
+
+
+def _states(trained: Theirs) -> list[Tensor]:
+    return [
         value
         for optimizer in trained.optimizers
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, Tensor)
     ]
-    return {
-        "params": [each for part in held for each in part["params"]],
-        "optimizer": states,
-        "grads_and_buffers": [each for part in held for each in part["grads_and_buffers"]],
-    }
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

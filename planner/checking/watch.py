@@ -132,6 +132,11 @@ class LiveBytes(LiveStorages):
             if not _is_meta(part):
                 self._see(part.untyped_storage())
 
+    def leave_out_tensor(self, tensor: Tensor | None) -> None:
+        """Count a tensor no more, which lies in host memory."""
+        for part in () if tensor is None else _parts(tensor):
+            self.leave_out(part.untyped_storage())
+
     def _see(self, storage: torch.UntypedStorage) -> None:
         rose = self.see_storage(storage)
         if rose and self.peak_bytes > self._noted_bytes * (1 + _NOTED_STEP):

@@ -91,6 +91,9 @@ def show_command(console: Console, name: str) -> None:
     device = _read(_device_file(str(cluster["device"]), file))
     sections = [_section(f"Cluster {cluster['name']}", cluster)]
     sections.extend(_section(f"Link {link['name']}", link) for link in links)
+    host = cluster.get("host")
+    if isinstance(host, dict):
+        sections.append(_section("Host, of each node; its link of each GPU", host))
     sections.append(_section(f"Device {device['name']}", device))
     errors = device.get("step_time_errors", [])
     assert isinstance(errors, list)

@@ -360,6 +360,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Schedule", f"{plan.schedule}, {len(plan.stages)} stages" if plan.stages[1:] else ""),
         ("Tensor", "sequence parallel between regions" if plan.sequence_parallel else ""),
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
+        ("State", "in host memory" if plan.cpu_offload else ""),
         ("Recompute", recompute),
         ("Compile", "blocks by torch.compile" if plan.compile else ""),
         ("Loss", f"in {plan.loss_chunks} chunks of rows" if plan.loss_chunks > 1 else ""),

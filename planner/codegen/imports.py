@@ -75,6 +75,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
         (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
         (plan.compile, ("compiled", "compile_blocks")),
+        (plan.cpu_offload, ("offload", "keep_on_host")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),
         (chooses_parameters(plan), ("unused", "UnusedParameters")),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, reduce_scatter_s
 from planner.cost.link_budget import UnitPasses, exposed_s
 from planner.cost.model_units import ModelUnits
+from planner.cost.offload import HostState
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
@@ -60,6 +61,7 @@ class ShardedState:
         self._microbatches = configuration.num_microbatches
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward
+        self._state = HostState(configuration, cluster, framework)
         host = cluster.script_host
         self._issue_s = host.collective_s if host is not None else 0.0
         self._known: dict[Hashable, float] = {}
@@ -76,8 +78,10 @@ class ShardedState:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one rank has the state, so that nothing but its own copies takes time."""
-        return self._shard.num_ranks == self._replicate.num_ranks == 1
+        """Whether one device has the state, so that nothing but its own copies takes time."""
+        return (
+            not self._state.is_on_host and self._shard.num_ranks == self._replicate.num_ranks == 1
+        )
 
     # -- one unit ---------------------------------------------------------------------------------
 
@@ -119,13 +123,28 @@ class ShardedState:
 
     def _gather_s(self, index: int) -> float:
         unit = self._units[index]
-        return self._shared_s(all_gather_s, unit.gathered_bytes, unit.experts_gathered_bytes)
+        gather_s = self._shared_s(all_gather_s, unit.gathered_bytes, unit.experts_gathered_bytes)
+        share = self._share(
+            unit.trained_bytes + unit.frozen_bytes,
+            unit.experts_trained_bytes + unit.experts_frozen_bytes,
+        )
+        return self._state.copy_s(share) + gather_s
+
+    def _share(self, whole_bytes: float, experts_bytes: float) -> float:
+        """A rank's share of some of a unit's state."""
+        others_bytes = (whole_bytes - experts_bytes) / self._shard.num_ranks
+        return others_bytes + experts_bytes / self._experts.num_ranks
 
     def _scatter_s(self, index: int) -> float:
         unit, wire = self._units[index], self._wire
-        return self._shared_s(
+        scatter_s = self._shared_s(
             reduce_scatter_s, unit.trained_bytes * wire, unit.experts_trained_bytes * wire
         )
+        return scatter_s + (0.0 if self._state.copies_once else self._to_host_s(index))
+
+    def _to_host_s(self, index: int) -> float:
+        unit = self._units[index]
+        return self._state.copy_s(self._share(unit.trained_bytes, unit.experts_trained_bytes))
 
     def _replicas_s(self, index: int) -> float:
         unit = self._units[index]
@@ -139,7 +158,7 @@ class ShardedState:
             if num_bytes:
                 share_bytes = num_bytes / group.num_ranks * self._wire
                 total += self._collective_s(all_reduce_s, share_bytes, self._replicate)
-        return total
+        return total + (self._to_host_s(index) if self._state.copies_once else 0.0)
 
     def _forward_gather_s(self, index: int) -> float:
         """The gather of a block hides behind the forward of the block before it."""
@@ -149,12 +168,15 @@ class ShardedState:
         return self._passes.forward_exposed_s(self._units[index], gather_s)
 
     def _backward_s(self, index: int, kind: str, *, gathers_s: float, reductions_s: float) -> float:
-        """Exposed traffic of a unit's backward; that of the root and the first block is alone."""
+        """Exposed traffic of a unit's backward; that of the root and the first block is alone.
+
+        So are reductions that the host waits for.
+        """
         if index not in self._blocks:
             return gathers_s + reductions_s
         unit = self._units[index]
         alone_s = 0.0
-        if index == self._blocks.start:
+        if index == self._blocks.start or self._state.waits:
             alone_s, reductions_s = reductions_s, 0.0
         hidden_s = self._passes.backward_exposed_s(
             unit, kind, gathers_s=gathers_s, reductions_s=reductions_s

@@ -21,6 +21,7 @@ from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
 from planner.cost.link_budget import UnitPasses
 from planner.cost.model_units import ModelUnits
+from planner.cost.offload import HostState
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
@@ -121,6 +122,7 @@ class StageCosts:
         ranks = comm_group(cluster, *copy_axes(degrees, order))
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
         self._passes = passes = self._unit_passes(ranks)
+        self.state = HostState(configuration, cluster, framework)
         self._whole: WholeState | None = None
         self._sharded: ShardedState | None = None
         self._shards = degrees.shards if configuration.state_form == "fsdp" else 1
@@ -341,8 +343,7 @@ class StageCosts:
             tensors_s = self.total("tensors", first, end) * tensor_s
             updated_s = parameters * host.element_s + tensors_s
         else:
-            moved_bytes = parameters * self.framework.optimizer_moved_bytes
-            updated_s = moved_bytes / self.device.pointwise_bytes_per_s
+            updated_s = self.state.update_s(parameters)
         if self._sharded is not None and self._sharded.is_alone:
             updated_s += self._sharded.step_s(first, end)
         return updated_s + self.framework.step_s / self.configuration.virtual_stages

@@ -22,6 +22,7 @@ from dataclasses import replace
 from math import ceil
 
 from planner.cost.breakdown import MemoryBreakdown
+from planner.cost.fsdp_root import FsdpRoot
 from planner.cost.held_stage import (
     HeldStage,
     StageState,
@@ -76,10 +77,13 @@ class StageMemory:
         """Memory beside them, as a share of what they take."""
         self._shards = configuration.degrees.shards
         self._gathers = configuration.state_form == "fsdp"
+        self._offloads = configuration.cpu_offload
+        self._adds_up_late = configuration.degrees.dp_replicate > 1 < configuration.num_microbatches
         self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         degrees = configuration.degrees
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
+        self._root = FsdpRoot(model)
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
         self._sums = model.byte_sums
@@ -127,22 +131,8 @@ class StageMemory:
         copies = self._gathered_copies_bytes(range(first, end))
         return self._sum("gathered_bytes", first, end) - copies
 
-    def _root(self, first: int, end: int) -> tuple[int, ...]:
-        """Units whose parameters form the FSDP root of the stage."""
-        ends = {0, *range(self._blocks.stop, len(self._units))}  # of one unit alone, one
-        return tuple(i for i in ends if first <= i < end)
-
-    def _root_gathered_bytes(self, first: int, end: int) -> int:
-        root = self._root(first, end)
-        return sum(self._units[i].gathered_bytes for i in root) - self._gathered_copies_bytes(root)
-
-    def _root_trained_bytes(self, first: int, end: int) -> int:
-        """Trained parameters of the root on one tp rank in the optimiser's dtype."""
-        root = self._root(first, end)
-        return sum(self._units[i].trained_bytes for i in root) - self._copies_bytes(root)
-
     def _root_shards_bytes(self, first: int, end: int) -> float:
-        return self._root_trained_bytes(first, end) / self._shards
+        return self._root.trained_bytes(first, end) / self._shards
 
     def _late_root_shards_bytes(self, first: int, end: int) -> float:
         """Shards of the root's gradients, where no earlier backward of the step has left some."""
@@ -163,7 +153,7 @@ class StageMemory:
         inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
         following = max((self._others_gathered_bytes(i) for i in inside), default=0)
-        return min(everything, self._root_gathered_bytes(first, end) + largest + following)
+        return min(everything, self._root.gathered_bytes(first, end) + largest + following)
 
     def _others_gathered_bytes(self, index: int) -> int:
         """What of a unit is gathered with the rest of its block."""
@@ -184,7 +174,7 @@ class StageMemory:
         inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
         blocks = 1 if self._configuration.reshard_after_forward else 2
-        left = self._root_gathered_bytes(first, end) + blocks * largest
+        left = self._root.gathered_bytes(first, end) + blocks * largest
         return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
@@ -194,7 +184,10 @@ class StageMemory:
         """
         sharded = self.sharded_trained_bytes(first, end)
         if not self.transients.adds_up_gradients:
-            return sharded - self._late_root_shards_bytes(first, end), 0.0
+            sharded -= self._late_root_shards_bytes(first, end)
+            # Replicas add up theirs in the last backward, and keep them on their devices till then.
+            return sharded if self._adds_up_late else self._here(sharded), 0.0
+        sharded = self._here(sharded)
         return sharded, self.local_trained_bytes(first, end) - sharded
 
     def receive_bytes(self, first: int, end: int) -> int:
@@ -234,11 +227,22 @@ class StageMemory:
         if moment.has_new_gradients:
             buffers += self.new_gradient_bytes(first, end)
         return StageState(
-            params=self._sharded_bytes(first, end),
+            params=self._here(self._sharded_bytes(first, end)),
             grads=sharded,
-            optimizer=self._optimizer_bytes(first, end),
+            optimizer=self._here(self._optimizer_bytes(first, end)),
             buffers=buffers,
         )
+
+    def _here(self, state_bytes: float) -> float:
+        """What of a rank's share of the state is on its device."""
+        return 0.0 if self._offloads else state_bytes
+
+    def host_bytes(self, first: int, end: int) -> float:
+        """What of a rank's share of the state is in host memory, its gradients included."""
+        if not self._offloads:
+            return 0.0
+        updated_bytes = self.sharded_trained_bytes(first, end)
+        return self._sharded_bytes(first, end) + updated_bytes + self._optimizer_bytes(first, end)
 
     def _at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward.
@@ -249,9 +253,9 @@ class StageMemory:
             return self._at_backward(first, end, StageMoment(in_flight=0))
         root_shards = self._late_root_shards_bytes(first, end)
         return StageState(
-            params=self._sharded_bytes(first, end),
-            grads=self.sharded_trained_bytes(first, end) - root_shards,
-            optimizer=self._optimizer_bytes(first, end),
+            params=self._here(self._sharded_bytes(first, end)),
+            grads=self._here(self.sharded_trained_bytes(first, end) - root_shards),
+            optimizer=self._here(self._optimizer_bytes(first, end)),
             buffers=self.receive_bytes(first, end),
             transient=self.reduction_transient_bytes(first, end),
         )
@@ -268,7 +272,7 @@ class StageMemory:
         whole, beyond = (0, len(self._units)), 0
         if self._gathers and self._configuration.reshard_after_forward:
             largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
-            beyond = self.gathered_bytes(*whole) - self._root_gathered_bytes(*whole) - largest
+            beyond = self.gathered_bytes(*whole) - self._root.gathered_bytes(*whole) - largest
         return self.static_bytes(*whole) - beyond
 
     def gradient_bytes(self, first: int, end: int) -> float:
@@ -285,13 +289,13 @@ class StageMemory:
         for each reader and their sum; gradients of earlier backwards are added up in the dtype of
         the reduction. Then parameters are sharded, and gradients are copied to the input of the
         reduction; at last that input and the rank's shards, beside which torch's schedules still
-        have what was copied, unless one rank has it all.
+        have what was copied, and others the last of it, unless one rank has it all.
         """
         if not self._gathers:
             return 0.0
-        units = self._root(first, end)
-        reduced = self._root_trained_bytes(first, end)
-        gathered = self._root_gathered_bytes(first, end)
+        units = self._root.units(first, end)
+        reduced = self._root.trained_bytes(first, end)
+        gathered = self._root.gathered_bytes(first, end)
         frozen = sum(self._units[i].frozen_bytes for i in units)
         tied = [each for each in self._model.tied if each.trained_bytes]
         new = gathered - frozen + sum(2 * t.copies(units) * t.gathered_bytes for t in tied)
@@ -299,11 +303,11 @@ class StageMemory:
         if summed and gathered - frozen == reduced:
             new = 0  # each is added where it is made
         copied = summed or gathered - frozen
-        left = copied if self._pipelined and self._shards > 1 else 0
+        left = copied if self._pipelined else copied * self._root.last_share(first, end)
         return max(
             float(gathered + new + summed),
             float(copied + reduced),
-            reduced + self._root_shards_bytes(first, end) + left,
+            reduced + self._root_shards_bytes(first, end) + left * (self._shards > 1),
         )
 
     def reduction_bytes(self, first: int, end: int) -> float:

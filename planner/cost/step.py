@@ -83,12 +83,14 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
         for rank, each in enumerate(moments)
     )
     most = costs.device.capacity_bytes - costs.framework.unusable_bytes
+    on_host = max(costs.memory.host_bytes(each.first, each.end) for each in stages)
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
         stages=seconds,
         moments=moments,
         memory_by_rank=memories,
-        fits=max(memory.total_bytes for memory in memories) <= most,
+        fits=max(memory.total_bytes for memory in memories) <= most
+        and on_host <= costs.state.room_bytes,
     )
 
 

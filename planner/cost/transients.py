@@ -24,7 +24,9 @@ class Transients:
         self._configuration = configuration
         self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
-        self._is_reduced = configuration.degrees.shards > 1
+        self._is_reduced = configuration.degrees.shards > 1 or (
+            configuration.cpu_offload and configuration.reshard_after_forward
+        )
 
     @property
     def key(self) -> Hashable:
@@ -58,6 +60,12 @@ class Transients:
             unit.gathered_bytes - unit.frozen_bytes != unit.trained_bytes for unit in self._units
         )
         return dtypes_differ or not self.adds_up_gradients
+
+    @property
+    def _reduces_root_last(self) -> bool:
+        """Whether the root's gradients wait for the end of each backward, and blocks' do not."""
+        is_fsdp = self._configuration.state_form == "fsdp"
+        return is_fsdp and self._configuration.reshard_after_forward and not self._pipelined
 
     @cached_property
     def _adds_new_gradients(self) -> bool:
@@ -158,7 +166,16 @@ class Transients:
             own = unit.gradient_temporary_bytes
         elif self._adds_new_gradients:
             own = unit.added_temporary_bytes
-        return own[kind] + self.reduced_bytes(index)
+        return max(own[kind] + self.reduced_bytes(index), self._copied_bytes(index))
+
+    def _copied_bytes(self, index: int) -> int:
+        """A rank's share of a unit on its way from host memory, out of which it is gathered."""
+        if not self._configuration.cpu_offload:
+            return 0
+        unit, degrees = self._units[index], self._configuration.degrees
+        experts = unit.experts_trained_bytes
+        others = (unit.trained_bytes - experts) / degrees.shards
+        return round(others + experts / degrees.expert_shards)
 
     def by_kind(self, index: int) -> tuple[tuple[int, int], ...]:
         """Highest transients of a unit by its recomputation, as RECOMPUTATIONS has them.
@@ -186,7 +203,8 @@ class Transients:
         (new, own), (new_behind, behind) = map(self._reduction_bytes, (index, index + 1))
         if not self._configuration.reshard_after_forward:
             return max(0, own - new, behind - new_behind)
-        return max(new + behind, own)
+        # A rank by itself has nothing to wait for, and keeps no input.
+        return max(new + behind * (self._configuration.degrees.shards > 1), own)
 
     def _reduction_bytes(self, index: int) -> tuple[int, int]:
         """New gradients of a block, and the input of their reduction; none of other units."""
@@ -206,6 +224,7 @@ class Transients:
         """
         unit = self._units[index]
         released = unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
-        if self._has_new_gradients and not unit.lasting_bytes:
+        lasts = self._has_new_gradients or self._reduces_root_last
+        if lasts and not unit.lasting_bytes:
             released -= unit.gathered_bytes - unit.frozen_bytes
         return released

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from planner.errors import ProfileError, RequestError
 from planner.hardware.fields import FieldReader, near_names, read_toml
+from planner.hardware.host_fields import read_host
 from planner.hardware.measured_fields import read_measured, read_ops
 from planner.hardware.sharing import share_node
 from planner.hardware.spec import (
@@ -159,8 +160,9 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
     host = "host_time_factor"
     host_time_factor = reader.number(host) if reader.has(host) else 1.0
     in_training = {key: reader.positive(key) for key in LINK_CONSTANTS if reader.has(key)}
-    numbers = reader.finish()
     per_node = profile_gpus_per_node if gpus_per_node is None else gpus_per_node
+    host_spec = read_host(reader, min(gpus, per_node))
+    numbers = reader.finish()
     if gpus < 1 or per_node < 1:
         raise RequestError(f"{gpus} GPUs with {per_node} per node: both must be at least 1")
     links = tuple(_on_nodes(link, profile_gpus_per_node, per_node, name) for link in links)
@@ -171,6 +173,7 @@ def load_cluster(name_or_path: str, *, gpus: int, gpus_per_node: int | None = No
         links=links,
         num_gpus=gpus,
         host_time_factor=host_time_factor,
+        host=host_spec,
         **measured,
         in_training=in_training,
         step_time_errors=device.step_time_errors,

@@ -195,6 +195,20 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """What a node's host gives each of its devices, where optimiser states may lie with it."""
+
+    memory_bytes: int
+    """Host memory of one rank: that of the node, shared out evenly."""
+    link_bytes_per_s: float
+    """Copies between host and device, in one direction, as large ones in pinned memory reach it."""
+    memory_bandwidth_bytes_per_s: float
+    """What one rank's optimiser reaches of the host's memory while all ranks update."""
+    numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
+    """Provenance and source of every number, by its key in the profile file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptHost:
     """What the emitted script's own code takes on the hosts of a cluster, where it was measured."""
 
@@ -237,6 +251,8 @@ class ClusterSpec:
     reduces whole tensors on all ranks."""
     script_host: ScriptHost | None = None
     """Times of the script's code, None where a framework's constants stand for them."""
+    host: HostSpec | None = None
+    """What states can be offloaded to, None where nothing is known of it."""
     measured_on: str = ""
     """The machine that the numbers are of, "" where it is not one machine."""
     in_training: Mapping[str, float] = field(default_factory=dict, hash=False)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from planner.errors import ProfileError, RequestError
 from planner.hardware.fields import near_names, read_toml
@@ -54,7 +55,10 @@ def template_files(name: str, *, like: str) -> dict[str, str]:
 def _text(kind: str, like: str, content: Mapping[str, object]) -> str:
     lines = [_HEAD.format(kind=kind, like=like)]
     tables = {key: value for key, value in content.items() if _is_tables(value)}
-    lines += _lines({key: value for key, value in content.items() if key not in tables})
+    own = {key: value for key, value in content.items() if _is_table(value)}
+    lines += _lines({k: value for k, value in content.items() if k not in (*tables, *own)})
+    for key, table in own.items():
+        lines += [f"\n[{key}]", *_lines(table)]
     for key, value in tables.items():
         if key not in _OF_ITS_RUNS:
             assert isinstance(value, list)
@@ -65,6 +69,11 @@ def _text(kind: str, like: str, content: Mapping[str, object]) -> str:
 
 def _is_tables(value: object) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _is_table(value: object) -> TypeGuard[dict[str, object]]:
+    """Whether it is a table, and no number with its source."""
+    return isinstance(value, dict) and "value" not in value
 
 
 def _lines(content: Mapping[str, object]) -> Iterator[str]:

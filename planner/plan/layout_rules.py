@@ -315,6 +315,22 @@ def _loss(plan: Plan) -> Iterator[str]:
         yield f"the loss is taken in {plan.loss_chunks} chunks of what {plan.loss_module!r} returns"
 
 
+def _offload(plan: Plan) -> Iterator[str]:
+    """The state lies in host memory as a whole, one stage on each rank, or on devices."""
+    if len(plan.host_bytes_by_rank) != plan.cpu_offload * plan.degrees.pp:
+        yield f"{len(plan.host_bytes_by_rank)} ranks have states in host memory"
+    if not plan.cpu_offload:
+        return
+    if plan.state_form != "fsdp" or plan.virtual_stages > 1:
+        yield f"{plan.virtual_stages} stages of a rank, form {plan.state_form}, are offloaded"
+    for rank, memory in enumerate(plan.memory_by_rank):
+        held = memory.params_bytes + memory.optimizer_bytes
+        adds_up_late = plan.degrees.dp_replicate > 1 < plan.num_microbatches
+        held += memory.grads_bytes * (not adds_up_late)
+        if held:
+            yield f"rank {rank} has {held} bytes of offloaded states on its device"
+
+
 LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "units": _units,
     "degrees": _degrees,
@@ -332,5 +348,6 @@ LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "tied parameters": _tied_parameters,
     "crossings": _crossings,
     "loss": _loss,
+    "offload": _offload,
 }
 """Rules of a plan by itself."""

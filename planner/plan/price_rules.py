@@ -61,7 +61,7 @@ def _idle_parts(plan: Plan) -> Iterator[str]:
         (degrees.cp == 1, "cp is 1", ("cp_comm_s",)),
         (degrees.ep == 1, "ep is 1", ("ep_comm_s",)),
         (degrees.pp == 1, "pp is 1", ("pp_comm_s", "bubble_s")),
-        (degrees.world_size == 1, "there is one device", ("dp_comm_s",)),
+        (degrees.world_size == 1 and not plan.cpu_offload, "there is one device", ("dp_comm_s",)),
         (not recomputes, "nothing is recomputed", ("recompute_s",)),
     ):
         for name in names:
@@ -169,6 +169,18 @@ def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
             )
 
 
+def _host_memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """Every rank's share of the state fits into its share of the host, where it lies there."""
+    if plan.cpu_offload and cluster.host is None:
+        yield f"states are offloaded, but nothing is known of the hosts of {cluster.name}"
+    for rank, needed in enumerate(plan.host_bytes_by_rank):
+        if cluster.host is not None and needed > cluster.host.memory_bytes:
+            yield (
+                f"pipeline rank {rank} needs {format_bytes(needed)} of "
+                f"{format_bytes(cluster.host.memory_bytes)} of its host"
+            )
+
+
 def _reserve(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """All ranks and stages have the same reserve, but for what the allocator holds of tensors."""
     share = cluster.device.allocator_share
@@ -190,6 +202,7 @@ def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
     "devices": _devices,
     "memory": _memory,
+    "host memory": _host_memory,
     "reserve": _reserve,
     "MFU": _mfu,
 }

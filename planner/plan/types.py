@@ -128,6 +128,11 @@ class Plan:
     logits never lie whole."""
     loss_module: str = ""
     """Path of the ``nn.Linear`` that makes the logits, where there are several chunks."""
+    cpu_offload: bool = False
+    """Each rank's share of parameters, gradients and optimiser states lies in host memory, and is
+    updated there (FSDP2's ``CPUOffloadPolicy``)."""
+    host_bytes_by_rank: tuple[int, ...] = ()
+    """Host memory of that share on each pipeline rank, where it is offloaded."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks). Where one rank has

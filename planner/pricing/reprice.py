@@ -114,6 +114,7 @@ def plan_configuration(plan: Plan) -> Configuration:
         sequence_parallel=plan.sequence_parallel,
         compile=plan.compile,
         loss_chunks=plan.loss_chunks,
+        cpu_offload=plan.cpu_offload,
         mesh_order=plan.mesh_order,
         state_form=plan.state_form,
     )

@@ -8,9 +8,10 @@ import torch
 class _Storage:
     """A storage that is alive."""
 
-    __slots__ = ("num_bytes", "reference")
+    __slots__ = ("is_elsewhere", "num_bytes", "reference")
 
     def __init__(self) -> None:
+        self.is_elsewhere = False
         self.num_bytes = 0
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -47,13 +48,20 @@ class LiveStorages:
             entry = known = _Storage()
             entry.reference = weakref.ref(storage, lambda _: self._forget(key, entry))
             self._live[key] = entry
-        if size == known.num_bytes:
+        if size == known.num_bytes or known.is_elsewhere:
             return False
         self.now_bytes += size - known.num_bytes
         known.num_bytes = size
         rose = self.now_bytes > self.peak_bytes
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
         return rose
+
+    def leave_out(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage no more, which lies elsewhere from now on."""
+        self.see_storage(storage)
+        known = self._live[storage._cdata]
+        self.now_bytes -= known.num_bytes
+        known.num_bytes, known.is_elsewhere = 0, True
 
     def _forget(self, key: int, entry: _Storage) -> None:
         if self._live.get(key) is entry:

@@ -33,6 +33,7 @@ REPORT_COLUMNS = (
     "sequence_parallel",
     "compile",
     "loss_chunks",
+    "cpu_offload",
     "mesh_order",
     "step_time_s",
     "compute_s",
@@ -69,7 +70,13 @@ _INTEGER_COLUMNS = (
 )
 
 
-_FLAG_COLUMNS = ("rule_of_thumb", "reshard_after_forward", "sequence_parallel", "compile")
+_FLAG_COLUMNS = (
+    "rule_of_thumb",
+    "reshard_after_forward",
+    "sequence_parallel",
+    "compile",
+    "cpu_offload",
+)
 
 _TEXT_COLUMNS = (
     "status",
@@ -183,6 +190,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "sequence_parallel": plan.sequence_parallel,
         "compile": plan.compile,
         "loss_chunks": plan.loss_chunks,
+        "cpu_offload": plan.cpu_offload,
         "mesh_order": ORDER_SIGN.join(plan.mesh_order),
         "step_time_s": figures.step_time_s,
         **asdict(plan.costs),

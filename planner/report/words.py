@@ -6,7 +6,7 @@ from planner.plan.serialize import checkpointing_counts
 from planner.plan.types import Plan, SolverReport
 from planner.report.figures import cost_differences
 from planner.strategy.placement import axis_group
-from planner.units import format_s
+from planner.units import format_bytes, format_s
 from planner.vocabulary import V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Axis, Recomputation
 
 COMPONENT_WORDS = {
@@ -59,6 +59,7 @@ def detail_words(plan: Plan) -> str:
     return (
         f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
         f"recompute {recompute or 'none'}{', compiled blocks' if plan.compile else ''}"
+        f"{', state in host memory' if plan.cpu_offload else ''}"
         f"{f', loss in {plan.loss_chunks} chunks' if plan.loss_chunks > 1 else ''}"
     )
 
@@ -78,6 +79,8 @@ def explanation(plan: Plan, cluster: ClusterSpec) -> tuple[tuple[str, str], ...]
         lines.append(("experts", _expert_words(plan)))
     if plan.degrees.pp > 1:
         lines.append(("pipeline", _pipeline_words(plan)))
+    if plan.cpu_offload:
+        lines.append(("offload", _offload_words(plan)))
     lines.append(("recompute", _recompute_words(plan)))
     if plan.compile:
         lines.append(
@@ -234,6 +237,14 @@ def _expert_words(plan: Plan) -> str:
         f"{degrees.ep} ranks{included} share the experts of a block, and send each token to the "
         "ranks of its own; priced with as many tokens for each rank: one that gets more takes "
         "longer and needs more memory"
+    )
+
+
+def _offload_words(plan: Plan) -> str:
+    return (
+        "each rank's share of parameters, gradients and optimiser states lies in host memory, up "
+        f"to {format_bytes(max(plan.host_bytes_by_rank))}, and is updated there; a gather copies "
+        "what it needs to the device"
     )
 
 

@@ -51,6 +51,7 @@ def shard_experts(
             mesh=mesh[axes],
             reshard_after_forward=reshard_after_forward,
             mp_policy=mixed_precision(dtype),
+            offload_policy=part.offload_policy,
             shard_placement_fn=place,
         )
 

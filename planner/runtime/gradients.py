@@ -30,7 +30,7 @@ def clip_gradients(
         The norm before scaling, the same on every rank.
     """
     pp_size = mesh["pp"].size() if "pp" in axis_names(mesh) else 1
-    device = parts[0].device
+    device = parts[0].state_device
     grads_by_holders: dict[int, list[Tensor]] = {}
     all_grads: list[Tensor] = []
     for part in parts:

@@ -6,7 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -38,6 +43,8 @@ class Part(nn.Module):
         self.user = user
         self.blocks = tuple(blocks)
         self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.state_device = self.device  # of parameters between steps, and of optimisers
+        self.offload_policy = OffloadPolicy()  # none
         self.first_names = first_names(model)
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         self.shapes = {name: tuple(tensor.shape) for name, tensor in named}
@@ -80,7 +87,7 @@ class Part(nn.Module):
         for name, buffer in self.model.named_buffers():
             if buffer.is_meta:
                 raise RunError(f"buffer {name} lies on the meta device: build it with its values")
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.state_device = device, dtype, device
         self._apply(self._moved)  # type: ignore[no-untyped-call]
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -90,7 +97,8 @@ class Part(nn.Module):
         """Allocate parameters that are still on the meta device; they get their values later."""
 
         def real(tensor: Tensor) -> Tensor:
-            return torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+            here = self.state_device
+            return torch.empty_like(tensor, device=here) if tensor.is_meta else tensor
 
         on_meta = [parameter for parameter in self.parameters() if parameter.is_meta]
         self.has_weights = not on_meta
@@ -121,19 +129,22 @@ def shard_parameters(
     """Apply FSDP2 to each block and then to the rest, which stays gathered until its backward.
 
     The mesh is that of the ranks that share the state, with those that replicate it before them.
-    Where one rank has it, and nothing is cast or split, FSDP2 would only copy: parameters stay.
+    Where one rank has it, and nothing is cast, split or offloaded, FSDP2 would only copy:
+    parameters stay.
     """
     is_split = any(isinstance(parameter, DTensor) for parameter in part.parameters())
-    if mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split:
+    stays = mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split
+    if stays and type(part.offload_policy) is OffloadPolicy:
         return
-    policy = mixed_precision(dtype)
+    policy: dict[str, Any] = {
+        "mp_policy": mixed_precision(dtype),
+        "offload_policy": part.offload_policy,
+    }
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):
             block.register_forward_hook(lambda _, __, out: tree_map_only(Tensor, without_view, out))
-            fully_shard(
-                block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy
-            )
-    fully_shard(part, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, **policy)
+    fully_shard(part, mesh=mesh, reshard_after_forward=False, **policy)
     part.stays_sharded = reshard_after_forward
 
 

@@ -208,6 +208,8 @@ class ColumnMaker:
         memory, state = self.table.memory, self._state(first, end)
         if state.reduction_bytes > capacity_bytes:
             return None
+        if memory.host_bytes(first, end) > self.table.state.room_bytes:
+            return None
         rooms = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
         beside = state.beside_bytes
 

@@ -224,9 +224,11 @@ class ConfigurationSearch:
     def exceeds_memory(self, stage: int, first: int, end: int) -> bool:
         """Whether no run that begins at ``first`` and ends at ``end`` or later fits a rank.
 
-        Parameters and activations grow with the run. Receive buffers do not (they end with the
-        model), and are left out.
+        Parameters and activations grow with the run, and so does what lies in host memory. Receive
+        buffers do not (they end with the model), and are left out.
         """
+        if self.table.memory.host_bytes(first, end) > self.table.state.room_bytes:
+            return True
         held, gradients, kept, received = self.least_held(*self.representative(first, end))
         room = self.room_bytes - held
         return any(

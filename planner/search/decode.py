@@ -79,9 +79,25 @@ def plan_of(
         tokens_per_step=context.global_batch_size * graph.tokens_per_sample,
         compile=configuration.compile,
         loss_chunks=configuration.loss_chunks,
+        cpu_offload=configuration.cpu_offload,
+        host_bytes_by_rank=_host_bytes(costs, stages),
         loss_module=context.loss_module if configuration.loss_chunks > 1 else "",
         state_form=configuration.state_form,
         flop_per_step=round((graph.forward_flop + graph.backward_flop) * samples),
+    )
+
+
+def _host_bytes(costs: StageCosts, stages: Sequence[StageChoice]) -> tuple[int, ...]:
+    """Host memory that a rank of each pipeline rank needs, where states are offloaded."""
+    configuration = costs.configuration
+    if not configuration.cpu_offload:
+        return ()
+    return tuple(
+        sum(
+            round(costs.memory.host_bytes(stages[index].first, stages[index].end))
+            for index in configuration.stages_of(rank)
+        )
+        for rank in range(configuration.degrees.pp)
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from planner.cost.breakdown import MemoryBreakdown
@@ -34,6 +35,17 @@ def nothing_fits(
     space: LayoutSpace, searches: Sequence[ConfigurationSearch], resize: Resize
 ) -> InfeasiblePlanError:
     """Say by how much the closest layout misses, where, and the smallest change that fits."""
+    host = space.cluster.host
+    if host is not None and space.request.fixed.cpu_offload:
+        needed = min(_on_host_bytes(search) for search in searches)
+        if needed > host.memory_bytes:
+            return InfeasiblePlanError(
+                f"the hosts of {space.cluster.num_gpus} x {space.cluster.device.name} do not hold "
+                f"the states: a rank needs {format_bytes(needed)} at the least, and has "
+                f"{format_bytes(host.memory_bytes)} of its node",
+                hint=_smallest_change(space, resize),
+                shortfall_bytes_by_stage={},
+            )
     needs = [(least_memory(search), search) for search in searches]
     need, search = min(needs, key=lambda pair: pair[0].memory.total_bytes)
     capacity = space.cluster.device.capacity_bytes
@@ -51,6 +63,12 @@ def nothing_fits(
         hint=_smallest_change(space, resize),
         shortfall_bytes_by_stage={need.rank: short},
     )
+
+
+def _on_host_bytes(search: ConfigurationSearch) -> int:
+    """Host memory of the fullest rank of an even cut."""
+    runs = pairwise(search.even_cut())
+    return round(max(search.table.memory.host_bytes(first, end) for first, end in runs))
 
 
 def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:

@@ -56,6 +56,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         sequence_parallel=degrees.tp > 1,
         compile=space.request.fixed.compile and degrees.tp == 1,
         loss_chunks=space.request.fixed.loss_chunks if degrees.tp == 1 else None,
+        cpu_offload=space.request.fixed.cpu_offload,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
     form = space.state_form(degrees)

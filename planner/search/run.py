@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from planner.errors import CodegenError, RequestError
+from planner.errors import CodegenError, InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
@@ -25,6 +25,9 @@ from planner.vocabulary import PLANNED_AXES
 
 _THE_SCRIPT = "the script"
 """Rule of what the training script cannot run."""
+
+_ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
+"""What a searched set with states in host memory leaves out."""
 
 _FOUND_LATE = (_THE_SCRIPT, "nothing to split")
 """Rules of layouts that were refused when they were laid out."""
@@ -66,7 +69,7 @@ class Search:
         """Find the best plan and prove it.
 
         Where its layouts turn out not to run at its own microbatch size, all is decided again
-        with what runs.
+        with what runs. States lie in host memory where it is asked for, or else nothing fits.
 
         Raises:
             RequestError: The model's shapes allow no layout.
@@ -74,7 +77,7 @@ class Search:
             SolverError: The solver found nothing within the limit.
         """
         while True:
-            decision, report = self._decided()
+            decision, report = self._decided_somewhere()
             best = decision.incumbents.ranked()[0].search
             if self._space.confirm(best.priced.choice):
                 break
@@ -86,6 +89,21 @@ class Search:
             rejections=(*self._rejections, *decision.rejections()),
             solver=report,
         )
+
+    def _decided_somewhere(self) -> tuple[Decision, SolverReport]:
+        """Decide with states on the devices, and on their hosts where that does not fit."""
+        try:
+            return self._decided()
+        except InfeasiblePlanError as error:
+            on_device, offloaded = error, self._space.offloaded()
+            if offloaded is None:
+                raise
+        self._space = offloaded
+        try:
+            return self._decided()
+        except (InfeasiblePlanError, RequestError, CodegenError) as error:
+            on_device.hint = f"{on_device.hint} Nor does it fit with cpu_offload=true: {error}."
+            raise on_device from None
 
     def _decided(self) -> tuple[Decision, SolverReport]:
         """Decide among all configurations; raises what ``run`` does."""
@@ -106,6 +124,8 @@ class Search:
         if not decision.searches:
             raise self._nothing_legal()
         orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
+        if self._space.request.fixed.cpu_offload:
+            orders += (_ONE_STAGE_EACH,)
         report = replace(report, limits=(*report.limits, *orders))
         if not decision.incumbents.solved:
             raise nothing_fits(self._space, decision.searches, self._resize)

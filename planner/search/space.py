@@ -26,6 +26,7 @@ from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.fixed_rules import (
     chunk_rule,
     compile_rule,
+    offload_rule,
     recomputation_rule,
     stream_rule,
 )
@@ -157,6 +158,7 @@ class LayoutSpace:
             rule = rule or compile_rule(degrees, request.fixed)
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)
+            rule = rule or offload_rule(request.fixed, self.cluster)
             rule = rule or self.orders.broken_rule(degrees)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
@@ -193,12 +195,14 @@ class LayoutSpace:
     def state_form(self, degrees: ParallelDegrees) -> StateForm:
         """How the script holds parameters: as they are where nothing is shared, split or cast."""
         dtype = self.request.dtype
-        is_alone = degrees.pp == degrees.world_size
+        is_alone = degrees.pp == degrees.world_size and not self.request.fixed.cpu_offload
         is_cast = DTYPE_BYTES[dtype] != master_bytes(dtype)
         return "plain" if self.framework.name == SCRIPT and is_alone and not is_cast else "fsdp"
 
     def state_fits(self) -> bool:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""
+        if self.request.fixed.cpu_offload:
+            return True  # they lie elsewhere
         device = self.cluster.device
         graph = self.graphs.smallest
         trained, dtype = graph.num_trainable_parameters, self.request.dtype
@@ -209,6 +213,14 @@ class LayoutSpace:
             reserve_bytes = device.reserve_bytes
         needed_bytes = state_bytes * (1 + device.allocator_share) / self.cluster.num_gpus
         return needed_bytes <= device.capacity_bytes - reserve_bytes
+
+    def offloaded(self) -> "LayoutSpace | None":
+        """The same with states in host memory; None where that is decided, or not possible."""
+        fixed = replace(self.request.fixed, cpu_offload=True)
+        is_open = self.request.fixed.cpu_offload is None and self.framework.name == SCRIPT
+        if not is_open or offload_rule(fixed, self.cluster) is not None:
+            return None
+        return LayoutSpace(self.graphs, self.cluster, replace(self.request, fixed=fixed))
 
     def confirm(self, choice: ShardingChoice) -> bool:
         """Try a choice as the script will run it; False where that changes what it costs."""

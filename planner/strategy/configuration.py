@@ -38,6 +38,8 @@ class Configuration:
     """Blocks run compiled (``torch.compile``)."""
     loss_chunks: int = 1
     """Chunks of rows that the loss of a microbatch is taken in."""
+    cpu_offload: bool = False
+    """Parameters, gradients and optimiser states lie in host memory, where they are updated."""
     mesh_order: MeshOrder = MESH_ORDER
     """Axes from outermost to innermost."""
     state_form: StateForm = "fsdp"

@@ -1,5 +1,6 @@
 """Rules of what a request fixes beside degrees, with the reason for each no."""
 
+from planner.hardware.spec import ClusterSpec
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import (
@@ -9,7 +10,7 @@ from planner.strategy.rules import (
     divisors,
     listed,
 )
-from planner.vocabulary import Axis, Recomputation
+from planner.vocabulary import SHARED_SCHEDULES, Axis, Recomputation
 
 
 def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
@@ -35,6 +36,32 @@ def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | N
         detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
         f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
     )
+
+
+def offload_rule(fixed: FixedValues, cluster: ClusterSpec) -> BrokenRule | None:
+    """Refuse states in host memory of which nothing is known, or which is the device's own."""
+    if not fixed.cpu_offload:
+        return None
+    asked = f"cpu_offload=true on cluster {cluster.name!r}"
+    schedule, stages = fixed.schedule, fixed.virtual_stages or 1
+    if schedule in SHARED_SCHEDULES or stages > 1:
+        what = schedule or f"virtual_stages={stages}"
+        return BrokenRule(
+            rule="cpu_offload with shared ranks",
+            detail=f"cpu_offload=true with {what}: what several stages of a rank hold in host "
+            "memory is not planned; schedule can be 1F1B or GPipe, with one stage on each rank",
+        )
+    if cluster.host_is_device:
+        detail = f"{asked}: its ranks run on CPUs, so that their states lie in host memory as it is"
+        return BrokenRule(rule="cpu_offload on CPUs", detail=f"{detail}; it can be false")
+    if cluster.host is None:
+        return BrokenRule(
+            rule="cpu_offload needs a host",
+            detail=f"{asked}, whose profile says nothing of its hosts; it can be false, or the "
+            "profile have a [host] with their memory, its bandwidth and that of the link to each "
+            "device (plan profiles show h100-sxm has one)",
+        )
+    return None
 
 
 def stream_rule(

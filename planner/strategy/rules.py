@@ -45,6 +45,7 @@ class FixedValues:
     sequence_parallel: bool | None = None
     compile: bool | None = None
     loss_chunks: int | None = None
+    cpu_offload: bool | None = None
     mesh_order: tuple[str, ...] | None = None  # axes that keep this order, outermost first
 
 
@@ -283,7 +284,8 @@ def configurations(
     GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
     microbatches in flight. One shard is not resharded, and under a pipeline resharding is left
     out unless fixed: torch's schedules leave the parameters of a stage gathered from a backward to
-    the next forward, so that it saves little memory and gathers more often.
+    the next forward, so that it saves little memory and gathers more often. With states in host
+    memory even one shard is: what is gathered is not what is kept.
     """
     samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
@@ -322,13 +324,15 @@ def configurations(
                     sequence_parallel=split,
                     compile=bool(fixed.compile),
                     loss_chunks=chunks,
+                    cpu_offload=bool(fixed.cpu_offload),
                 )
     if not found and reason is not None:
         yield reason
 
 
 def _schedules(pp: int, facts: ModelFacts, fixed: FixedValues) -> list[tuple[str, int]]:
-    return list(tried_schedules(pp, facts.max_stages, fixed.schedule, fixed.virtual_stages))
+    tried = tried_schedules(pp, facts.max_stages, fixed.schedule, fixed.virtual_stages)
+    return [each for each in tried if each[1] == 1 or not fixed.cpu_offload]
 
 
 def _too_few_cuts(pp: int, facts: ModelFacts, fixed: FixedValues) -> BrokenRule:
@@ -364,7 +368,8 @@ def _schedule_rule(
 def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
     if fixed.reshard_after_forward is None and degrees.pp > 1:
         return (False,)
-    return _options(possible=degrees.shards > 1, fixed=fixed.reshard_after_forward)
+    is_possible = degrees.shards > 1 or bool(fixed.cpu_offload)
+    return _options(possible=is_possible, fixed=fixed.reshard_after_forward)
 
 
 def can_split_stream(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
