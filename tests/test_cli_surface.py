@@ -91,6 +91,7 @@ def test_what_can_be_fixed():
         "sequence_parallel",
         "compile",
         "loss_chunks",
+        "cpu_offload",
         "mesh_order",
     )
 

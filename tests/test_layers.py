@@ -57,6 +57,7 @@ ORDERS = {
             "first_weights",
             "loaders",
             "module_edge",
+            "offload",
             "product_rules",
             "scalars",
             "unused",
@@ -70,7 +71,7 @@ ORDERS = {
     "hardware": (
         ("spec",),
         ("fields", "sharing", "topology"),
-        ("measured_fields",),
+        ("host_fields", "measured_fields"),
         ("profiles",),
         ("runs", "template"),
     ),

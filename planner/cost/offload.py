@@ -8,8 +8,6 @@ the host, which waits for the copy and issues nothing meanwhile (Ren et al. 2021
 the scheme).
 """
 
-import math
-
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration
@@ -42,10 +40,9 @@ class HostState:
         """Whether states are offloaded."""
         return self._host is not None
 
-    @property
-    def room_bytes(self) -> float:
-        """Host memory for a rank's share; no limit where nothing is offloaded."""
-        return math.inf if self._host is None else self._host.memory_bytes
+    def lacks(self, num_bytes: float) -> bool:
+        """Whether a rank's share is too large for its host, where it lies there."""
+        return self._host is not None and num_bytes > self._host.memory_bytes
 
     @property
     def waits(self) -> bool:

@@ -90,7 +90,7 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
         moments=moments,
         memory_by_rank=memories,
         fits=max(memory.total_bytes for memory in memories) <= most
-        and on_host <= costs.state.room_bytes,
+        and not costs.state.lacks(on_host),
     )
 
 

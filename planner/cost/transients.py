@@ -162,15 +162,16 @@ class Transients:
         """Highest transient of a unit."""
         unit = self._units[index]
         own = unit.temporary_bytes
-        if self._has_new_gradients:
+        if self._has_new_gradients or (self._reduces_each and index in self._blocks):
             own = unit.gradient_temporary_bytes
         elif self._adds_new_gradients:
             own = unit.added_temporary_bytes
-        return max(own[kind] + self.reduced_bytes(index), self._copied_bytes(index))
+        highest = own[kind] + self.reduced_bytes(index, kind)
+        return max(highest, self._reducing_bytes(index), self._copied_bytes(index))
 
     def _copied_bytes(self, index: int) -> int:
         """A rank's share of a unit on its way from host memory, out of which it is gathered."""
-        if not self._configuration.cpu_offload:
+        if not (self._configuration.cpu_offload and self._configuration.reshard_after_forward):
             return 0
         unit, degrees = self._units[index], self._configuration.degrees
         experts = unit.experts_trained_bytes
@@ -187,24 +188,52 @@ class Transients:
             for kind in RECOMPUTATIONS
         )
 
-    def reduced_bytes(self, index: int) -> int:
-        """What FSDP has of a block's gradients in each backward, where it reduces in each.
+    def reduced_bytes(self, index: int, kind: str) -> int:
+        """What FSDP has of gradients beside new ones of a block, where it reduces in each backward.
 
-        The whole gradients in the compute dtype, beside the input of the reduction before, of the
-        block behind, which it holds until the next begins; then the block is no longer gathered,
-        and its own input is there. Experts that ranks share are reduced apart. Where parameters
-        were gathered for all blocks, new gradients are among the transients, and a block whose
-        gradients are reduced is no longer gathered: what an input is more than that counts.
+        The input of the reduction before, of the block behind, which it holds until the next
+        begins, and whose activations are gone. Experts that ranks share are reduced apart. Where
+        parameters were gathered for all blocks, a block whose gradients are reduced is no longer
+        gathered: what an input is more than that counts.
         """
-        if self._pipelined or not self._is_script or not self._is_reduced:
-            return 0
-        if self.adds_up_gradients or index not in self._blocks:
+        if not self._is_reduced_each or index not in self._blocks:
             return 0
         (new, own), (new_behind, behind) = map(self._reduction_bytes, (index, index + 1))
         if not self._configuration.reshard_after_forward:
             return max(0, own - new, behind - new_behind)
-        # A rank by itself has nothing to wait for, and keeps no input.
-        return max(new + behind * (self._configuration.degrees.shards > 1), own)
+        if self._configuration.degrees.shards == 1:
+            return 0  # a rank by itself has nothing to wait for
+        return max(0, behind - self._gone_bytes(index, kind))
+
+    @property
+    def _is_reduced_each(self) -> bool:
+        """Whether gradients of a block are reduced in each backward."""
+        waits = self._pipelined or self.adds_up_gradients
+        return self._is_script and self._is_reduced and not waits
+
+    @property
+    def _reduces_each(self) -> bool:
+        """Whether they are, and nothing else is gathered meanwhile."""
+        return self._is_reduced_each and self._configuration.reshard_after_forward
+
+    def _reducing_bytes(self, index: int) -> int:
+        """The input of a block's reduction, when its parameters and new gradients are gone."""
+        if not self._reduces_each:
+            return 0
+        new, own = self._reduction_bytes(index)
+        return max(0, own - new)
+
+    def _gone_bytes(self, index: int, kind: str) -> int:
+        """Activations that are gone when a unit runs its backward: those of the block behind it.
+
+        Of alike blocks it recomputes no more than this one.
+        """
+        if index + 1 not in self._blocks:
+            return 0
+        unit, behind = self._units[index], self._units[index + 1]
+        if unit.structure == behind.structure:
+            return behind.activation_bytes[kind]
+        return min(behind.activation_bytes.values())
 
     def _reduction_bytes(self, index: int) -> tuple[int, int]:
         """New gradients of a block, and the input of their reduction; none of other units."""

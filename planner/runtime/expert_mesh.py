@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 
 from .mesh_order import divided_mesh
 from .meshes import axis_names, local_tensor
-from .part import mixed_precision
+from .part import policies
 from .split_part import SplitPart
 
 
@@ -50,9 +50,8 @@ def shard_experts(
             module,
             mesh=mesh[axes],
             reshard_after_forward=reshard_after_forward,
-            mp_policy=mixed_precision(dtype),
-            offload_policy=part.offload_policy,
             shard_placement_fn=place,
+            **policies(part, dtype),
         )
 
 

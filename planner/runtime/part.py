@@ -6,12 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -42,9 +37,9 @@ class Part(nn.Module):
         self.model = model
         self.user = user
         self.blocks = tuple(blocks)
-        self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.state_device = self.device  # of parameters between steps, and of optimisers
-        self.offload_policy = OffloadPolicy()  # none
+        self.device = self.state_device = torch.device("cpu")  # the latter of optimisers
+        self.dtype = torch.float32
+        self.offload_policy: OffloadPolicy | None = None
         self.first_names = first_names(model)
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         self.shapes = {name: tuple(tensor.shape) for name, tensor in named}
@@ -97,8 +92,7 @@ class Part(nn.Module):
         """Allocate parameters that are still on the meta device; they get their values later."""
 
         def real(tensor: Tensor) -> Tensor:
-            here = self.state_device
-            return torch.empty_like(tensor, device=here) if tensor.is_meta else tensor
+            return torch.empty_like(tensor, device=self.state_device) if tensor.is_meta else tensor
 
         on_meta = [parameter for parameter in self.parameters() if parameter.is_meta]
         self.has_weights = not on_meta
@@ -129,17 +123,12 @@ def shard_parameters(
     """Apply FSDP2 to each block and then to the rest, which stays gathered until its backward.
 
     The mesh is that of the ranks that share the state, with those that replicate it before them.
-    Where one rank has it, and nothing is cast, split or offloaded, FSDP2 would only copy:
-    parameters stay.
+    Where one rank has it, with nothing cast, split or offloaded, FSDP2 would only copy.
     """
-    is_split = any(isinstance(parameter, DTensor) for parameter in part.parameters())
-    stays = mesh.size() == 1 and dtype is master_dtype(dtype) and not is_split
-    if stays and type(part.offload_policy) is OffloadPolicy:
+    is_changed = part.offload_policy or any(isinstance(p, DTensor) for p in part.parameters())
+    if mesh.size() == 1 and dtype is master_dtype(dtype) and not is_changed:
         return
-    policy: dict[str, Any] = {
-        "mp_policy": mixed_precision(dtype),
-        "offload_policy": part.offload_policy,
-    }
+    policy = policies(part, dtype)
     for _, block in part.block_items():
         if any(True for _ in block.parameters()):
             block.register_forward_hook(lambda _, __, out: tree_map_only(Tensor, without_view, out))
@@ -148,11 +137,11 @@ def shard_parameters(
     part.stays_sharded = reshard_after_forward
 
 
-def mixed_precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
+def policies(part: Part, dtype: torch.dtype) -> dict[str, Any]:
     """Compute in a dtype, but keep that of rotary tables and the like; reduce in the masters'."""
-    return MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=master_dtype(dtype), cast_forward_inputs=False
-    )
+    reduced, offload = master_dtype(dtype), part.offload_policy or OffloadPolicy()
+    mixed = MixedPrecisionPolicy(dtype, reduce_dtype=reduced, cast_forward_inputs=False)
+    return {"mp_policy": mixed, "offload_policy": offload}
 
 
 class _Reference(Part):

@@ -87,8 +87,7 @@ def process_group(
     world_size: int,
     timeout_s: float,
     watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-    *,
-    updates_on_host: bool = False,
+    on_gpus: str = "nccl",
 ) -> Iterator[torch.device]:
     """Join the process group that torchrun started, and leave it in good order.
 
@@ -96,7 +95,7 @@ def process_group(
         world_size: Processes that the plan is for.
         timeout_s: Seconds after which a collective that waits for another rank gives up.
         watched: Ends this rank where another one is gone, which torchrun does on one node.
-        updates_on_host: Gradients of GPUs lie in host memory, where gloo adds up their norms.
+        on_gpus: Backends of GPUs.
 
     Yields:
         The device of this rank: its GPU with NCCL, or the CPU with gloo.
@@ -116,7 +115,7 @@ def process_group(
     os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
     on_gpu = device.type == "cuda"
     dist.init_process_group(
-        f"{'cpu:gloo,cuda:' * updates_on_host}nccl" if on_gpu else "gloo",
+        on_gpus if on_gpu else "gloo",
         timeout=timedelta(seconds=timeout_s),
         device_id=device if on_gpu else None,
     )

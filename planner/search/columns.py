@@ -206,9 +206,8 @@ class ColumnMaker:
     ) -> Mix | None:
         """The fastest recomputation of a run that fits a rank of its own."""
         memory, state = self.table.memory, self._state(first, end)
-        if state.reduction_bytes > capacity_bytes:
-            return None
-        if memory.host_bytes(first, end) > self.table.state.room_bytes:
+        lacks_host = self.table.state.lacks(memory.host_bytes(first, end))
+        if state.reduction_bytes > capacity_bytes or lacks_host:
             return None
         rooms = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
         beside = state.beside_bytes

@@ -227,7 +227,7 @@ class ConfigurationSearch:
         Parameters and activations grow with the run, and so does what lies in host memory. Receive
         buffers do not (they end with the model), and are left out.
         """
-        if self.table.memory.host_bytes(first, end) > self.table.state.room_bytes:
+        if self.table.state.lacks(self.table.memory.host_bytes(first, end)):
             return True
         held, gradients, kept, received = self.least_held(*self.representative(first, end))
         room = self.room_bytes - held

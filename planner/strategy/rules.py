@@ -284,8 +284,7 @@ def configurations(
     GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
     microbatches in flight. One shard is not resharded, and under a pipeline resharding is left
     out unless fixed: torch's schedules leave the parameters of a stage gathered from a backward to
-    the next forward, so that it saves little memory and gathers more often. With states in host
-    memory even one shard is: what is gathered is not what is kept.
+    the next forward, so that it saves little memory and gathers more often.
     """
     samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
@@ -366,6 +365,7 @@ def _schedule_rule(
 
 
 def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
+    """Forms to try; of one shard it is gathered what is kept, unless that lies in host memory."""
     if fixed.reshard_after_forward is None and degrees.pp > 1:
         return (False,)
     is_possible = degrees.shards > 1 or bool(fixed.cpu_offload)

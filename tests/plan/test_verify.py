@@ -42,6 +42,7 @@ CASES = {
     "mixed": ("big_gpt", {"tp": 1, "pp": 1, "dp_shard": 8, "microbatch_size": 4}),
     "uneven": ("mlp", {"tp": 1, "pp": 4}),
     "carrying": ("unet", {"tp": 1, "pp": 4, "schedule": "1F1B"}),
+    "offloaded": ("gpt", {"tp": 1, "dp_shard": 8, "cpu_offload": True, "microbatch_size": 1}),
     "chunked": ("gpt", {"tp": 1, "pp": 1, "loss_chunks": 4, "microbatch_size": 1}),
     "free": ("gpt", {}),
 }
@@ -382,6 +383,13 @@ MUTATIONS = {
     "stages of a rank side by side": ("interleaved", "pipeline ranks", change_stage(1, pp_rank=0)),
     "an unknown policy": ("mixed", "recomputation", policy_of_unit(1, "everything")),
     "a policy too few": ("flat", "recomputation", change_stage(0, activation_checkpointing=())),
+    "no host memory": ("offloaded", "offload", change(host_bytes_by_rank=())),
+    "host memory of nothing": ("flat", "offload", change(host_bytes_by_rank=(1,))),
+    "plain tensors offloaded": ("offloaded", "offload", change(state_form="plain")),
+    "states on the device": ("offloaded", "offload", change_rank(0, optimizer_bytes=1)),
+    "too much for the host": (
+        "offloaded", "host memory", change(host_bytes_by_rank=(2**50,))
+    ),
     "no chunks": ("flat", "loss", change(loss_chunks=0)),
     "chunks of nothing": ("flat", "loss", change(loss_chunks=4)),
     "a module of whole logits": ("flat", "loss", change(loss_module="lm_head")),

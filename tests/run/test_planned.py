@@ -173,6 +173,26 @@ CASES = {
         "routed_experts",
         {"dp_shard": 4, "ep": 2, "pp": 2, "schedule": "1F1B", "mesh_order": "dp_shard-pp"},
     ),
+    "gpt-offload": ("shallow_gpt", {"dp_shard": 2, "cpu_offload": True, "microbatch_size": 4}),
+    "gpt-offload_pp_2": ("shallow_gpt", {"pp": 2, "dp_shard": 2, "cpu_offload": True}),
+    "llama-offload_tp_2": (
+        "shallow_llama",
+        {
+            **{"tp": 2, "dp_shard": 2, "cpu_offload": True, "sequence_parallel": True},
+            "reshard_after_forward": True,
+        },
+    ),
+    "gpt-offload_hsdp": (
+        "shallow_gpt",
+        {
+            **{"dp_replicate": 2, "dp_shard": 2, "cpu_offload": True, "microbatch_size": 2},
+            "reshard_after_forward": True,
+        },
+    ),
+    "routed_experts-offload_ep_2": (
+        "routed_experts",
+        {"dp_shard": 2, "ep": 2, "cpu_offload": True, "microbatch_size": 4},
+    ),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
 }
@@ -209,7 +229,8 @@ def outcomes(tmp_path_factory, fast_links):
         result = planner.plan(
             str(FILES.get(model, EXAMPLES / f"{model}.py")), gpus=gpus, dtype="float64",
             global_batch_size=16, fix=fix,
-            cluster="cpu" if name in SLOW_LINKS else fast_links,
+            cluster="cpu" if name in SLOW_LINKS else
+            "h100-sxm" if fix.get("cpu_offload") else fast_links,
         )  # fmt: skip
         result.save(root / name)
         plans[name] = result.best

@@ -30,6 +30,8 @@ CASES = (
     (1, 2, 8), (2, 1, 2), (2, 2, 4), (2, 1, 2048), (4, 2, 4), (4, 1, 8), (1, 8, 1), (1, 8, 4)
 )  # fmt: skip
 """pp, tp, microbatches; where one rank has all of the state, it is also planned as plain."""
+OFFLOADED = CASES[0], CASES[2]
+"""Those that are planned with states in host memory, too."""
 STAGES = {"1F1B": 1, "GPipe": 1, **dict.fromkeys(SHARED_SCHEDULES, 2)}
 """Stages of a rank."""
 
@@ -134,7 +136,9 @@ def clusters(draw):
         allocator_share=draw(st.sampled_from([0.0, 0.0, 0.3])),
     )
     return replace(
-        cluster, num_gpus=8, gpus_per_node=ranks[-1] if ranks else 8, links=tuple(links),
+        cluster,
+        host=replace(cluster.host, memory_bytes=draw(st.sampled_from([1, 2, 8])) * 1024 * MIB),
+        num_gpus=8, gpus_per_node=ranks[-1] if ranks else 8, links=tuple(links),
         device=device,
     )  # fmt: skip
 
@@ -161,6 +165,8 @@ def configurations(model):
                 sequence_parallel=False,
             )
             yield found
+            if (pp, tp, microbatches) in OFFLOADED and virtual_stages == 1:
+                yield replace(found, cpu_offload=True, reshard_after_forward=pp == 1)
             if found.degrees.shards == 1:
                 yield replace(found, state_form="plain", reshard_after_forward=False)
 
@@ -248,6 +254,9 @@ def fastest_that_fit(configuration, costs, rank, runs, room):
         ]
 
     def fits(kinds):
+        on_host = sum(costs.memory.host_bytes(*run) for run in runs)
+        if configuration.cpu_offload and on_host > costs.cluster.host.memory_bytes:
+            return False
         return all(
             costs.memory.peak(
                 [

@@ -153,13 +153,62 @@ def test_less_memory_brings_recomputation(big_gpt, h100):
 def test_nothing_fits_says_by_how_much_and_what_would(big_gpt, h100):
     tiny = scaled_memory(h100, 0.06)
     with pytest.raises(InfeasiblePlanError) as error:
-        search_for(big_gpt, tiny)
+        search_for(big_gpt, tiny, cpu_offload=False)
     message = str(error.value)
     assert "short by" in message
     assert "on stage" in message
     assert "the largest part" in message
     assert error.value.shortfall_bytes_by_stage
     assert "fits" in error.value.hint
+
+
+def test_where_nothing_fits_states_lie_in_host_memory(big_gpt, h100):
+    tiny = scaled_memory(h100, 0.06)
+    outcome = search_for(big_gpt, tiny)
+    assert outcome.solver.status == "optimal"
+    for plan in outcome.candidates:
+        assert plan.cpu_offload
+        assert max(plan.host_bytes_by_rank) <= tiny.host.memory_bytes
+        assert reprice_s(plan, big_gpt, tiny, load_framework(SCRIPT)) == pytest.approx(
+            plan.costs.step_time_s, rel=1e-6
+        )
+    same = search_for(big_gpt, tiny, cpu_offload=True)
+    assert same.best == outcome.best
+
+
+def test_states_lie_on_devices_where_they_fit(big_gpt, outcome, h100):
+    assert not outcome.best.cpu_offload
+    offloaded = search_for(big_gpt, h100, cpu_offload=True)
+    assert offloaded.best.cpu_offload
+    assert offloaded.best.costs.step_time_s > outcome.best.costs.step_time_s
+
+
+def test_states_that_no_host_holds_are_refused(big_gpt, h100):
+    poor = replace(scaled_memory(h100, 0.06), host=replace(h100.host, memory_bytes=2**30))
+    with pytest.raises(InfeasiblePlanError, match="short by") as error:
+        search_for(big_gpt, poor)
+    assert "Nor does it fit with cpu_offload=true: the hosts of 8 x h100-sxm" in error.value.hint
+    with pytest.raises(InfeasiblePlanError, match=r"a rank needs .* GiB at the least, and has 1"):
+        search_for(big_gpt, poor, cpu_offload=True)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"schedule": "Interleaved1F1B"}, "schedule can be 1F1B"),
+        ({"virtual_stages": 2}, "one stage on each rank"),
+    ],
+)
+def test_shared_ranks_are_not_offloaded(fixed, words, big_gpt, h100):
+    with pytest.raises(RequestError, match=words):
+        search_for(big_gpt, h100, cpu_offload=True, pp=2, **fixed)
+
+
+def test_an_unknown_host_and_a_cpu_hold_no_states(big_gpt, h100):
+    with pytest.raises(RequestError, match=r"says nothing of its hosts.*\[host\]"):
+        search_for(big_gpt, replace(h100, host=None), cpu_offload=True)
+    with pytest.raises(RequestError, match="lie in host memory as it is"):
+        search_for(big_gpt, replace(h100, host_time_factor=0.0), cpu_offload=True)
 
 
 def test_no_legal_layout_names_every_rule(llama):
