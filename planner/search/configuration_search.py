@@ -221,18 +221,42 @@ class ConfigurationSearch:
         """Runs from unit 1 on that ``is_near_even`` takes, the epilogue left out."""
         return [(1, end) for end in self.positions[2:-1] if self.is_near_even(1, end)]
 
-    def exceeds_memory(self, stage: int, first: int, end: int) -> bool:
+    def exceeds_memory(
+        self, stage: int, first: int, end: int, *, received: int | None = None
+    ) -> bool:
         """Whether no run that begins at ``first`` and ends at ``end`` or later fits a rank.
 
         Parameters and activations grow with the run. Receive buffers do not (they end with the
         model), and are left out.
+
+        Args:
+            stage: The stage.
+            first: First unit.
+            end: One past the last unit.
+            received: What of its activations lies in such buffers, None for what does of this run.
         """
-        held, gradients, kept, received = self.least_held(*self.representative(first, end))
-        room = self.room_bytes - held
+        held, gradients, kept, own = self.least_held(*self.representative(first, end))
+        room, received = self.room_bytes - held, own if received is None else received
         return any(
             has_gradients * gradients + whole * kept - buffers * received > room
             for has_gradients, whole, buffers in self._counts(stage)
         )
+
+    def furthest_end(self, stage: int, first: int) -> int:
+        """Where no run can end later that begins at ``first`` or later, wherever it begins."""
+        positions = self.positions
+        place = bisect_left(
+            positions,
+            True,  # noqa: FBT003 - what is looked for: the first end that is too far
+            lo=bisect_right(positions, first),
+            key=lambda end: self.exceeds_memory(stage, first, end, received=self._most_received),
+        )
+        return positions[place - 1]
+
+    @cached_property
+    def _most_received(self) -> int:
+        """What lies in receive buffers of the activations that any run counts, at the most."""
+        return max(map(self.table.memory.received_bytes, self.positions[:-1]))
 
     def _counts(self, stage: int) -> Sequence[tuple[bool, int, int]]:
         """Of each fullest moment of a stage: gradients, whole microbatches, and in buffers."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
-from planner.search.fitting import fits_somehow
+from planner.search.fitting import fits_somehow, may_fit
 from planner.search.reach import Reach
 
 _MOST_LABELS = 24
@@ -69,6 +69,9 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     Returns:
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
+    if not may_fit(search):
+        search.bound_s = float("inf")
+        return None
     even = _even(search)
     if even is None and not fits_somehow(search):
         search.bound_s = float("inf")
