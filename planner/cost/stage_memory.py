@@ -17,7 +17,7 @@ has all of the state and computes in its dtype, nothing is gathered or reduced a
 pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -83,6 +83,7 @@ class StageMemory:
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
         self._sums = model.byte_sums
+        self._states: dict[Hashable, StageState] = {}
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
@@ -210,6 +211,13 @@ class StageMemory:
         return each * self.sharded_trained_bytes(first, end)
 
     def _at_backward(self, first: int, end: int, moment: StageMoment) -> StageState:
+        """While a backward runs; looked at once for all moments that tell the same of a state."""
+        changes = moment.has_gradients, moment.follows_backward, moment.has_new_gradients
+        if (first, end, changes) not in self._states:
+            self._states[first, end, changes] = self._new_at_backward(first, end, moment)
+        return self._states[first, end, changes]
+
+    def _new_at_backward(self, first: int, end: int, moment: StageMoment) -> StageState:
         """While a backward runs.
 
         What reduces gradients runs on a stream of its own. An allocator that keeps memory by
@@ -241,6 +249,12 @@ class StageMemory:
         )
 
     def _at_reduction(self, first: int, end: int) -> StageState:
+        """When the backward is over, looked at once."""
+        if (first, end) not in self._states:
+            self._states[first, end] = self._new_at_reduction(first, end)
+        return self._states[first, end]
+
+    def _new_at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward.
 
         Blocks have their shards of gradients, and the root gets its own.

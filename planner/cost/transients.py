@@ -25,6 +25,7 @@ class Transients:
         self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         self._is_reduced = configuration.degrees.shards > 1
+        self._highest: dict[tuple[int, str], int] = {}
 
     @property
     def key(self) -> Hashable:
@@ -152,13 +153,16 @@ class Transients:
 
     def unit_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit."""
-        unit = self._units[index]
-        own = unit.temporary_bytes
-        if self._has_new_gradients:
-            own = unit.gradient_temporary_bytes
-        elif self._adds_new_gradients:
-            own = unit.added_temporary_bytes
-        return own[kind] + self.reduced_bytes(index)
+        key = (index, kind)
+        if key not in self._highest:
+            unit = self._units[index]
+            own = unit.temporary_bytes
+            if self._has_new_gradients:
+                own = unit.gradient_temporary_bytes
+            elif self._adds_new_gradients:
+                own = unit.added_temporary_bytes
+            self._highest[key] = own[kind] + self.reduced_bytes(index)
+        return self._highest[key]
 
     def by_kind(self, index: int) -> tuple[tuple[int, int], ...]:
         """Highest transients of a unit by its recomputation, as RECOMPUTATIONS has them.

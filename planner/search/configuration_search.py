@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 from planner.cost.stage_costs import Links, StageCosts
@@ -78,6 +78,7 @@ class ConfigurationSearch:
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
         self._counted: dict[int, Sequence[tuple[bool, int, int]]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
+        self._last_held: dict[tuple[int, int], int] = {}
 
     @cached_property
     def _least_kept(self) -> list[int]:
@@ -124,12 +125,15 @@ class ConfigurationSearch:
             return found
         return [2 if start == 1 and unit > 1 else start for unit, start in enumerate(found)]
 
-    def stretch_end(self, start: int) -> int:
-        """Where the last run ends that is inside the stretch which begins with a unit."""
-        end = bisect_right(self.stretches, start)
-        entering = self.priced.model.entering_bytes
-        alike = end < self.num_units and entering[end] == entering[start]
-        return end if alike or end - start == 1 else end - 1
+    @cached_property
+    def stretch_ends(self) -> dict[int, int]:
+        """Where the last run ends that is inside each stretch, by the unit it begins with."""
+        entering, found = self.priced.model.entering_bytes, dict[int, int]()
+        for start in dict.fromkeys(self.stretches):
+            end = bisect_right(self.stretches, start)
+            alike = end < self.num_units and entering[end] == entering[start]
+            found[start] = end if alike or end - start == 1 else end - 1
+        return found
 
     def _is_like(self, one: int, other: int) -> bool:
         """Whether two units cost the same under any recomputation."""
@@ -147,7 +151,7 @@ class ConfigurationSearch:
     def representative(self, first: int, end: int) -> tuple[int, int]:
         """The run that stands for all alike ones."""
         start = self.stretches[first]
-        if start < first and end <= self.stretch_end(start):
+        if start < first and end <= self.stretch_ends[start]:
             return start, start + end - first
         return first, end
 
@@ -242,16 +246,23 @@ class ConfigurationSearch:
             for has_gradients, whole, buffers in self._counts(stage)
         )
 
+    def last_held(self, stage: int, first: int) -> int:
+        """The last end of a run from ``first`` on that does not exceed a rank's memory."""
+        key = stage if self.shares_ranks else self.kind_of_stage(stage), first
+        if key not in self._last_held:
+            exceeds = partial(self.exceeds_memory, stage, first)
+            self._last_held[key] = self._last_below(exceeds, first)
+        return self._last_held[key]
+
     def furthest_end(self, stage: int, first: int) -> int:
         """Where no run can end later that begins at ``first`` or later, wherever it begins."""
-        positions = self.positions
-        place = bisect_left(
-            positions,
-            True,  # noqa: FBT003 - what is looked for: the first end that is too far
-            lo=bisect_right(positions, first),
-            key=lambda end: self.exceeds_memory(stage, first, end, received=self._most_received),
-        )
-        return positions[place - 1]
+        exceeds = partial(self.exceeds_memory, stage, first, received=self._most_received)
+        return self._last_below(exceeds, first)
+
+    def _last_below(self, exceeds: Callable[[int], bool], first: int) -> int:
+        """The last end behind ``first`` that does not exceed something, ``first`` if each does."""
+        lowest = bisect_right(self.positions, first)
+        return self.positions[bisect_left(self.positions, 1, lo=lowest, key=exceeds) - 1]
 
     @cached_property
     def _most_received(self) -> int:
@@ -326,13 +337,11 @@ class ConfigurationSearch:
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
-        limit = self.last_end(stage)
+        limit = min(self.last_end(stage), self.last_held(stage, first))
         for end in self.positions:
             if end <= first:
                 continue
             if end > limit or self.least_s(first, end) > slowest_s:
-                break
-            if self.exceeds_memory(stage, first, end):
                 break
             if later or end == self.num_units:
                 yield end

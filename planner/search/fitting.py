@@ -43,8 +43,7 @@ class _Cuts:
             reached = self._ends(stage, reached)
         end = self._search.num_units
         return any(
-            not self._search.exceeds_memory(last, first, end)
-            and self._search.fits_alone(last, first, end)
+            self._search.last_held(last, first) == end and self._search.fits_alone(last, first, end)
             for first in _places(reached)
         )
 
@@ -54,13 +53,14 @@ class _Cuts:
         limit = search.last_end(stage)
         for first in _places(firsts):
             start = search.stretches[first]
-            stop = search.stretch_end(start)
+            stop = search.stretch_ends[start]
             inside, longest = self._ends_inside(stage, start)
             ends |= inside << first - start & _up_to(stop)
             if first + longest < stop:
                 continue
+            last = min(limit, search.last_held(stage, first))
             for end in search.positions[bisect_right(search.positions, stop) :]:
-                if end > limit or search.exceeds_memory(stage, first, end):
+                if end > last:
                     break
                 ends |= search.fits_alone(stage, first, end) << end
         return ends & self._positions & _up_to(limit)
@@ -76,7 +76,7 @@ class _Cuts:
         key = search.kind_of_stage(stage), start
         if key not in self._inside:
             ends, end = 0, start
-            while end < search.stretch_end(start):
+            while end < search.stretch_ends[start]:
                 if search.exceeds_memory(stage, start, end + 1):
                     break
                 end += 1

@@ -168,10 +168,11 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
     first = 0
     for stage in range(search.configuration.num_stages):
         longest: Column | None = None
-        for end in search.ends(stage, first, most_s):
+        for end in reversed(list(search.ends(stage, first, most_s))):
             column = search.column(stage, first, end)
             if column is not None and column.microbatch_s <= most_s:
                 longest = column
+                break
         if longest is None:
             return None
         columns.append(longest)

@@ -123,9 +123,10 @@ class Reach:
         taken_s, longest_s, rest_s = self._times(stage, slice(start, start + 1))
         least_s = (passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s))[0]
         may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
+        last = self.search.last_held(stage, first)
         for at in np.flatnonzero(may_end).tolist():
             end = self.search.positions[start + 1 + at]
-            if self.search.exceeds_memory(stage, first, end):
+            if end > last:
                 break
             yield end
 
