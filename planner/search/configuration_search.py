@@ -254,15 +254,29 @@ class ConfigurationSearch:
             self._last_held[key] = self._last_below(exceeds, first)
         return self._last_held[key]
 
-    def furthest_end(self, stage: int, first: int) -> int:
-        """Where no run can end later that begins at ``first`` or later, wherever it begins."""
-        exceeds = partial(self.exceeds_memory, stage, first, received=self._most_received)
-        return self._last_below(exceeds, first)
+    def furthest_end(self, stage: int, first: int, *, near: int) -> int:
+        """Where no run can end later that begins at ``first`` or later, wherever it begins.
 
-    def _last_below(self, exceeds: Callable[[int], bool], first: int) -> int:
+        Args:
+            stage: The stage.
+            first: The unit.
+            near: Where that may be: the nearer, the fewer runs are looked at.
+        """
+        exceeds = partial(self.exceeds_memory, stage, first, received=self._most_received)
+        return self._last_below(exceeds, first, near=near)
+
+    def _last_below(self, exceeds: Callable[[int], bool], first: int, *, near: int = 0) -> int:
         """The last end behind ``first`` that does not exceed something, ``first`` if each does."""
-        lowest = bisect_right(self.positions, first)
-        return self.positions[bisect_left(self.positions, 1, lo=lowest, key=exceeds) - 1]
+        positions = self.positions
+        low, high = bisect_right(positions, first), len(positions)
+        place, step = min(bisect_left(positions, near), high - 1), 1
+        while low <= place < high:  # in growing steps, to the first that lies on the other side
+            if exceeds(positions[place]):
+                high, place = place, place - step
+            else:
+                low, place = place + 1, place + step
+            step *= 2
+        return positions[bisect_left(positions, 1, lo=low, hi=high, key=exceeds) - 1]
 
     @cached_property
     def _most_received(self) -> int:

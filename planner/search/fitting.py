@@ -16,9 +16,10 @@ def may_fit(search: ConfigurationSearch) -> bool:
     Each stage takes all that it may hold at the least. No cut gets further: a run that begins
     later, or ends earlier, holds no more.
     """
-    end = 0
+    first, end = 0, 0
     for stage in range(search.configuration.num_stages):
-        end = search.furthest_end(stage, end)
+        near = 2 * end - first  # as many units as the stage before takes
+        first, end = end, search.furthest_end(stage, end, near=near)
     return end == search.num_units
 
 
