@@ -23,9 +23,14 @@ def may_fit(search: ConfigurationSearch) -> bool:
     return end == search.num_units
 
 
+def some_cut_fits(search: ConfigurationSearch) -> bool:
+    """Whether some cut fits, of a configuration that may fit."""
+    return _Cuts(search).reach_end()
+
+
 def fits_somehow(search: ConfigurationSearch) -> bool:
     """Whether some cut fits."""
-    return may_fit(search) and _Cuts(search).reach_end()
+    return may_fit(search) and some_cut_fits(search)
 
 
 class _Cuts:

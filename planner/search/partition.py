@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
-from planner.search.fitting import fits_somehow, may_fit
+from planner.search.fitting import may_fit, some_cut_fits
 from planner.search.reach import Reach
 
 _MOST_LABELS = 24
@@ -73,7 +73,7 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         search.bound_s = float("inf")
         return None
     even = _even(search)
-    if even is None and not fits_somehow(search):
+    if even is None and not some_cut_fits(search):
         search.bound_s = float("inf")
         return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
