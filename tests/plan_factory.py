@@ -1,6 +1,7 @@
 """Hand-made plans, clusters and search outcomes for tests of what is shown and written."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
@@ -9,6 +10,7 @@ from planner.plan.record import ModelSummary, OpRow, PlanRecord
 from planner.plan.types import (
     ModelRef,
     Plan,
+    Reason,
     Rejection,
     SearchOutcome,
     SolverReport,
@@ -156,9 +158,12 @@ def make_rejections():
         Rejection(
             degrees=ParallelDegrees(dp_replicate=8),
             rule="memory",
-            detail=f"needs 91.0 GiB of 79.1 GiB with microbatch {size}; dp_shard 2 would fit",
+            why=partial(
+                Reason,
+                detail=f"needs 91.0 GiB of 79.1 GiB with microbatch {size}; dp_shard 2 would fit",
+                peak_memory_bytes=91 * GIB,
+            ),
             microbatch_size=size,
-            peak_memory_bytes=91 * GIB,
         )
         for size in (2, 4, 8)
     )
@@ -166,7 +171,9 @@ def make_rejections():
         Rejection(
             degrees=ParallelDegrees(tp=8),
             rule="kv_heads % tp",
-            detail="kv_heads 4 is not divisible by tp 8; tp 1, 2, 4 would work",
+            why=partial(
+                Reason, detail="kv_heads 4 is not divisible by tp 8; tp 1, 2, 4 would work"
+            ),
         )
         for _ in range(2)
     )

@@ -70,11 +70,18 @@ class ChunkedLoss:
 
     @cached_property
     def _share(self) -> Shares:
-        """A chunk's share of each value: all of the table, however it is viewed."""
+        """A chunk's share of each value that its ops know: all of the table, however viewed."""
         values = self.graph.values
         tables = {values[value].storage for value in self.rows.weights}
-        whole = {value.id: REPLICATE for value in values if value.storage in tables}
+        whole = {each: REPLICATE for each in self._values if values[each].storage in tables}
         return Shares(layouts=whole, ranks=self.num_chunks, otherwise=1 / self.num_chunks)
+
+    @cached_property
+    def _values(self) -> list[int]:
+        """What its ops read and make: some of tens of thousands of values."""
+        nodes = self.graph.nodes
+        ops = [nodes[op] for op in (*self.rows.forward_ops, *self.rows.backward_ops)]
+        return sorted({value for op in ops for value in (*op.inputs, *op.outputs)})
 
     def _chunk_works(self) -> Iterator[OpWork]:
         """Kernels of one chunk."""
@@ -121,7 +128,8 @@ class ChunkedLoss:
         product = graph.nodes[rows.forward_ops[0]]
         (logits,) = product.outputs
         states = {graph.values[rows.states].storage}
-        gradients = {each.id for each in graph.storages if each.gradient_of == rows.states}
+        storages = {graph.values[value].storage for value in self._values}
+        gradients = {each for each in storages if graph.storages[each].gradient_of == rows.states}
         peaks = unit_peaks(
             graph, rows.forward_ops, rows.backward_ops,
             dict.fromkeys(rows.forward_ops, self._share), states | gradients,

@@ -17,7 +17,7 @@ has all of the state and computes in its dtype, nothing is gathered or reduced a
 pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -67,26 +67,24 @@ class StageMemory:
         self._blocks = model.blocks
         self._configuration = configuration
         self._framework = framework
-        self.reserve_bytes = (
-            device.reserve_bytes
-            if framework.reserve_bytes is None
-            else round(framework.reserve_bytes)
-        )
+        own = framework.reserve_bytes
+        self.reserve_bytes = device.reserve_bytes if own is None else round(own)
         """Memory beyond tensors, whatever they take."""
         self.allocator_share = device.allocator_share
         """Memory beside them, as a share of what they take."""
         self._shards = configuration.degrees.shards
         self._gathers = configuration.state_form == "fsdp"
         self._offloads = configuration.cpu_offload
-        self._adds_up_late = configuration.degrees.dp_replicate > 1 < configuration.num_microbatches
         self._is_script = configuration.state_form != "replicated"
         self._pipelined = configuration.degrees.pp > 1
         degrees = configuration.degrees
+        self._adds_up_late = degrees.dp_replicate > 1 < configuration.num_microbatches
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
         self._root = FsdpRoot(model)
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
         self._sums = model.byte_sums
+        self._states: dict[Hashable, StageState] = {}
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
@@ -203,6 +201,13 @@ class StageMemory:
         return each * self.sharded_trained_bytes(first, end)
 
     def _at_backward(self, first: int, end: int, moment: StageMoment) -> StageState:
+        """While a backward runs; looked at once for all moments that tell the same of a state."""
+        changes = moment.has_gradients, moment.follows_backward, moment.has_new_gradients
+        if (first, end, changes) not in self._states:
+            self._states[first, end, changes] = self._new_at_backward(first, end, moment)
+        return self._states[first, end, changes]
+
+    def _new_at_backward(self, first: int, end: int, moment: StageMoment) -> StageState:
         """While a backward runs.
 
         What reduces gradients runs on a stream of its own. An allocator that keeps memory by
@@ -220,7 +225,7 @@ class StageMemory:
         if moment.has_gradients:
             sharded, unsharded = self.earlier_gradient_bytes(first, end)
         if self._framework.holds_gradient_shards:
-            sharded = max(sharded, gradient * self.sharded_trained_bytes(first, end))
+            sharded = max(sharded, self._here(gradient * self.sharded_trained_bytes(first, end)))
         buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end) + unsharded
         if moment.follows_backward:
             buffers += self.late_gathered_bytes(first, end)
@@ -245,6 +250,12 @@ class StageMemory:
         return self._sharded_bytes(first, end) + updated_bytes + self._optimizer_bytes(first, end)
 
     def _at_reduction(self, first: int, end: int) -> StageState:
+        """When the backward is over, looked at once."""
+        if (first, end) not in self._states:
+            self._states[first, end] = self._new_at_reduction(first, end)
+        return self._states[first, end]
+
+    def _new_at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward.
 
         Blocks have their shards of gradients, and the root gets its own.

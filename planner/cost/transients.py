@@ -27,6 +27,7 @@ class Transients:
         self._is_reduced = configuration.degrees.shards > 1 or (
             configuration.cpu_offload and configuration.reshard_after_forward
         )
+        self._highest: dict[tuple[int, str], int] = {}
 
     @property
     def key(self) -> Hashable:
@@ -160,6 +161,12 @@ class Transients:
 
     def unit_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit."""
+        key = (index, kind)
+        if key not in self._highest:
+            self._highest[key] = self._new_unit_bytes(index, kind)
+        return self._highest[key]
+
+    def _new_unit_bytes(self, index: int, kind: str) -> int:
         unit = self._units[index]
         own = unit.temporary_bytes
         if self._has_new_gradients or (self._reduces_each and index in self._blocks):

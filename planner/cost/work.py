@@ -125,11 +125,11 @@ def _known_work(
     fixed: float | None,
 ) -> OpWork:
     """``_work``, made once: most strategies of a unit split an op alike."""
-    key = op.id, *input_shares, *output_shares, fixed
-    known: dict[tuple[float | None, ...], OpWork] = graph.known_work
-    work = known.get(key)
+    key = "work", op.id, *input_shares, *output_shares, fixed
+    work: OpWork | None = graph.known.get(key)
     if work is None:
-        work = known[key] = _work(graph, op, input_shares, output_shares, fixed=fixed)
+        work = _work(graph, op, input_shares, output_shares, fixed=fixed)
+        graph.known[key] = work
     return work
 
 

@@ -4,7 +4,7 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -289,8 +289,8 @@ class OperatorGraph:
         return sum(each.num_elements for each in self.parameters if each.requires_grad)
 
     @cached_property
-    def known_work(self) -> dict[tuple[float | None, ...], Any]:
-        """Work of its ops on one rank, kept by ``planner.cost.work``."""
+    def known(self) -> dict[Hashable, Any]:
+        """Work of its ops on one rank, and layouts through them: kept where they are looked up."""
         return {}
 
     @cached_property

@@ -1,7 +1,7 @@
 """Whether the training script's own runtime can run a layout: tried without weights or ranks."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,10 @@ from planner.runtime.anatomy import examine
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import ModuleSharding
+from planner.vocabulary import Style
+
+_SOME_RANKS = 2
+"""Stands for any number of ranks that share experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ class LayoutTrial:
             sequence_dim: Dim of the stream that is split, None where it is whole.
         """
         assert unit.block is not None
+        over = _heard(over, modules)
         key = (unit.block, tuple(modules), over, sequence_dim)
         if key not in self._known:
             self._known[key] = self._try(modules, over, sequence_dim, unit.block)
@@ -87,6 +92,7 @@ class LayoutTrial:
         self, modules: Sequence[TriedModule], over: SplitAxis, sequence_dim: int | None
     ) -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs."""
+        over = _heard(over, modules)
         key = ("ends", tuple(modules), over)
         if key not in self._known:
             self._known[key] = self._try(modules, over, sequence_dim, None)
@@ -194,6 +200,18 @@ class LayoutTrial:
             anatomy = examine(model, blocks, inputs, dtype, reads, around)
             microbatch = inputs, batch.targets
             return DryRun.looked_at(model, anatomy, self._model, microbatch, dtype, reads)
+
+
+def _heard(over: SplitAxis, modules: Sequence[TriedModule]) -> SplitAxis:
+    """The axis as modules hear of it, so that fewer of them are tried.
+
+    Those of experts ask how many ranks share them; others at most whether some do.
+    """
+    if any(each.style == Style.EXPERTS for each in modules):
+        return over
+    if over.is_inside_blocks:
+        return replace(over, size=min(over.size, _SOME_RANKS))
+    return replace(over, experts=min(over.experts, _SOME_RANKS))
 
 
 def _first_line(error: BaseException) -> str:

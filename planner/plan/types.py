@@ -1,5 +1,6 @@
 """The plan: all that the script, the reports and the exports need, as pure data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
@@ -155,21 +156,29 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a layout was refused."""
+
+    detail: str
+    """The rule with the numbers and what would work."""
+    peak_memory_bytes: int | None = None
+    """Least memory it would need, for the memory rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A layout that was refused, and why."""
+    """A layout that was refused. A search refuses tens of thousands, and few are asked why."""
 
     degrees: ParallelDegrees
     """What was refused."""
     rule: str
     """Short name of the rule: "memory", "kv_heads % tp"."""
-    detail: str
-    """The rule with the numbers and what would work."""
+    why: Callable[[], Reason]
+    """Tells why."""
     schedule: str = ""
     """Schedule, where the rule is about one."""
     microbatch_size: int | None = None
     """Microbatch size, where the rule is about one."""
-    peak_memory_bytes: int | None = None
-    """Least memory it would need, for the memory rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

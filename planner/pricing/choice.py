@@ -11,6 +11,9 @@ from planner.strategy.nodes import FoldedUnit
 from planner.strategy.problem import ShardingProblem, sharding_problem
 from planner.vocabulary import Axis
 
+_SOME_RANKS = 2
+"""Stands for any number of ranks that share experts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingChoice:
@@ -70,12 +73,14 @@ def unit_problem(
 def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> ShardingChoice:
     """What of a choice the layouts of a unit depend on; the rest is as in no choice.
 
-    The sequence is split inside blocks alone, and of tables only units hear that have one.
+    The sequence is split inside blocks alone. Of tables only units hear that have one; and how many
+    ranks share experts, not only whether some do, only those that have some.
     """
     return replace(
         choice,
         sequence_parallel=choice.sequence_parallel and unit.kind is UnitKind.BLOCK,
         split_tables=choice.split_tables and sizes.has_table(unit),
+        ep=choice.ep if sizes.has_experts(unit) else min(choice.ep, _SOME_RANKS),
         compile=False,
         loss_chunks=1,
     )

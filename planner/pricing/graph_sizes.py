@@ -1,5 +1,6 @@
 """What prices take from a graph under any layout: each is read off it once."""
 
+from dataclasses import replace
 from functools import cached_property
 
 from planner.graph.analysis.loss_rows import LossRows, loss_rows
@@ -12,7 +13,8 @@ from planner.graph.analysis.shared import (
 )
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.op_rules import MATMULS
-from planner.strategy.nodes import FoldedUnit, UnitFolder
+from planner.strategy.expert_strategies import experts_of
+from planner.strategy.nodes import FoldedUnit, NodeKind, UnitFolder
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
@@ -32,6 +34,7 @@ class GraphSizes:
         self.graph = graph
         self._like = like
         self._folded: dict[int, FoldedUnit] = {}
+        self._with_experts: dict[int, bool] = {}
 
     def folded(self, unit: Unit) -> FoldedUnit:
         """``UnitFolder.fold``."""
@@ -59,14 +62,29 @@ class GraphSizes:
         tables, parameters = self.graph.table_storages, self.graph.parameters
         return any(parameters[index].storage in tables for index in unit.parameters)
 
+    def has_experts(self, unit: Unit) -> bool:
+        """Whether a unit has a module of experts."""
+        if unit.index not in self._with_experts:
+            modules = (each for each in self.folded(unit).nodes if each.kind is NodeKind.MODULE)
+            found = any(experts_of(node, self.graph) is not None for node in modules)
+            self._with_experts[unit.index] = found
+        return self._with_experts[unit.index]
+
     @cached_property
     def loss_rows(self) -> LossRows | str:
         """The end of the model that can run some rows at a time, or why there is none."""
-        return loss_rows(self.graph)
+        known = None if self._like is None else self._like.loss_rows
+        return known.sized(self.graph) if isinstance(known, LossRows) else loss_rows(self.graph)
 
     @cached_property
     def shared(self) -> tuple[SharedActivation, ...]:
         """Activations that units share."""
+        if self._like is not None:
+            storages = self.graph.storages
+            return tuple(
+                replace(each, size_bytes=storages[each.storage].size_bytes)
+                for each in self._like.shared
+            )
         sized = {unit.structure: unit for unit in self.representatives}
         return shared_activations(self.graph, sized)
 
@@ -81,15 +99,25 @@ class GraphSizes:
     @cached_property
     def received_bytes(self) -> tuple[int, ...]:
         """Bytes that each unit counts, under any recomputation, of what a cut sends it."""
+        storages = self.graph.storages
+        return tuple(
+            sum(storages[storage].size_bytes for storage in counted) for counted in self._received
+        )
+
+    @cached_property
+    def _received(self) -> tuple[frozenset[int], ...]:
+        """Storages whose bytes these are."""
+        if self._like is not None:
+            return self._like._received
         graph = self.graph
-        received = [0] * len(graph.units)
+        received: list[frozenset[int]] = [frozenset()] * len(graph.units)
         for cut in graph.cuts:
             unit = graph.units[cut.after_unit + 1]
             counted = cut_storages(graph, cut) - passing_storages(graph, unit)
             is_block = unit.kind is UnitKind.BLOCK
             for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
                 counted &= kept_storages(graph, unit, kind)
-            received[unit.index] = sum(graph.storages[storage].size_bytes for storage in counted)
+            received[unit.index] = counted
         return tuple(received)
 
     @cached_property

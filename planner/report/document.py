@@ -97,5 +97,9 @@ def _rejections_document(record: PlanRecord) -> dict[str, JsonValue]:
 
 def _distinct_details(group: tuple[Rejection, ...]) -> list[JsonValue]:
     """List the first reasons, each once; report.csv has every layout."""
-    distinct: dict[JsonValue, None] = {rejection.detail: None for rejection in group}
-    return list(distinct)[:MOST_DETAILS]
+    distinct: dict[JsonValue, None] = {}
+    for rejection in group:
+        if len(distinct) == MOST_DETAILS:
+            break
+        distinct[rejection.why().detail] = None
+    return list(distinct)

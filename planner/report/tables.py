@@ -210,12 +210,13 @@ def _refused_rows(record: PlanRecord) -> list[dict[str, object]]:
 
 
 def _refused_row(rejection: Rejection, capacity_bytes: int) -> dict[str, object]:
-    needed_bytes = rejection.peak_memory_bytes
+    why = rejection.why()
+    needed_bytes = why.peak_memory_bytes
     return {
         "status": "refused",
         "rule_of_thumb": False,
         "reject_rule": rejection.rule,
-        "reject_detail": rejection.detail,
+        "reject_detail": why.detail,
         **{axis: getattr(rejection.degrees, axis) for axis in DEGREE_COLUMNS},
         "schedule": rejection.schedule or None,
         "microbatch_size": rejection.microbatch_size,

@@ -291,7 +291,8 @@ def refused_details(outcome: SearchOutcome) -> Mapping[str, Sequence[tuple[str, 
             continue
         counts: dict[str, int] = {}
         for rejection in group:
-            counts[rejection.detail] = counts.get(rejection.detail, 0) + 1
+            detail = rejection.why().detail
+            counts[detail] = counts.get(detail, 0) + 1
         details[rule] = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return details
 

@@ -172,7 +172,8 @@ class KnownData(PlannedReads):
 
     def _on_one_device(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Put tensors with data on the meta device where others of a call are there."""
-        if not any(tensor.is_meta for tensor in tensors_of((args, kwargs))):
+        places = {tensor.is_meta for tensor in tensors_of((args, kwargs))}
+        if len(places) < 2:
             return args, kwargs
         both: tuple[Args, Kwargs] = tree_map_only(Tensor, self._twin, (args, kwargs))
         return both
@@ -230,7 +231,12 @@ _SHAPE_ONLY = frozenset(
 
 def is_random(func: Function) -> bool:
     """Tell whether a function of torch draws random numbers."""
-    ops: Tree = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    return _is_random(getattr(func, "__name__", ""))
+
+
+@functools.cache
+def _is_random(name: str) -> bool:
+    ops: Tree = getattr(torch.ops.aten, name, None)
     overloads = ops.overloads() if hasattr(ops, "overloads") else ()
     return any(torch.Tag.nondeterministic_seeded in getattr(ops, name).tags for name in overloads)
 

@@ -89,16 +89,13 @@ def process_group(
     watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     on_gpus: str = "nccl",
 ) -> Iterator[torch.device]:
-    """Join the process group that torchrun started, and leave it in good order.
+    """Join the process group of torchrun, give this rank's device, and leave in good order.
 
     Args:
         world_size: Processes that the plan is for.
         timeout_s: Seconds after which a collective that waits for another rank gives up.
         watched: Ends this rank where another one is gone, which torchrun does on one node.
-        on_gpus: Backends of GPUs.
-
-    Yields:
-        The device of this rank: its GPU with NCCL, or the CPU with gloo.
+        on_gpus: Backends of GPUs; CPUs have gloo.
     """
     device = _local_device()
     if dist.is_initialized():

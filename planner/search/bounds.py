@@ -33,6 +33,7 @@ unfavourable as they can be: precondition is that the stages' forwards (backward
 least the given sum, and that each is at least the given share.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -123,20 +124,16 @@ def _of_rank(
     """
     mine = range(rank, stages, pp)
     last = mine[-1]
-    first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
-    last_forward = max(at for at, (_, what) in enumerate(row) if what == "F")
+    first_backward, last_forward = _turns(row)
+    behind, ahead = Counter(row[first_backward:]), Counter(row[:last_forward])
     number = row.count((rank, "F")) + left_out
     busy = [1] * rank + [0] * (stages - rank)
     around = [*busy[: last + 1], *[1] * (stages - 1 - last)]
     later, earlier = [1] * stages, [1] * stages
     for stage in mine:
         busy[stage] = around[stage] = number
-        later[stage] += left_out
-        earlier[stage] += left_out
-    for stage, what in row[first_backward:]:
-        later[stage] += what == "F"
-    for stage, what in row[:last_forward]:
-        earlier[stage] += what != "F"
+        later[stage] += left_out + behind[stage, "F"]
+        earlier[stage] += left_out + sum(ahead[stage, what] for what in _PARTS if what != "F")
     return (
         Path(forwards=tuple(busy), backwards=tuple(busy)),
         Path(forwards=tuple(later), backwards=tuple(around)),
@@ -144,11 +141,17 @@ def _of_rank(
     )
 
 
+def _turns(row: Actions) -> tuple[int, int]:
+    """Places of a rank's first backward and of its last forward."""
+    first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
+    behind = next(at for at, (_, what) in enumerate(reversed(row), 1) if what == "F")
+    return first_backward, len(row) - behind
+
+
 def _divided(row: Actions, *, stages: int, left_out: int) -> tuple[Path, Path, Path]:
     """The same of a rank whose backwards are divided; nobody waits for their second parts."""
     mine = {stage for stage, _ in row}
-    first_backward = next(at for at, (_, what) in enumerate(row) if what != "F")
-    last_forward = max(at for at, (_, what) in enumerate(row) if what == "F")
+    first_backward, last_forward = _turns(row)
     begins, ends = row[first_backward][0], row[last_forward][0]
     before: Actions = tuple((stage, "F") for stage in range(min(mine)))
     there: Actions = tuple((stage, "F") for stage in range(stages))

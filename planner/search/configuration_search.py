@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 from planner.cost.stage_costs import Links, StageCosts
@@ -78,6 +78,7 @@ class ConfigurationSearch:
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
         self._counted: dict[int, Sequence[tuple[bool, int, int]]] = {}
         self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
+        self._last_held: dict[tuple[int, int], int] = {}
 
     @cached_property
     def _least_kept(self) -> list[int]:
@@ -124,12 +125,15 @@ class ConfigurationSearch:
             return found
         return [2 if start == 1 and unit > 1 else start for unit, start in enumerate(found)]
 
-    def stretch_end(self, start: int) -> int:
-        """Where the last run ends that is inside the stretch which begins with a unit."""
-        end = bisect_right(self.stretches, start)
-        entering = self.priced.model.entering_bytes
-        alike = end < self.num_units and entering[end] == entering[start]
-        return end if alike or end - start == 1 else end - 1
+    @cached_property
+    def stretch_ends(self) -> dict[int, int]:
+        """Where the last run ends that is inside each stretch, by the unit it begins with."""
+        entering, found = self.priced.model.entering_bytes, dict[int, int]()
+        for start in dict.fromkeys(self.stretches):
+            end = bisect_right(self.stretches, start)
+            alike = end < self.num_units and entering[end] == entering[start]
+            found[start] = end if alike or end - start == 1 else end - 1
+        return found
 
     def _is_like(self, one: int, other: int) -> bool:
         """Whether two units cost the same under any recomputation."""
@@ -147,7 +151,7 @@ class ConfigurationSearch:
     def representative(self, first: int, end: int) -> tuple[int, int]:
         """The run that stands for all alike ones."""
         start = self.stretches[first]
-        if start < first and end <= self.stretch_end(start):
+        if start < first and end <= self.stretch_ends[start]:
             return start, start + end - first
         return first, end
 
@@ -221,20 +225,65 @@ class ConfigurationSearch:
         """Runs from unit 1 on that ``is_near_even`` takes, the epilogue left out."""
         return [(1, end) for end in self.positions[2:-1] if self.is_near_even(1, end)]
 
-    def exceeds_memory(self, stage: int, first: int, end: int) -> bool:
+    def exceeds_memory(
+        self, stage: int, first: int, end: int, *, received: int | None = None
+    ) -> bool:
         """Whether no run that begins at ``first`` and ends at ``end`` or later fits a rank.
 
         Parameters and activations grow with the run, and so does what lies in host memory. Receive
         buffers do not (they end with the model), and are left out.
+
+        Args:
+            stage: The stage.
+            first: First unit.
+            end: One past the last unit.
+            received: What of its activations lies in such buffers, None for what does of this run.
         """
         if self.table.state.lacks(self.table.memory.host_bytes(first, end)):
             return True
-        held, gradients, kept, received = self.least_held(*self.representative(first, end))
-        room = self.room_bytes - held
+        held, gradients, kept, own = self.least_held(*self.representative(first, end))
+        room, received = self.room_bytes - held, own if received is None else received
         return any(
             has_gradients * gradients + whole * kept - buffers * received > room
             for has_gradients, whole, buffers in self._counts(stage)
         )
+
+    def last_held(self, stage: int, first: int) -> int:
+        """The last end of a run from ``first`` on that does not exceed a rank's memory."""
+        key = stage if self.shares_ranks else self.kind_of_stage(stage), first
+        if key not in self._last_held:
+            exceeds = partial(self.exceeds_memory, stage, first)
+            self._last_held[key] = self._last_below(exceeds, first)
+        return self._last_held[key]
+
+    def furthest_end(self, stage: int, first: int, *, near: int) -> int:
+        """Where no run can end later that begins at ``first`` or later, wherever it begins.
+
+        Args:
+            stage: The stage.
+            first: The unit.
+            near: Where that may be: the nearer, the fewer runs are looked at.
+        """
+        exceeds = partial(self.exceeds_memory, stage, first, received=self._most_received)
+        return self._last_below(exceeds, first, near=near)
+
+    def _last_below(self, exceeds: Callable[[int], bool], first: int, *, near: int = 0) -> int:
+        """The last end behind ``first`` that does not exceed something, ``first`` if each does."""
+        positions = self.positions
+        low, high = bisect_right(positions, first), len(positions)
+        place, step = min(bisect_left(positions, near), high - 1), 1
+        while low <= place < high:  # in growing steps, to the first that lies on the other side
+            if exceeds(positions[place]):
+                high, place = place, place - step
+            else:
+                low, place = place + 1, place + step
+            step *= 2
+        return positions[bisect_left(positions, 1, lo=low, hi=high, key=exceeds) - 1]
+
+    @cached_property
+    def _most_received(self) -> int:
+        """What lies in receive buffers of the activations that any run counts, at the most."""
+        return max(map(self.table.memory.received_bytes, self.positions[:-1]))
 
     def _counts(self, stage: int) -> Sequence[tuple[bool, int, int]]:
         """Of each fullest moment of a stage: gradients, whole microbatches, and in buffers."""
@@ -304,13 +353,11 @@ class ConfigurationSearch:
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
-        limit = self.last_end(stage)
+        limit = min(self.last_end(stage), self.last_held(stage, first))
         for end in self.positions:
             if end <= first:
                 continue
             if end > limit or self.least_s(first, end) > slowest_s:
-                break
-            if self.exceeds_memory(stage, first, end):
                 break
             if later or end == self.num_units:
                 yield end

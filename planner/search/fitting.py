@@ -10,26 +10,35 @@ from collections.abc import Iterator
 from planner.search.configuration_search import ConfigurationSearch
 
 
-def fits_somehow(search: ConfigurationSearch) -> bool:
-    """Whether some cut fits.
+def may_fit(search: ConfigurationSearch) -> bool:
+    """Whether some cut may fit, told without looking for recomputations.
 
-    What fits no rank at the least is told first, without looking for recomputations.
+    Each stage takes all that it may hold at the least. No cut gets further: a run that begins
+    later, or ends earlier, holds no more.
     """
-    return _Cuts(search, exactly=False).reach_end() and _Cuts(search, exactly=True).reach_end()
+    first, end = 0, 0
+    for stage in range(search.configuration.num_stages):
+        near = 2 * end - first  # as many units as the stage before takes
+        first, end = end, search.furthest_end(stage, end, near=near)
+    return end == search.num_units
+
+
+def some_cut_fits(search: ConfigurationSearch) -> bool:
+    """Whether some cut fits, of a configuration that may fit."""
+    return _Cuts(search).reach_end()
+
+
+def fits_somehow(search: ConfigurationSearch) -> bool:
+    """Whether some cut fits."""
+    return may_fit(search) and some_cut_fits(search)
 
 
 class _Cuts:
     """Cuts of one configuration."""
 
-    def __init__(self, search: ConfigurationSearch, *, exactly: bool) -> None:
-        """Look at nothing yet.
-
-        Args:
-            search: The configuration.
-            exactly: Ask for recomputations that fit, not only for what fits none.
-        """
+    def __init__(self, search: ConfigurationSearch) -> None:
+        """Look at nothing yet."""
         self._search = search
-        self._exactly = exactly
         self._positions = sum(1 << position for position in search.positions)
         self._inside: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -40,7 +49,7 @@ class _Cuts:
             reached = self._ends(stage, reached)
         end = self._search.num_units
         return any(
-            not self._search.exceeds_memory(last, first, end) and self._fits(last, first, end)
+            self._search.last_held(last, first) == end and self._search.fits_alone(last, first, end)
             for first in _places(reached)
         )
 
@@ -50,15 +59,16 @@ class _Cuts:
         limit = search.last_end(stage)
         for first in _places(firsts):
             start = search.stretches[first]
-            stop = search.stretch_end(start)
+            stop = search.stretch_ends[start]
             inside, longest = self._ends_inside(stage, start)
             ends |= inside << first - start & _up_to(stop)
             if first + longest < stop:
                 continue
+            last = min(limit, search.last_held(stage, first))
             for end in search.positions[bisect_right(search.positions, stop) :]:
-                if end > limit or search.exceeds_memory(stage, first, end):
+                if end > last:
                     break
-                ends |= self._fits(stage, first, end) << end
+                ends |= search.fits_alone(stage, first, end) << end
         return ends & self._positions & _up_to(limit)
 
     def _ends_inside(self, stage: int, start: int) -> tuple[int, int]:
@@ -72,16 +82,13 @@ class _Cuts:
         key = search.kind_of_stage(stage), start
         if key not in self._inside:
             ends, end = 0, start
-            while end < search.stretch_end(start):
+            while end < search.stretch_ends[start]:
                 if search.exceeds_memory(stage, start, end + 1):
                     break
                 end += 1
-                ends |= self._fits(stage, start, end) << end
+                ends |= search.fits_alone(stage, start, end) << end
             self._inside[key] = ends, end - start
         return self._inside[key]
-
-    def _fits(self, stage: int, first: int, end: int) -> bool:
-        return not self._exactly or self._search.fits_alone(stage, first, end)
 
 
 def _up_to(unit: int) -> int:

@@ -6,6 +6,7 @@ the request leaves open (microbatch size, recomputation, schedule) is tried out.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from planner.cost.pipeline import SPLIT_SCHEDULES
 from planner.cost.stage_costs import StageCosts
@@ -14,7 +15,7 @@ from planner.errors import InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
-from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
+from planner.plan.types import Plan, Reason, Rejection, SearchOutcome, SolverReport
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import PricedModel
 from planner.pricing.module_rows import module_rows
@@ -137,7 +138,7 @@ class FrameworkEstimate:
         if not found:
             raise RequestError(
                 "the layout is not legal for this model: "
-                + "; ".join(dict.fromkeys(each.detail for each in refused)),
+                + "; ".join(dict.fromkeys(each.why().detail for each in refused)),
                 hint="change the number of GPUs or the global batch size, or fix other values",
             )
         fixed = self._request.fixed.activation_checkpointing
@@ -167,9 +168,12 @@ class FrameworkEstimate:
         return refusal(
             configuration,
             rule="memory",
-            detail=f"recomputing {recompute} needs {format_bytes(memory.total_bytes)}; the device "
-            f"has {self._cluster.device.capacity_words}",
-            peak_memory_bytes=memory.total_bytes,
+            why=partial(
+                Reason,
+                detail=f"recomputing {recompute} needs {format_bytes(memory.total_bytes)}; the "
+                f"device has {self._cluster.device.capacity_words}",
+                peak_memory_bytes=memory.total_bytes,
+            ),
         )
 
     def _nothing_fits(

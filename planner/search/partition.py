@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
-from planner.search.fitting import fits_somehow
+from planner.search.fitting import may_fit, some_cut_fits
 from planner.search.reach import Reach
 
 _MOST_LABELS = 24
@@ -69,8 +69,11 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
     Returns:
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
+    if not may_fit(search):
+        search.bound_s = float("inf")
+        return None
     even = _even(search)
-    if even is None and not fits_somehow(search):
+    if even is None and not some_cut_fits(search):
         search.bound_s = float("inf")
         return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
@@ -165,10 +168,11 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
     first = 0
     for stage in range(search.configuration.num_stages):
         longest: Column | None = None
-        for end in search.ends(stage, first, most_s):
+        for end in reversed(list(search.ends(stage, first, most_s))):
             column = search.column(stage, first, end)
             if column is not None and column.microbatch_s <= most_s:
                 longest = column
+                break
         if longest is None:
             return None
         columns.append(longest)

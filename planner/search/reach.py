@@ -123,9 +123,10 @@ class Reach:
         taken_s, longest_s, rest_s = self._times(stage, slice(start, start + 1))
         least_s = (passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s))[0]
         may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
+        last = self.search.last_held(stage, first)
         for at in np.flatnonzero(may_end).tolist():
             end = self.search.positions[start + 1 + at]
-            if self.search.exceeds_memory(stage, first, end):
+            if end > last:
                 break
             yield end
 
@@ -179,13 +180,7 @@ class RunRecomputation:
             ends: Places where they end, by start; those beyond the last are no runs.
         """
         positions = search.positions
-        held = np.zeros((3, *ends.shape))
-        for (row, column), end in np.ndenumerate(ends):
-            if end < len(positions):
-                run = search.representative(positions[row], positions[end])
-                always, gradients, _, received = search.least_held(*run)
-                held[:, row, column] = always, gradients, received
-        self._always, self._gradients, self._received = held
+        self._always, self._gradients, self._received = _held(search, ends.shape)
         kept = np.array(_most_kept_before(search))[positions]
         self._kept = kept[np.minimum(ends, len(positions) - 1)] - kept[starts]
         self._freeing_s = _freeing_s(search)
@@ -202,6 +197,23 @@ class RunRecomputation:
                 most = np.minimum(most, room / (number - moment.is_ending))
         excess: Floats = np.maximum(0.0, self._kept[rows] - np.maximum(0.0, most))
         return self._freeing_s * excess
+
+
+def _held(search: ConfigurationSearch, shape: tuple[int, int]) -> Floats:
+    """What runs hold always, with gradients, and in buffers, by place of their start and length."""
+    positions, (_, width) = search.positions, shape
+    place = {position: row for row, position in enumerate(positions)}
+    held = np.zeros((3, *shape))
+    for row, first in enumerate(positions[:-1]):
+        start, known = search.stretches[first], 0
+        last = search.stretch_ends[start]
+        if start < first <= last and place.get(last, 0) - place.get(start, last) == last - start:
+            known = min(width, last - first)  # like the runs that begin with the stretch
+            held[:, row, :known] = held[:, place[start], :known]
+        for column, end in enumerate(positions[row + 1 + known : row + 1 + width], known):
+            always, gradients, _, received = search.least_held(*search.representative(first, end))
+            held[:, row, column] = always, gradients, received
+    return held
 
 
 def _most_kept_before(search: ConfigurationSearch) -> list[int]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from planner.errors import CodegenError, InfeasiblePlanError, RequestError
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
-from planner.plan.types import Plan, Rejection, SearchOutcome, SolverReport
+from planner.plan.types import Plan, Reason, Rejection, SearchOutcome, SolverReport
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
@@ -145,9 +146,10 @@ class Search:
             detail = f"no module of the model can be split over {over.name} {over.size}"
             if self._request.fixed.sequence_parallel:
                 detail += " with sequence_parallel=true; with false more modules may be"
-            return refusal(configuration, rule="nothing to split", detail=detail)
+            why = partial(Reason, detail=detail)
+            return refusal(configuration, rule="nothing to split", why=why)
         detail = f"the script cannot run {over.name} {over.size}: {reason}"
-        return refusal(configuration, rule=_THE_SCRIPT, detail=detail)
+        return refusal(configuration, rule=_THE_SCRIPT, why=partial(Reason, detail=detail))
 
     def _candidates(self, incumbents: Incumbents) -> list[Plan]:
         """The best choice of every configuration that was priced, fastest first."""
@@ -163,7 +165,7 @@ class Search:
     def _nothing_legal(self) -> RequestError | CodegenError:
         rules: dict[str, str] = {}
         for rejection in self._rejections:
-            rules.setdefault(rejection.rule, rejection.detail)
+            rules.setdefault(rejection.rule, rejection.why().detail)
         kind = CodegenError if _THE_SCRIPT in rules else RequestError
         return kind(
             f"no layout of {self._cluster.num_gpus} GPUs is legal for this model and a global "

@@ -12,7 +12,7 @@ from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec, StateForm
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
-from planner.plan.types import ModelRef, Rejection
+from planner.plan.types import ModelRef, Reason, Rejection
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.search.columns import ColumnMaker, KnownMixes
@@ -170,7 +170,8 @@ class LayoutSpace:
                     order, form = self.orders.of(degrees)[0], self.state_form(degrees)
                     found.append(replace(item, mesh_order=order, state_form=form))
                 else:
-                    refused.append(Rejection(degrees=degrees, rule=item.rule, detail=item.detail))
+                    why = partial(Reason, detail=item.detail)
+                    refused.append(Rejection(degrees=degrees, rule=item.rule, why=why))
         return found, refused
 
     def _running(

@@ -38,6 +38,17 @@ def output_layouts(
         return (None,) * len(op.outputs)
     if all(layout is None or layout == REPLICATE for layout in layouts):
         return (REPLICATE,) * len(op.outputs)
+    key = "layouts", op.id, tp, *layouts
+    if key not in graph.known:  # most choices for the values of a unit have it alike
+        graph.known[key] = _propagated(graph, op, layouts, tp)
+    found: tuple[Layout, ...] | None = graph.known[key]
+    return found
+
+
+def _propagated(
+    graph: OperatorGraph, op: OpNode, layouts: Sequence[Layout | None], tp: int
+) -> tuple[Layout, ...] | None:
+    """Layouts of the outputs of an op on a shard; arguments as for ``output_layouts``."""
     if PARTIAL in layouts or _has_partial_gradient(graph, op, layouts):
         return None
     operands = [

@@ -282,9 +282,8 @@ def configurations(
     """All configurations of legal degrees; a broken rule where a fixed value allows none.
 
     GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
-    microbatches in flight. One shard is not resharded, and under a pipeline resharding is left
-    out unless fixed: torch's schedules leave the parameters of a stage gathered from a backward to
-    the next forward, so that it saves little memory and gathers more often.
+    microbatches in flight. Under a pipeline resharding is left out unless fixed: torch's
+    schedules leave the parameters of a stage gathered from a backward to the next forward.
     """
     samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
@@ -305,8 +304,8 @@ def configurations(
         chunks = _loss_chunks(degrees, facts, fixed, size)
         for schedule, virtual_stages in schedules:
             number = samples // size
-            reason = chunks if isinstance(chunks, BrokenRule) else None
-            reason = reason or _schedule_rule(schedule, fixed, degrees.pp, virtual_stages, number)
+            rule = _schedule_rule(schedule, fixed, degrees.pp, virtual_stages, number)
+            reason = chunks if isinstance(chunks, BrokenRule) else rule
             if isinstance(chunks, BrokenRule) or reason is not None:
                 continue
             if schedule == Schedule.GPIPE and fixed.schedule is None and number >= degrees.pp:

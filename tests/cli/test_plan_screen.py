@@ -1,5 +1,6 @@
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from planner.cli.plan_screen import print_result
 from planner.hardware.spec import MeasuredError
 from planner.plan.record import ModuleRow
-from planner.plan.types import Rejection, SolverReport
+from planner.plan.types import Reason, Rejection, SolverReport
 from planner.strategy.mesh import ParallelDegrees
 from planner.units import GIB, MIB
 from planner.vocabulary import WorkKind
@@ -280,7 +281,11 @@ def test_refusals_are_counted_and_explained_on_demand():
 def test_layouts_that_the_bound_rules_out_are_not_called_refused():
     outcome = make_outcome()
     slower = tuple(
-        Rejection(degrees=outcome.best.degrees, rule="slower", detail=f"{number} s")
+        Rejection(
+            degrees=outcome.best.degrees,
+            rule="slower",
+            why=partial(Reason, detail=f"{number} s"),
+        )
         for number in range(40)
     )
     record = make_record(replace(outcome, rejections=(*outcome.rejections, *slower)))

@@ -281,12 +281,19 @@ def test_ranks_that_may_use_other_parameters_are_watched(degrees, watches, drops
     assert "Unused" not in emit_script(changed(plan, data_reads=()), folder=FOLDER)
 
 
+def on_host(plan):
+    """A plan whose states lie in host memory."""
+    none = dict.fromkeys(("params_bytes", "grads_bytes", "optimizer_bytes"), 0)
+    memories = tuple(changed(memory, **none) for memory in plan.memory_by_rank)
+    return changed(plan, cpu_offload=True, host_bytes_by_rank=(1,), memory_by_rank=memories)
+
+
 def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
     plans = (
         make_plan(HOOKED, dp_shard=2),
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True),
-        changed(make_plan(GPT, dp_shard=2), cpu_offload=True),
+        on_host(make_plan(GPT, dp_shard=2)),
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
         changed(make_plan(GPT, dp_shard=2, ep=2), shardings=(EXPERTS_APART,)),
         changed(make_plan(GPT, dp_shard=2), data_reads=(READ,)),

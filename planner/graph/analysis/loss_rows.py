@@ -5,7 +5,7 @@ rows in order, an op on each logit by itself, or the loss of each row, summed up
 run some rows at a time, forward and backward, before the next (``planner.runtime.chunked_loss``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
 
@@ -42,6 +42,10 @@ class LossRows:
     def logits(self) -> int:
         """Elements of the logits."""
         return self.rows * self.classes
+
+    def sized(self, graph: OperatorGraph) -> "LossRows":
+        """The same ops in a graph that differs in sizes alone."""
+        return replace(self, rows=graph.values[self.states].shape[0])
 
 
 def loss_rows(graph: OperatorGraph) -> LossRows | str:
