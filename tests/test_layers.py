@@ -212,7 +212,7 @@ ORDERS = {
         ("run",),
     ),
     "codegen": (
-        ("source",),
+        ("source", "undrawn"),
         ("expected", "model_files", "reads"),
         ("imports",),
         ("emit", "kernels"),
@@ -308,7 +308,12 @@ ONLY_IN = {
     "torch": {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
-        *("codegen/kernels.py", "codegen/trial.py", "validation/pricing/models.py"),
+        *(
+            "codegen/kernels.py",
+            "codegen/trial.py",
+            "codegen/undrawn.py",
+            "validation/pricing/models.py",
+        ),
     },
     "matplotlib": {"picture.py", "questions/sweep_plot.py", "validation/plot.py"},
     "transformers": {"graph/loading/hf_load.py", "graph/loading/hf_model.py"},

@@ -31,9 +31,9 @@ from planner.checking.script_rank import (
     forget_runtime,
     load_script,
     share_experts_evenly,
-    undrawn_model,
 )
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
+from planner.codegen.undrawn import undrawn_model
 from planner.runtime.anatomy import meta_twin
 from planner.runtime.known_data import DataRead, PlannedReads
 from planner.runtime.model import run_model
@@ -67,7 +67,7 @@ class RankRun:
         script = self._script()
         script.NUM_MICROBATCHES = self._num_microbatches
         with fake_group(self._rank, script.WORLD_SIZE):
-            model = undrawn_model(script)
+            model = undrawn_model(script.MODEL)
             dtype = script.DTYPES[script.DTYPE]
             twin = meta_twin(model, dtype)
             trained = script.parallelize(model)

@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch import nn
-
 from planner.runtime.data import drawn_microbatches
-from planner.runtime.first_weights import DeferredInit, build_deferred
 from planner.runtime.known_data import DataRead
 
 Theirs: TypeAlias = Any
@@ -41,12 +38,6 @@ def load_script(folder: Path) -> Theirs:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     return script
-
-
-def undrawn_model(script: Theirs) -> nn.Module:
-    """Build the model without drawing its weights, its parameters on the meta device."""
-    DeferredInit._draw = lambda *_: None  # type: ignore[method-assign]
-    return build_deferred(script.MODEL, script.SEED)[0]
 
 
 def drawn_batch(script: Theirs, data_parallel_rank: int) -> Theirs:

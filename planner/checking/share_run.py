@@ -24,8 +24,8 @@ from planner.checking.script_rank import (
     forget_runtime,
     load_script,
     share_experts_evenly,
-    undrawn_model,
 )
+from planner.codegen.undrawn import undrawn_model
 from planner.runtime.known_data import DataRead
 
 WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 2, 3, 20
@@ -56,7 +56,7 @@ def run_share(
     script = load_script(folder)
     script.NUM_MICROBATCHES = num_microbatches
     with fake_group(rank, script.WORLD_SIZE), stages_know_shapes(), numbers_received():
-        trained = script.parallelize(undrawn_model(script))
+        trained = script.parallelize(undrawn_model(script.MODEL))
         for part in trained.parts:
             _draw_weights(part)
         batch = drawn_batch(script, trained.data_parallel_rank)

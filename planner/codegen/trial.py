@@ -19,14 +19,14 @@ from torch.utils._pytree import tree_map_only
 
 from planner.codegen.emit import blocks_of_stage
 from planner.codegen.kernels import KernelTrial
+from planner.codegen.undrawn import undrawn_model
 from planner.errors import CodegenError
 from planner.graph.loading.loaded_model import default_dtype
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
-from planner.runtime.first_weights import parameters_on_meta
 from planner.runtime.float64_groups import allow_float64_groups
 from planner.runtime.known_data import DataRead, KnownData
-from planner.runtime.model import UserModel, run_model, user_module
+from planner.runtime.model import UserModel, run_model
 from planner.runtime.options import DTYPES
 from planner.runtime.pipeline import examples
 from planner.runtime.stages import Stage, StageSpec
@@ -186,9 +186,7 @@ class ModelTrial:
                 factory=model.factory,
                 seq_len=model.seq_len,
             )
-            with parameters_on_meta():
-                built = getattr(user_module(user), user.factory)()
-            yield built, user
+            yield undrawn_model(user), user
 
     def _microbatch(self, user: UserModel) -> Microbatch:
         """Inputs and targets of a microbatch."""

@@ -17,7 +17,7 @@ has all of the state and computes in its dtype, nothing is gathered or reduced a
 pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -90,16 +90,10 @@ class StageMemory:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
         return self._sums[name][end] - self._sums[name][first]
 
-    def _copies_bytes(self, units: Collection[int]) -> int:
-        """Bytes of tied trained weights that are counted too much in some units."""
-        return sum(tied.copies(units) * tied.trained_bytes for tied in self._model.tied)
-
-    def _gathered_copies_bytes(self, units: Collection[int]) -> int:
-        return sum(tied.copies(units) * tied.gathered_bytes for tied in self._model.tied)
-
     def local_trained_bytes(self, first: int, end: int) -> int:
         """Trained parameters of a stage on one tp rank in the optimiser's dtype, tied ones once."""
-        return self._sum("trained_bytes", first, end) - self._copies_bytes(range(first, end))
+        copies = sum(t.copies(range(first, end)) * t.trained_bytes for t in self._model.tied)
+        return self._sum("trained_bytes", first, end) - copies
 
     def sharded_trained_bytes(self, first: int, end: int) -> float:
         """The share of them whose optimiser states a rank holds.
@@ -126,7 +120,7 @@ class StageMemory:
 
     def whole_gathered_bytes(self, first: int, end: int) -> int:
         """Parameters of a stage on one tp rank in the compute dtype, tied ones once."""
-        copies = self._gathered_copies_bytes(range(first, end))
+        copies = sum(t.copies(range(first, end)) * t.gathered_bytes for t in self._model.tied)
         return self._sum("gathered_bytes", first, end) - copies
 
     def _root_shards_bytes(self, first: int, end: int) -> float:
@@ -171,8 +165,13 @@ class StageMemory:
             return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
         inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
         largest = max((self._units[i].gathered_bytes for i in inside), default=0)
-        blocks = 1 if self._configuration.reshard_after_forward else 2
-        left = self._root.gathered_bytes(first, end) + blocks * largest
+        more = largest
+        if self._configuration.reshard_after_forward:
+            # One block earlier the last is gathered, and has no shards of gradients: nor this one.
+            trained = max((self._units[i].trained_bytes for i in inside), default=0)
+            more = max(0, largest - round(2 * self._here(trained / self._shards)))
+            more *= len(inside) > 1
+        left = self._root.gathered_bytes(first, end) + largest + more
         return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:

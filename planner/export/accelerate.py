@@ -36,6 +36,7 @@ def express(saved: SavedPlan) -> Terms:
             "kind": _kind(plan),
             "mixed_precision": "bf16" if plan.dtype == Dtype.BFLOAT16 else "no",
             "reshard": plan.reshard_after_forward,
+            "cpu_offload": plan.cpu_offload,
             "recomputes": set(recompute_modes(plan)) != {Recomputation.NONE},
             "is_transformers": plan.model.is_config,
         },
@@ -62,9 +63,9 @@ def text(saved: SavedPlan, terms: Terms) -> str:
 
 def _kind(plan: Plan) -> str:
     """Choose Accelerate's word for what the ranks share."""
-    if plan.degrees.world_size == 1:
-        return "NO"
-    return "FSDP" if plan.degrees.dp_shard > 1 else "MULTI_GPU"
+    if plan.degrees.dp_shard > 1 or plan.cpu_offload:
+        return "FSDP"
+    return "NO" if plan.degrees.world_size == 1 else "MULTI_GPU"
 
 
 def _check(plan: Plan, cluster: ClusterSpec) -> None:

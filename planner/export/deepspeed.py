@@ -35,7 +35,7 @@ def express(saved: SavedPlan) -> Terms:
         "train_batch_size": plan.global_batch_size,
         "train_micro_batch_size_per_gpu": plan.microbatch_size,
         "gradient_accumulation_steps": plan.num_microbatches,
-        "zero_optimization": {"stage": _zero_stage(plan)},
+        "zero_optimization": {"stage": _zero_stage(plan), **_offloaded(plan)},
     }
     if plan.dtype == Dtype.BFLOAT16:
         values["bf16"] = {"enabled": True}
@@ -60,13 +60,21 @@ def text(saved: SavedPlan, terms: Terms) -> str:
     return json.dumps({"_planner": header, **terms.values}, indent=2) + "\n"
 
 
+def _offloaded(plan: Plan) -> dict[str, object]:
+    """Name what lies in host memory: parameters in stage 3 alone."""
+    names = {"offload_optimizer": 1, "offload_param": 3}
+    place = {"device": "cpu", "pin_memory": True}
+    stage = _zero_stage(plan)
+    return {name: place for name, least in names.items() if plan.cpu_offload and stage >= least}
+
+
 def _zero_stage(plan: Plan) -> int:
     """Choose the stage that holds and sends what the plan does.
 
     A plan that keeps parameters and gradients whole until the last microbatch is stage 1: stage 2
     divides the gradients in every microbatch, which is the same where there is one only.
     """
-    if plan.degrees.dp_shard == 1:
+    if plan.degrees.dp_shard == 1 and not plan.cpu_offload:
         return 0
     if plan.degrees.pp > 1:
         return 1

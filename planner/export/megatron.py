@@ -15,7 +15,13 @@ from planner.export.facts import (
     recomputed_per_stage,
     spread,
 )
-from planner.export.own_models import chunk_losses, compile_losses, model_losses, order_losses
+from planner.export.own_models import (
+    chunk_losses,
+    compile_losses,
+    model_losses,
+    offload_losses,
+    order_losses,
+)
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -130,6 +136,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, "Megatron-LM")
     yield from compile_losses(plan)
     yield from chunk_losses(plan)
+    yield from offload_losses(plan)
     yield from _schedule_losses(plan)
     yield from order_losses(plan)
     if plan.degrees.dp_shard > 1 and plan.reshard_after_forward and plan.degrees.pp > 1:

@@ -49,6 +49,16 @@ def chunk_losses(plan: Plan) -> Iterator[Loss]:
         )
 
 
+def offload_losses(plan: Plan) -> Iterator[Loss]:
+    """States in host memory, for a target that has no such thing as a whole."""
+    if plan.cpu_offload:
+        yield Loss(
+            asked="parameters, gradients and optimiser states in host memory, without which more "
+            "of the device's is needed than the plan says",
+            instead="all of them on the device",
+        )
+
+
 def order_losses(plan: Plan) -> Iterator[Loss]:
     """Axes that lie around one another in another order than those of the target."""
     axes = plan.nested_axes

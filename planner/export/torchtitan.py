@@ -37,6 +37,7 @@ def express(saved: SavedPlan) -> Terms:
         "seq_len": saved.model.seq_len,
         "reshard": "always" if plan.reshard_after_forward else "never",
         "sequence_parallel": plan.sequence_parallel,
+        "cpu_offload": plan.cpu_offload,
         "param_dtype": _param_dtype(plan),
         "policy": _POLICIES[_policy(plan)],
         "num_blocks": len(block_positions(plan)),

@@ -20,8 +20,8 @@ def read_host(reader: FieldReader, gpus_per_node: int) -> HostSpec | None:
     if not reader.has(_HOST):
         return None
     own = FieldReader(path=reader.path, table=reader.one_table(_HOST), prefix=f"{_HOST}.")
-    link_gb_per_s = own.positive("peak_gb_per_s_per_gpu_unidirectional")
-    link_gb_per_s *= own.positive("achieved_fraction", most=1.0)
+    link_gb_per_s = own.positive("copies_peak_gb_per_s_per_gpu")
+    link_gb_per_s *= own.positive("copies_achieved_fraction", most=1.0)
     memory_gb_per_s = own.positive("memory_bandwidth_gb_per_s")
     memory_gb_per_s *= own.positive("optimizer_fraction_of_bandwidth", most=1.0)
     host = HostSpec(

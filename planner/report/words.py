@@ -34,7 +34,8 @@ MEMORY_WORDS = {
 """Column heads of the fields of ``MemoryBreakdown``."""
 
 NOT_MODELLED = (
-    "host RAM, data loading, checkpoint writing, contention with other jobs on the network"
+    "host RAM beyond offloaded states, data loading, checkpoint writing, contention with other "
+    "jobs on the network"
 )
 
 SMALL_DIFFERENCE = 0.002

@@ -239,8 +239,10 @@ def test_new_gradients_lie_beside_those_before(model, cluster):
     left = head.activation_bytes["none"] - head.gathered_bytes
     assert adds_up.released_bytes(13) == left
     reduces = table(model, cluster, dp_shard=8, reshard=True).memory.transients
-    gradients = block.gathered_bytes + block.trained_bytes
-    assert reduces.unit_bytes(1, "full") == block.temporary_bytes["full"] + gradients
+    behind = block.trained_bytes - block.activation_bytes["full"]
+    assert reduces.unit_bytes(1, "full") == block.gradient_temporary_bytes["full"] + behind
+    assert reduces.unit_bytes(12, "full") == block.gradient_temporary_bytes["full"]
+    assert reduces.released_bytes(13) == left
     alone = table(model, cluster, dp_shard=8, microbatches=1).memory.transients
     assert alone.unit_bytes(1, "full") == block.gradient_temporary_bytes["full"] + (
         block.trained_bytes - block.gathered_bytes

@@ -24,6 +24,7 @@ PIPELINE = make_plan(
     ParallelDegrees(dp_shard=2, pp=4), microbatch_size=4, policy="full", reshard_after_forward=False
 )
 INTERLEAVED = make_plan(ParallelDegrees(dp_replicate=2, pp=2, tp=2), virtual_stages=2)
+OFFLOADED = replace(DATA_PARALLEL, cpu_offload=True)
 TENSOR = make_plan(ParallelDegrees(dp_replicate=2, dp_shard=2, tp=2))
 
 
@@ -65,6 +66,22 @@ def test_compiled_blocks_are_said(name):
     else:
         with pytest.raises(CodegenError, match="blocks run by torch"):
             text_of(plan, name)
+
+
+def test_states_in_host_memory_are_said(monkeypatch):
+    zero = json.loads(text_of(OFFLOADED, "deepspeed"))["zero_optimization"]
+    place = {"device": "cpu", "pin_memory": True}
+    assert zero == {"stage": 3, "offload_optimizer": place, "offload_param": place}
+    kept = replace(OFFLOADED, reshard_after_forward=False)
+    zero = json.loads(text_of(kept, "deepspeed"))["zero_optimization"]
+    assert zero == {"stage": 1, "offload_optimizer": place}
+    assert yaml.safe_load(text_of(OFFLOADED, "accelerate"))["fsdp_config"]["fsdp_offload_params"]
+    assert titan_config(text_of(OFFLOADED, "torchtitan"), 12, monkeypatch)
+    assert "training.enable_cpu_offload = True" in text_of(OFFLOADED, "torchtitan")
+    with pytest.raises(CodegenError, match="optimiser states in host memory"):
+        text_of(OFFLOADED, "megatron")
+    for name in ("deepspeed", "accelerate", "torchtitan"):
+        assert "offload" not in text_of(DATA_PARALLEL, name)
 
 
 def text_of(plan, name, **options):
@@ -350,7 +367,7 @@ def test_megatrons_own_parser_reads_the_stages():
 
 def test_deepspeeds_own_parser_reads_the_file():
     config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed")
-    for plan in (DATA_PARALLEL, TENSOR):
+    for plan in (DATA_PARALLEL, TENSOR, OFFLOADED):
         document = json.loads(text_of(plan, "deepspeed", allow_lossy=True))
         document["train_batch_size"] //= plan.degrees.dp
         read = config.DeepSpeedConfig(document)
@@ -367,7 +384,7 @@ def test_accelerates_own_parser_reads_the_file(tmp_path):
     from accelerate.commands.launch import launch_command_parser
 
     options = vars(launch_command_parser().parse_args(["script.py"]))
-    for plan in (DATA_PARALLEL, TENSOR):
+    for plan in (DATA_PARALLEL, TENSOR, OFFLOADED):
         file = tmp_path / "accelerate.yaml"
         file.write_text(text_of(plan, "accelerate", allow_lossy=True))
         read = config_args.load_config_from_file(str(file))
@@ -392,7 +409,7 @@ def test_torchtitans_own_parser_reads_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "deeper", deeper, raising=False)
     monkeypatch.setenv("BASE", "torchtitan.models.llama3.config_registry:deeper")
     monkeypatch.syspath_prepend(tmp_path)
-    for number, plan in enumerate((DATA_PARALLEL, PIPELINE, INTERLEAVED, TENSOR)):
+    for number, plan in enumerate((DATA_PARALLEL, PIPELINE, INTERLEAVED, TENSOR, OFFLOADED)):
         (tmp_path / f"titan_{number}.py").write_text(text_of(plan, "torchtitan"))
         arguments = ["--module", f"titan_{number}", "--config", "planned"]
         config = manager.ConfigManager().parse_args(arguments)
