@@ -48,6 +48,8 @@ def layout_words(plan: Plan) -> str:
     parts = [part for part in degrees if not part.endswith(" 1")] or ["one device"]
     if plan.degrees.pp > 1:
         parts.append(plan.schedule)
+    if plan.cpu_offload:
+        parts.append("cpu_offload")
     return ", ".join(parts)
 
 
@@ -60,7 +62,6 @@ def detail_words(plan: Plan) -> str:
     return (
         f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
         f"recompute {recompute or 'none'}{', compiled blocks' if plan.compile else ''}"
-        f"{', state in host memory' if plan.cpu_offload else ''}"
         f"{f', loss in {plan.loss_chunks} chunks' if plan.loss_chunks > 1 else ''}"
     )
 

@@ -103,7 +103,8 @@ class Search:
         try:
             return self._decided()
         except (InfeasiblePlanError, RequestError, CodegenError) as error:
-            on_device.hint = f"{on_device.hint} Nor does it fit with cpu_offload=true: {error}."
+            on_host = str(error).replace("\n", ". ").removesuffix(".")
+            on_device.hint += f" Nor does it fit with cpu_offload=true: {on_host}."
             raise on_device from None
 
     def _decided(self) -> tuple[Decision, SolverReport]:

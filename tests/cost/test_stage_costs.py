@@ -42,8 +42,9 @@ def model(cluster):
 
 
 def table(
-    model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK, form="fsdp", **degrees
-):
+    model, cluster, *, reshard=False, microbatches=4, framework=FRAMEWORK, form="fsdp",
+    offload=False, **degrees,
+):  # fmt: skip
     configuration = Configuration(
         degrees=ParallelDegrees(**degrees),
         schedule="1F1B" if degrees.get("pp", 1) > 1 else "none",
@@ -53,6 +54,7 @@ def table(
         reshard_after_forward=reshard,
         sequence_parallel=False,
         state_form=form,
+        cpu_offload=offload,
     )
     return StageCosts(model, configuration, cluster, framework)
 
@@ -408,3 +410,28 @@ def test_what_lies_in_receive_buffers_is_not_counted_again(model, cluster):
     assert memory.received_bytes(6) == model.entering_bytes[6]
     assert memory.received_bytes(0) == memory.received_bytes(len(model.units)) == 0
     assert table(model, cluster, dp_shard=8).memory.received_bytes(6) == 0
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_a_share_in_host_memory_is_copied_to_each_gather_and_back(model, cluster, reshard):
+    """Nothing hides here, so that all copies show: twice in each microbatch of ZeRO-3, once each
+    in a step of ZeRO-2. The root is not gathered again."""
+    seen = replace(cluster, hides_traffic=False)
+    here, there = (
+        table(model, seen, dp_shard=8, reshard=reshard, offload=offload).seconds(0, 14)
+        for offload in (False, True)
+    )
+    link = cluster.host.link_bytes_per_s
+    sizes = [unit.trained_bytes / 8 / link for unit in model.units]
+    blocks_s, all_s = sum(sizes[1:13]), sum(sizes)
+    if reshard:
+        more_s = 4 * (there.dp_comm_s - here.dp_comm_s) + there.step_comm_s - here.step_comm_s
+        assert more_s == pytest.approx(4 * (all_s + blocks_s + all_s))
+    else:
+        assert there.dp_comm_s == here.dp_comm_s == 0
+        assert there.step_comm_s - here.step_comm_s == pytest.approx(2 * all_s)
+    memory = table(model, seen, dp_shard=8, reshard=reshard, offload=True).memory
+    assert memory.host_bytes(0, 14) == pytest.approx(4 * memory.sharded_trained_bytes(0, 14))
+    moment = StageMoment(in_flight=1, has_gradients=True)
+    held = memory.peak([HeldStage(first=0, end=14, kinds=("none",) * 14, moment=moment)])
+    assert held.params_bytes == held.optimizer_bytes == held.grads_bytes == 0

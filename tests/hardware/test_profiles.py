@@ -211,6 +211,8 @@ def test_a_wrong_device_field_is_named(tmp_path: Path, old: str, new: str, messa
         ("switch_all_reduce_fraction = { value = 0.7", "switch_all_reduce_fraction = { value = 2.7",
          "outside"),
         ("[[links]]", "[links]", "not a TOML file"),
+        ("of_bandwidth = { value = 0.45", "of_bandwidth = { value = 1.45", r"host.optimizer_fra"),
+        ("copies_peak_gb", "peak_gb", r"host.copies_peak_gb_per_s_per_gpu' is missing"),
         ('device = "h100-sxm"', 'device = "h100"', "no profile of that name"),
     ],
 )  # fmt: skip
@@ -267,7 +269,8 @@ def test_a_plain_number_is_stated_by_the_user(tmp_path: Path) -> None:
 def test_no_shipped_number_is_plain() -> None:
     for name in list_clusters():
         cluster = load_cluster(name, gpus=1)
-        for each in (cluster, cluster.device, *cluster.links):
+        hosts = () if cluster.host is None else (cluster.host,)
+        for each in (cluster, cluster.device, *cluster.links, *hosts):
             assert Provenance.STATED not in {found.provenance for found in each.numbers.values()}
 
 
