@@ -1,28 +1,10 @@
 """Memory of plans whose states lie in host memory, beside their scripts."""
 
-from pathlib import Path
-
 import pytest
+from wide_blocks import model
 
 import planner
 from planner.checking.check import check_plan
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-MODEL = f"""
-import sys
-sys.path.insert(0, {str(EXAMPLES)!r})
-from llama import Llama, LlamaConfig, example_batch, loss_fn
-
-
-def build_model():
-    return Llama(
-        LlamaConfig(
-            dim=1024, n_layers=8, n_heads=16, n_kv_heads=4, ffn_dim=4096, vocab_size=8192,
-            max_seq_len=256,
-        )
-    )
-"""
 
 FULL = {"reshard_after_forward": True, "activation_checkpointing": "full"}
 
@@ -48,7 +30,7 @@ def in_bench(*values):
     ],
 )
 def test_every_stage_holds_what_is_planned(fix, microbatches, dtype, tmp_path):
-    (tmp_path / "wide.py").write_text(MODEL)
+    (tmp_path / "wide.py").write_text(model(8192))
     samples = fix.get("dp_replicate", 1) * fix["dp_shard"]
     result = planner.estimate(
         str(tmp_path / "wide.py"),

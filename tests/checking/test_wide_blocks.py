@@ -1,34 +1,16 @@
 """Memory of blocks that are large beside their tokens: gradients and parameters decide."""
 
-from pathlib import Path
-
 import pytest
+from wide_blocks import model
 
 import planner
 from planner.checking.check import check_plan
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-MODEL = f"""
-import sys
-sys.path.insert(0, {str(EXAMPLES)!r})
-from llama import Llama, LlamaConfig, example_batch, loss_fn
-
-
-def build_model():
-    return Llama(
-        LlamaConfig(
-            dim=1024, n_layers=8, n_heads=16, n_kv_heads=4, ffn_dim=4096, vocab_size=4096,
-            max_seq_len=256,
-        )
-    )
-"""
 
 PIPED = {"pp": 4, "schedule": "1F1B", "activation_checkpointing": "full"}
 
 
 def planned(tmp_path, *, fix, microbatches, gpus, dtype="bfloat16"):
-    (tmp_path / "wide.py").write_text(MODEL)
+    (tmp_path / "wide.py").write_text(model(4096))
     result = planner.estimate(
         str(tmp_path / "wide.py"),
         gpus=gpus,
