@@ -127,7 +127,7 @@ def test_why_not_is_a_fresh_solve_under_the_restriction(planned, restriction):
     [
         ("tp=3", "does not divide 16"),
         ("cp=16", "% cp 16"),
-        ("dp_replicate=16,activation_checkpointing=none", "short by"),
+        ("dp_replicate=16,activation_checkpointing=none,cpu_offload=false", "short by"),
     ],
 )
 def test_what_breaks_a_rule_names_it(planned, restriction, words):
