@@ -40,6 +40,11 @@ class HostState:
         """Whether states are offloaded."""
         return self._host is not None
 
+    @property
+    def room_bytes(self) -> int:
+        """Host memory for a rank's share, 0 where it does not lie there."""
+        return 0 if self._host is None else self._host.memory_bytes
+
     def lacks(self, num_bytes: float) -> bool:
         """Whether a rank's share is too large for its host, where it lies there."""
         return self._host is not None and num_bytes > self._host.memory_bytes

@@ -35,7 +35,9 @@ class Transients:
         configuration = self._configuration
         has_one = configuration.num_microbatches == 1
         form = configuration.state_form, configuration.reshard_after_forward
-        return (*form, has_one, self._pipelined, self._is_reduced)
+        degrees = configuration.degrees
+        copied = (degrees.shards, degrees.expert_shards) if configuration.cpu_offload else ()
+        return (*form, has_one, self._pipelined, self._is_reduced, *copied)
 
     @property
     def adds_up_gradients(self) -> bool:
@@ -169,7 +171,7 @@ class Transients:
     def _new_unit_bytes(self, index: int, kind: str) -> int:
         unit = self._units[index]
         own = unit.temporary_bytes
-        if self._has_new_gradients or (self._reduces_each and index in self._blocks):
+        if self._has_new_gradients or (self._frees_each_time and index in self._blocks):
             own = unit.gradient_temporary_bytes
         elif self._adds_new_gradients:
             own = unit.added_temporary_bytes
@@ -203,7 +205,7 @@ class Transients:
         parameters were gathered for all blocks, a block whose gradients are reduced is no longer
         gathered: what an input is more than that counts.
         """
-        if not self._is_reduced_each or index not in self._blocks:
+        if not self._reduces_each_time or index not in self._blocks:
             return 0
         (new, own), (new_behind, behind) = map(self._reduction_bytes, (index, index + 1))
         if not self._configuration.reshard_after_forward:
@@ -213,19 +215,19 @@ class Transients:
         return max(0, behind - self._gone_bytes(index, kind))
 
     @property
-    def _is_reduced_each(self) -> bool:
+    def _reduces_each_time(self) -> bool:
         """Whether gradients of a block are reduced in each backward."""
         waits = self._pipelined or self.adds_up_gradients
         return self._is_script and self._is_reduced and not waits
 
     @property
-    def _reduces_each(self) -> bool:
-        """Whether they are, and nothing else is gathered meanwhile."""
-        return self._is_reduced_each and self._configuration.reshard_after_forward
+    def _frees_each_time(self) -> bool:
+        """Whether they are, and its gathered parameters freed before."""
+        return self._reduces_each_time and self._configuration.reshard_after_forward
 
     def _reducing_bytes(self, index: int) -> int:
         """The input of a block's reduction, when its parameters and new gradients are gone."""
-        if not self._reduces_each:
+        if not self._frees_each_time:
             return 0
         new, own = self._reduction_bytes(index)
         return max(0, own - new)

@@ -17,7 +17,7 @@ from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import ModuleSharding
 from planner.vocabulary import Style
 
-_SOME_RANKS = 2
+SOME_RANKS = 2
 """Stands for any number of ranks that share experts."""
 
 
@@ -210,8 +210,8 @@ def _heard(over: SplitAxis, modules: Sequence[TriedModule]) -> SplitAxis:
     if any(each.style == Style.EXPERTS for each in modules):
         return over
     if over.is_inside_blocks:
-        return replace(over, size=min(over.size, _SOME_RANKS))
-    return replace(over, experts=min(over.experts, _SOME_RANKS))
+        return replace(over, size=min(over.size, SOME_RANKS))
+    return replace(over, experts=min(over.experts, SOME_RANKS))
 
 
 def _first_line(error: BaseException) -> str:

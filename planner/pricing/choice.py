@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
+from planner.graph.trial import SOME_RANKS
 from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
@@ -10,9 +11,6 @@ from planner.strategy.mesh import split_axis
 from planner.strategy.nodes import FoldedUnit
 from planner.strategy.problem import ShardingProblem, sharding_problem
 from planner.vocabulary import Axis
-
-_SOME_RANKS = 2
-"""Stands for any number of ranks that share experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         choice,
         sequence_parallel=choice.sequence_parallel and unit.kind is UnitKind.BLOCK,
         split_tables=choice.split_tables and sizes.has_table(unit),
-        ep=choice.ep if sizes.has_experts(unit) else min(choice.ep, _SOME_RANKS),
+        ep=choice.ep if sizes.has_experts(unit) else min(choice.ep, SOME_RANKS),
         compile=False,
         loss_chunks=1,
     )

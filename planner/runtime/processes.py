@@ -89,7 +89,7 @@ def process_group(
     watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     on_gpus: str = "nccl",
 ) -> Iterator[torch.device]:
-    """Join the process group of torchrun, give this rank's device, and leave in good order.
+    """Join the process group of torchrun, yield this rank's device, and leave it in good order.
 
     Args:
         world_size: Processes that the plan is for.

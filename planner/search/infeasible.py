@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from planner.cost.breakdown import MemoryBreakdown
@@ -10,7 +9,7 @@ from planner.errors import InfeasiblePlanError
 from planner.hardware.spec import ClusterSpec
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.fitting import fits_somehow
-from planner.search.least_memory import least_memory
+from planner.search.least_memory import least_memory, on_host_bytes
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.rules import FixedValues
@@ -37,7 +36,7 @@ def nothing_fits(
     """Say by how much the closest layout misses, where, and the smallest change that fits."""
     host = space.cluster.host
     if host is not None and space.request.fixed.cpu_offload:
-        needed = min(_on_host_bytes(search) for search in searches)
+        needed = min(on_host_bytes(search) for search in searches)
         if needed > host.memory_bytes:
             return InfeasiblePlanError(
                 f"the hosts of {space.cluster.num_gpus} x {space.cluster.device.name} do not hold "
@@ -63,12 +62,6 @@ def nothing_fits(
         hint=_smallest_change(space, resize),
         shortfall_bytes_by_stage={need.rank: short},
     )
-
-
-def _on_host_bytes(search: ConfigurationSearch) -> int:
-    """Host memory of the fullest rank of an even cut."""
-    runs = pairwise(search.even_cut())
-    return round(max(search.table.memory.host_bytes(first, end) for first, end in runs))
 
 
 def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:

@@ -73,6 +73,12 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
     )
 
 
+def on_host_bytes(search: ConfigurationSearch) -> int:
+    """Host memory of the fullest rank of an even cut."""
+    runs = pairwise(search.even_cut())
+    return round(max(search.table.memory.host_bytes(first, end) for first, end in runs))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fullest:
     """A rank when it is fullest."""

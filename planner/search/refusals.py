@@ -5,10 +5,10 @@ from functools import cache, partial
 
 from planner.plan.types import Reason, Rejection
 from planner.search.configuration_search import ConfigurationSearch
-from planner.search.least_memory import LeastMemory, least_memory
+from planner.search.least_memory import LeastMemory, least_memory, on_host_bytes
 from planner.search.prospects import Prospect
 from planner.strategy.configuration import Configuration
-from planner.units import GIB
+from planner.units import GIB, format_bytes
 
 
 def refusal(configuration: Configuration, *, rule: str, why: Callable[[], Reason]) -> Rejection:
@@ -27,6 +27,12 @@ def memory_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
 
     It is looked for where somebody asks.
     """
+    if search.table.state.lacks(on_host := on_host_bytes(search)):
+        words = f"an even cut needs {format_bytes(on_host)} of the host of each rank, more than its"
+        for configuration in search.stands_for:
+            detail = f"{words} share of {format_bytes(search.table.state.room_bytes)}"
+            yield refusal(configuration, rule="host memory", why=partial(Reason, detail=detail))
+        return
     need = cache(partial(least_memory, search, beyond_bytes=search.room_bytes))
     ranks = search.configuration.degrees.dp_shard
     for configuration in search.stands_for:

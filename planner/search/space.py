@@ -283,8 +283,10 @@ class LayoutSpace:
 
     def _bounded(self, alike: Group, *, split: bool) -> Iterator[ConfigurationSearch]:
         """Price configurations that differ in dp_shard alone, several as one that bounds them."""
-        is_placed = bool(self.request.fixed.mesh_order)  # where an axis lies changes with others
-        if len(alike) > 1 and not is_placed:
+        # Where an axis lies changes with others; and of gradients that hosts add up in every
+        # microbatch, replicas send them once: those that share the most are not the fastest.
+        differ = self.request.fixed.mesh_order or self.request.fixed.cpu_offload
+        if len(alike) > 1 and not differ:
             parts = self._parts(widest(alike), split=split, moves_state=False)
             if parts is not None:
                 yield Relaxation(alike, *parts, search=partial(self._search, split=split))

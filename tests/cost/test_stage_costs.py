@@ -1,7 +1,7 @@
 """Stages priced by prefix sums: additive where they must be, and sized as the runtime is."""
 
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -435,3 +435,19 @@ def test_a_share_in_host_memory_is_copied_to_each_gather_and_back(model, cluster
     moment = StageMoment(in_flight=1, has_gradients=True)
     held = memory.peak([HeldStage(first=0, end=14, kinds=("none",) * 14, moment=moment)])
     assert held.params_bytes == held.optimizer_bytes == held.grads_bytes == 0
+
+
+def test_equal_keys_tell_of_equal_transients(model, cluster):
+    """Recomputations that were chosen for one configuration are taken for others by this key."""
+    found = {}
+    for offload, reshard, pp, dp_shard, microbatches in product(
+        (False, True), (False, True), (1, 2), (1, 2, 4), (1, 4)
+    ):
+        costs = table(
+            model, cluster, reshard=reshard, microbatches=microbatches, offload=offload,
+            pp=pp, dp_shard=dp_shard, dp_replicate=8 // pp // dp_shard,
+        )  # fmt: skip
+        transients = costs.memory.transients
+        told = [transients.by_kind(index) for index in range(14)]
+        told += [transients.released_bytes(13), transients.joined_bytes(0, 0, 14)]
+        assert found.setdefault((offload, transients.key), told) == told

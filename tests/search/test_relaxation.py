@@ -17,6 +17,8 @@ from planner.vocabulary import RECOMPUTATIONS
 def sharings(model):
     """Configurations that differ only in how many data-parallel ranks share their state."""
     for configuration in configurations(model):
+        if configuration.cpu_offload:
+            continue  # never relaxed
         dp = configuration.degrees.dp
         shards = [size for size in (1, 2, 4, 8) if dp % size == 0]
         if configuration.reshard_after_forward:

@@ -176,6 +176,22 @@ def test_where_nothing_fits_states_lie_in_host_memory(big_gpt, h100):
     assert same.best == outcome.best
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_stands_for_several_bounds_each_of_them(offload, big_gpt, h100):
+    """Also where hosts add up gradients in each microbatch, and replicas send them once."""
+    fixed = {"tp": 1, "pp": 1, "reshard_after_forward": True, "microbatch_size": 4}
+    request = request_for(h100, batch=1024, cpu_offload=offload, **fixed)
+    space = LayoutSpace(big_gpt, h100, request)
+    legal, _ = space.legal()
+    bounded = [each for prospect in space.prospects(legal) for each in prospect.searches()]
+    seen = [configuration for search in bounded for configuration in search.stands_for]
+    assert {each.degrees.dp_replicate for each in seen} == {1, 2, 4, 8}
+    for search in bounded:
+        for configuration in search.stands_for:
+            (alone,) = space.searches(configuration)
+            assert search.bound_s <= alone.bound_s * (1 + 1e-9), configuration.degrees
+
+
 def test_states_lie_on_devices_where_they_fit(big_gpt, outcome, h100):
     assert not outcome.best.cpu_offload
     offloaded = search_for(big_gpt, h100, cpu_offload=True)
@@ -190,6 +206,15 @@ def test_states_that_no_host_holds_are_refused(big_gpt, h100):
     assert "Nor does it fit with cpu_offload=true: the hosts of 8 x h100-sxm" in error.value.hint
     with pytest.raises(InfeasiblePlanError, match=r"a rank needs .* GiB at the least, and has 1"):
         search_for(big_gpt, poor, cpu_offload=True)
+
+
+def test_what_one_host_does_not_hold_is_refused_by_that_rule(big_gpt, h100):
+    poor = replace(h100, host=replace(h100.host, memory_bytes=3 * 2**30))
+    outcome = search_for(big_gpt, poor, cpu_offload=True)
+    refused = [each for each in outcome.rejections if each.rule == "host memory"]
+    assert refused
+    assert max(max(plan.host_bytes_by_rank) for plan in outcome.candidates) <= 3 * 2**30
+    assert "of the host of each rank, more than its share of 3.0 GiB" in refused[0].why().detail
 
 
 @pytest.mark.parametrize(
