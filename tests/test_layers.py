@@ -152,6 +152,7 @@ ORDERS = {
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units", "offload"),
         ("calibrate", "fsdp_root", "transients"),
+        ("gathered",),
         ("stage_memory",),
         ("data_parallel",),
         ("stage_costs",),

@@ -22,7 +22,7 @@ from dataclasses import replace
 from math import ceil
 
 from planner.cost.breakdown import MemoryBreakdown
-from planner.cost.fsdp_root import FsdpRoot
+from planner.cost.gathered import GatheredParameters
 from planner.cost.held_stage import (
     HeldStage,
     StageState,
@@ -80,9 +80,13 @@ class StageMemory:
         degrees = configuration.degrees
         self._adds_up_late = degrees.dp_replicate > 1 < configuration.num_microbatches
         self._more_of_experts = degrees.shards // degrees.expert_shards - 1
-        self._root = FsdpRoot(model)
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
+        self.gathered = GatheredParameters(
+            model, configuration, adds_up_gradients=self.transients.adds_up_gradients
+        )
+        """What they have gathered of their parameters."""
+        self._root = self.gathered.root
         self._sums = model.byte_sums
         self._states: dict[Hashable, StageState] = {}
 
@@ -116,12 +120,7 @@ class StageMemory:
 
     def updated_bytes(self, first: int, end: int) -> int:
         """Trained parameters of a stage on one tp rank in the compute dtype, tied ones once."""
-        return self.whole_gathered_bytes(first, end) - self._local_frozen_bytes(first, end)
-
-    def whole_gathered_bytes(self, first: int, end: int) -> int:
-        """Parameters of a stage on one tp rank in the compute dtype, tied ones once."""
-        copies = sum(t.copies(range(first, end)) * t.gathered_bytes for t in self._model.tied)
-        return self._sum("gathered_bytes", first, end) - copies
+        return self.gathered.whole_bytes(first, end) - self._local_frozen_bytes(first, end)
 
     def _root_shards_bytes(self, first: int, end: int) -> float:
         return self._root.trained_bytes(first, end) / self._shards
@@ -132,47 +131,6 @@ class StageMemory:
         if not self._gathers or (reduced_before and self._configuration.num_microbatches > 1):
             return 0.0
         return self._root_shards_bytes(first, end)
-
-    def gathered_bytes(self, first: int, end: int) -> int:
-        """Gathered parameters when a backward of FSDP starts.
-
-        With resharding the root and two blocks, the one that runs and the next; without it all.
-        Experts that ranks share are gathered apart, when those of the block before are gone.
-        """
-        everything = self.whole_gathered_bytes(first, end) if self._gathers else 0
-        if not self._configuration.reshard_after_forward:
-            return everything
-        inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
-        largest = max((self._units[i].gathered_bytes for i in inside), default=0)
-        following = max((self._others_gathered_bytes(i) for i in inside), default=0)
-        return min(everything, self._root.gathered_bytes(first, end) + largest + following)
-
-    def _others_gathered_bytes(self, index: int) -> int:
-        """What of a unit is gathered with the rest of its block."""
-        return self._units[index].gathered_bytes - self._units[index].experts_gathered_bytes
-
-    def late_gathered_bytes(self, first: int, end: int) -> int:
-        """How gathered parameters change while a backward runs.
-
-        torch's pipeline schedules reshard nothing after a backward, so that those of all its
-        blocks come together while the activations of its microbatch go, until the next forward.
-        Without a pipeline those of a single microbatch go with its blocks. (Of those that were all
-        gathered one block more is left: ``Transients.reduced_bytes`` takes it for gone already.)
-        """
-        if not self._gathers or (self.transients.adds_up_gradients and not self._pipelined):
-            return 0
-        if self._pipelined:
-            return self.whole_gathered_bytes(first, end) - self.gathered_bytes(first, end)
-        inside = range(max(first, self._blocks.start), min(end, self._blocks.stop))
-        largest = max((self._units[i].gathered_bytes for i in inside), default=0)
-        more = largest
-        if self._configuration.reshard_after_forward:
-            # One block earlier the last is gathered, and has no shards of gradients: nor this one.
-            trained = max((self._units[i].trained_bytes for i in inside), default=0)
-            more = max(0, largest - round(2 * self._here(trained / self._shards)))
-            more *= len(inside) > 1
-        left = self._root.gathered_bytes(first, end) + largest + more
-        return min(0, left - self.gathered_bytes(first, end))
 
     def earlier_gradient_bytes(self, first: int, end: int) -> tuple[float, float]:
         """Gradients of earlier backwards: sharded part, unsharded rest.
@@ -215,7 +173,7 @@ class StageMemory:
         gradient = self._framework.state.gradient / PARAMETER_BYTES
         if not self._is_script:
             return StageState(
-                params=self.whole_gathered_bytes(first, end),
+                params=self.gathered.whole_bytes(first, end),
                 grads=gradient * self.local_trained_bytes(first, end),
                 optimizer=self._optimizer_bytes(first, end),
                 buffers=0.0,
@@ -225,9 +183,9 @@ class StageMemory:
             sharded, unsharded = self.earlier_gradient_bytes(first, end)
         if self._framework.holds_gradient_shards:
             sharded = max(sharded, self._here(gradient * self.sharded_trained_bytes(first, end)))
-        buffers = self.gathered_bytes(first, end) + self.receive_bytes(first, end) + unsharded
+        buffers = self.gathered.start_bytes(first, end) + self.receive_bytes(first, end) + unsharded
         if moment.follows_backward:
-            buffers += self.late_gathered_bytes(first, end)
+            buffers += self.gathered.late_bytes(first, end)
         if moment.has_new_gradients:
             buffers += self.new_gradient_bytes(first, end)
         return StageState(
@@ -279,11 +237,7 @@ class StageMemory:
 
         All adds up but gathered blocks, of which it is certain that a stage has the largest.
         """
-        whole, beyond = (0, len(self._units)), 0
-        if self._gathers and self._configuration.reshard_after_forward:
-            largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
-            beyond = self.gathered_bytes(*whole) - self._root.gathered_bytes(*whole) - largest
-        return self.static_bytes(*whole) - beyond
+        return self.static_bytes(0, len(self._units)) - self.gathered.uncertain_bytes()
 
     def gradient_bytes(self, first: int, end: int) -> float:
         """What it holds more from its first backward on."""

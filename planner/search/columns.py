@@ -254,7 +254,7 @@ class ColumnMaker:
             self._states[first, end] = RunState(
                 static_bytes=memory.static_bytes(first, end),
                 gradient_bytes=memory.gradient_bytes(first, end),
-                late_gathered_bytes=memory.late_gathered_bytes(first, end),
+                late_gathered_bytes=memory.gathered.late_bytes(first, end),
                 reduction_bytes=memory.reduction_bytes(first, end),
                 beside_bytes=memory.beside_bytes(first, end),
                 waiting=memory.waiting_bytes(first, end),

@@ -76,8 +76,8 @@ class ConfigurationSearch:
         )
         """No choice of stages is faster. Sharpened as the search goes on."""
         self._moments: dict[int, tuple[RankMoment, ...]] = {}
-        self._counted: dict[int, Sequence[tuple[bool, int, int]]] = {}
-        self._held: dict[tuple[int, int], tuple[float, float, int, int]] = {}
+        self._counted: dict[int, Sequence[tuple[bool, bool, int, int]]] = {}
+        self._held: dict[tuple[int, int], tuple[float, float, int, int, int]] = {}
         self._last_held: dict[tuple[int, int], int] = {}
 
     @cached_property
@@ -241,11 +241,11 @@ class ConfigurationSearch:
         """
         if self.table.state.lacks(self.table.memory.host_bytes(first, end)):
             return True
-        held, gradients, kept, own = self.least_held(*self.representative(first, end))
+        held, gradients, late, kept, own = self.least_held(*self.representative(first, end))
         room, received = self.room_bytes - held, own if received is None else received
         return any(
-            has_gradients * gradients + whole * kept - buffers * received > room
-            for has_gradients, whole, buffers in self._counts(stage)
+            has_gradients * gradients + follows * late + whole * kept - buffers * received > room
+            for has_gradients, follows, whole, buffers in self._counts(stage)
         )
 
     def last_held(self, stage: int, first: int) -> int:
@@ -257,7 +257,7 @@ class ConfigurationSearch:
         return self._last_held[key]
 
     def furthest_end(self, stage: int, first: int, *, near: int) -> int:
-        """Where no run can end later that begins at ``first`` or later, wherever it begins.
+        """Where no run can end later that begins at ``first`` or earlier, wherever it begins.
 
         Args:
             stage: The stage.
@@ -285,25 +285,25 @@ class ConfigurationSearch:
         """What lies in receive buffers of the activations that any run counts, at the most."""
         return max(map(self.table.memory.received_bytes, self.positions[:-1]))
 
-    def _counts(self, stage: int) -> Sequence[tuple[bool, int, int]]:
-        """Of each fullest moment of a stage: gradients, whole microbatches, and in buffers."""
+    def _counts(self, stage: int) -> Sequence[tuple[bool, bool, int, int]]:
+        """Of fullest moments: has gradients, follows a backward, whole microbatches, buffers."""
         if stage not in self._counted:
             place = stage // self.configuration.degrees.pp
             moments = [m[place] for m in self.fullest_moments(self.configuration.rank_of(stage))]
-            counts = ((m.has_gradients, m.in_flight + m.waiting, m.is_ending) for m in moments)
-            self._counted[stage] = tuple(
-                dict.fromkeys((has, held - ending, held) for has, held, ending in counts)
-            )
+            held = ((moment, moment.in_flight + moment.waiting) for moment in moments)
+            counts = ((m.has_gradients, m.follows_backward, n - m.is_ending, n) for m, n in held)
+            self._counted[stage] = tuple(dict.fromkeys(counts))
         return self._counted[stage]
 
-    def least_held(self, first: int, end: int) -> tuple[float, float, int, int]:
-        """What of a run is held always, with gradients, for each microbatch, and in buffers."""
+    def least_held(self, first: int, end: int) -> tuple[float, float, int, int, int]:
+        """Of a run always, with gradients, after a backward, for each microbatch, in buffers."""
         run = (first, end)
         if run not in self._held:
             memory = self.table.memory
             self._held[run] = (
                 memory.static_bytes(first, end) - memory.receive_bytes(first, end),
                 memory.gradient_bytes(first, end),
+                memory.gathered.late_bytes(first, end),
                 self._least_kept[end] - self._least_kept[first],
                 memory.received_bytes(first),
             )

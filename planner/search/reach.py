@@ -211,7 +211,9 @@ def _held(search: ConfigurationSearch, shape: tuple[int, int]) -> Floats:
             known = min(width, last - first)  # like the runs that begin with the stretch
             held[:, row, :known] = held[:, place[start], :known]
         for column, end in enumerate(positions[row + 1 + known : row + 1 + width], known):
-            always, gradients, _, received = search.least_held(*search.representative(first, end))
+            always, gradients, _, _, received = search.least_held(
+                *search.representative(first, end)
+            )
             held[:, row, column] = always, gradients, received
     return held
 

@@ -114,9 +114,9 @@ def test_resharding_holds_the_root_and_two_blocks(model, cluster):
     kept = table(model, cluster, dp_shard=8, reshard=False).memory
     freed = table(model, cluster, dp_shard=8, reshard=True).memory
     unsharded = kept.local_trained_bytes(0, 14) / 2  # bfloat16
-    assert kept.gathered_bytes(0, 14) == unsharded
+    assert kept.gathered.start_bytes(0, 14) == unsharded
     root = 2 * (50304 * 768 + 1024 * 768 + 2 * 768)
-    assert freed.gathered_bytes(0, 14) == root + 2 * model.units[1].gathered_bytes
+    assert freed.gathered.start_bytes(0, 14) == root + 2 * model.units[1].gathered_bytes
 
 
 def test_gradients_of_earlier_microbatches_lie_as_the_zero_form_says(model, cluster):
@@ -217,7 +217,7 @@ def test_plain_parameters_are_held_once(model, cluster, microbatches):
     plain, fsdp = (
         table(model, one, form=form, microbatches=microbatches).memory for form in ("plain", "fsdp")
     )
-    gathered_bytes = fsdp.whole_gathered_bytes(0, 14)
+    gathered_bytes = fsdp.gathered.whole_bytes(0, 14)
     assert plain.static_bytes(0, 14) == fsdp.static_bytes(0, 14) - gathered_bytes
     state_bytes = 4 * plain.local_trained_bytes(0, 14)
     assert plain.reduction_bytes(0, 14) == state_bytes

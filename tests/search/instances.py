@@ -117,6 +117,17 @@ def model_units(all_units, entering, tied, shared):
     )
 
 
+def heavier(model, by):
+    """The same units with more parameters beside what they keep."""
+    units = tuple(
+        replace(
+            unit, trained_bytes=by * unit.trained_bytes, gathered_bytes=by * unit.gathered_bytes
+        )
+        for unit in model.units
+    )
+    return replace(model, units=units)
+
+
 @st.composite
 def clusters(draw):
     """One to three levels of links, each 0.01 to 1 times as fast as the shipped one."""

@@ -7,7 +7,15 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import all_kinds, clusters, configurations, enumerated_s, models, search_of
+from instances import (
+    all_kinds,
+    clusters,
+    configurations,
+    enumerated_s,
+    heavier,
+    models,
+    search_of,
+)
 
 from planner.cost.held_stage import HeldStage
 from planner.search.columns import ColumnMaker, KnownMixes
@@ -72,6 +80,7 @@ def test_a_device_that_just_holds_a_stage_is_filled(model, cluster, data):
     def choose(among):
         return data.draw(st.sampled_from(among))
 
+    model = heavier(model, choose([1, 8]))
     known = list(configurations(model))
     pp = choose(sorted({each.degrees.pp for each in known}))
     configuration = choose([each for each in known if each.degrees.pp == pp])

@@ -4,10 +4,21 @@ from dataclasses import astuple, replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import MIB, clusters, configurations, model_units, search_of, units
+from instances import (
+    MIB,
+    all_kinds,
+    clusters,
+    configurations,
+    heavier,
+    model_units,
+    models,
+    search_of,
+    units,
+)
 
+from planner.cost.held_stage import HeldStage
 from planner.graph.analysis.shared import SharedActivation
 from planner.search.fitting import fits_somehow
 
@@ -59,7 +70,7 @@ def held(search, run):
     kept = [sum(unit.activation_bytes[kind] for unit in blocks) for kind in search.maker.kinds]
     return [
         *(memory.static_bytes(*run), memory.gradient_bytes(*run), memory.reduction_bytes(*run)),
-        *(memory.late_gathered_bytes(*run), memory.beside_bytes(*run), *kept),
+        *(memory.gathered.late_bytes(*run), memory.beside_bytes(*run), *kept),
     ]
 
 
@@ -72,6 +83,34 @@ def test_blocks_of_one_kind_stand_for_one_another(model, cluster):
     last = plain.blocks.stop
     first = next(at for at in plain.blocks if plain.units[at] is plain.units[last - 1])
     assert search.representative(last - 1, last) == (first, first + 1)
+
+
+@settings(max_examples=300)
+@given(st.one_of(models(), stretched_models()), clusters(), st.data())
+def test_no_run_inside_one_that_fits_exceeds_memory(model, cluster, data):
+    """Wherever it ends, and wherever it begins; a device that the run fills to the byte."""
+    model = heavier(model, data.draw(st.sampled_from([1, 8])))
+    searches = alone(model, cluster)
+    pp = data.draw(st.sampled_from(sorted({each.configuration.degrees.pp for each in searches})))
+    search = data.draw(st.sampled_from([e for e in searches if e.configuration.degrees.pp == pp]))
+    configuration, memory, count = search.configuration, search.table.memory, search.num_units
+    stage = data.draw(st.integers(0, pp - 1))
+    runs = [(0, count)] if pp == 1 else list(combinations(range(count + 1), 2))
+    first, end = data.draw(st.sampled_from(runs))
+    *others, leanest = all_kinds(configuration, first, end, count - 1)
+    kinds = data.draw(st.just(leanest) | st.sampled_from([leanest, *others]))
+    filled_bytes = max(
+        memory.peak([HeldStage(first=first, end=end, kinds=kinds, moment=at)]).total_bytes
+        for (at,) in configuration.fullest_moments(stage)
+    )
+    host = replace(cluster.host, memory_bytes=2**50)
+    device = replace(cluster.device, memory_bytes=filled_bytes)
+    search = search_of(model, configuration, replace(cluster, device=device, host=host))
+    for inner_end in range(first + 1, end + 1):
+        assert not search.exceeds_memory(stage, first, inner_end)
+    assert search.last_held(stage, first) >= end
+    for start in range(first, end):
+        assert search.furthest_end(stage, start, near=0) >= end
 
 
 @given(stretched_models(), clusters(), st.floats(0.0, 1.2))
