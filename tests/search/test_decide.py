@@ -91,9 +91,9 @@ def test_a_device_that_just_holds_a_stage_is_filled(model, cluster, data):
 
 @pytest.mark.bench
 @settings(max_examples=5000)
-@given(models(), clusters())
-def test_the_search_equals_enumeration_often(model, cluster):
-    check_all(model, cluster)
+@given(models(), clusters(), st.sampled_from([1, 1, 8]))
+def test_the_search_equals_enumeration_often(model, cluster, by):
+    check_all(heavier(model, by), cluster)
 
 
 @settings(max_examples=60)
