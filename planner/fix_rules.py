@@ -85,6 +85,9 @@ def _mesh_order(name: str, value: str) -> str:
     return ORDER_SIGN.join(axes)
 
 
+_SCRIPT_NAMES = ("compile", "loss_chunks", "cpu_offload", "mesh_order")
+"""What the emitted script does alone."""
+
 FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **dict.fromkeys(PLANNED_AXES, _whole_number),
     "schedule": _one_of(PLANNED_SCHEDULES),
@@ -94,6 +97,7 @@ FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "reshard_after_forward": _boolean,
     "sequence_parallel": _boolean,
     "compile": _boolean,
+    "float8": _boolean,
     "loss_chunks": _whole_number,
     "cpu_offload": _boolean,
     "mesh_order": _mesh_order,
@@ -103,7 +107,7 @@ FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
 FRAMEWORK_FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     **FIX_RULES,
     **dict.fromkeys((Axis.CP, Axis.EP), _unplanned_with_frameworks),
-    **dict.fromkeys(("compile", "loss_chunks", "cpu_offload", "mesh_order"), _of_script_alone),
+    **dict.fromkeys(_SCRIPT_NAMES, _of_script_alone),
     "schedule": _one_of((*PLANNED_SCHEDULES, *SPLIT_SCHEDULES)),
     "activation_checkpointing": _one_of(tuple(Recomputation)),
 }

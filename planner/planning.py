@@ -301,6 +301,7 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
         "reshard_after_forward": lambda value: value == "true",
         "sequence_parallel": lambda value: value == "true",
         "compile": lambda value: value == "true",
+        "float8": lambda value: value == "true",
         "cpu_offload": lambda value: value == "true",
         "mesh_order": lambda value: tuple(value.split(ORDER_SIGN)),
     }

@@ -55,6 +55,7 @@ ORDERS = {
             "chunked_loss",
             "compiled",
             "first_weights",
+            "float8",
             "loaders",
             "module_edge",
             "offload",
@@ -91,7 +92,10 @@ ORDERS = {
         ("sizes",),
     ),
     "graph/analysis": (
-        ("causal", "changed_buffers", "loss_rows", "patterns", "retained", "trace_warnings"),
+        (
+            *("causal", "changed_buffers", "float8", "loss_rows", "patterns", "retained"),
+            "trace_warnings",
+        ),
         ("lifetimes", "shared", "summary"),
         ("ops",),
     ),
@@ -148,7 +152,7 @@ ORDERS = {
         ),
         ("attention", "held_stage", "pipeline", "unit_work", "work"),
         ("divided_backward", "fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
-        ("chunked_work", "node_pricing"),
+        ("chunked_work", "float8", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units", "offload"),
         ("calibrate", "fsdp_root", "transients"),

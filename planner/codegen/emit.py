@@ -362,6 +362,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
         ("State", "in host memory" if plan.cpu_offload else ""),
         ("Recompute", recompute),
+        ("Float8", "products of linear layers of blocks" if plan.float8 else ""),
         ("Compile", "blocks by torch.compile" if plan.compile else ""),
         ("Loss", f"in {plan.loss_chunks} chunks of rows" if plan.loss_chunks > 1 else ""),
         ("Dtype", plan.dtype),

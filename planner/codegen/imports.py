@@ -74,6 +74,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
         (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
+        (plan.float8, ("float8", "multiply_in_float8")),
         (plan.compile, ("compiled", "compile_blocks")),
         (plan.cpu_offload, ("offload", "keep_on_host")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),

@@ -14,7 +14,7 @@ from planner.graph.analysis.lifetimes import Moment, live_bytes, moments_of
 from planner.graph.analysis.retained import saved_values
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
 
-_NO_WORKSPACES: Mapping[int | None, int] = MappingProxyType({})
+_NO_WORKSPACES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def unit_peaks(
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
     inner: Set[int] = frozenset(),
-    workspaces: Mapping[int | None, int] = _NO_WORKSPACES,
+    workspaces: Mapping[int, int] = _NO_WORKSPACES,
 ) -> UnitPeaks:
     """Replay a unit.
 
@@ -50,7 +50,7 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
         inner: Storages that are never in memory: tensors inside a fused kernel.
-        workspaces: Bytes that the backward of a forward op needs beside what it reads and makes.
+        workspaces: Bytes that an op needs beside what it reads and makes.
     """
     moments = [*moments_of(graph, forward_ops), *moments_of(graph, backward_ops)]
     saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
@@ -65,7 +65,7 @@ def unit_peaks(
 
     def replayed(counted: Mapping[int, int], ends: Mapping[int, int]) -> list[int]:
         return [
-            now_bytes + workspaces.get(moment.ops[0].forward_op, 0)
+            now_bytes + max(workspaces.get(op.id, 0) for op in moment.ops)
             for now_bytes, moment in zip(live_bytes(moments, counted, ends), moments, strict=True)
         ]
 
@@ -96,16 +96,21 @@ def _joined_gradients(graph: OperatorGraph, backward_ops: Sequence[int]) -> set[
     return joined
 
 
-def workspace_bytes(graph: OperatorGraph, op_id: int, share: Shares) -> int:
-    """What backward of an op of a loss over a split vocabulary makes beyond that of a whole one.
+def loss_workspaces(
+    graph: OperatorGraph, backward_ops: Sequence[int], sums: Set[int], shares: Mapping[int, Shares]
+) -> dict[int, int]:
+    """What backward of ops of a loss over a split vocabulary makes beyond that of a whole one.
 
     torch's loss_parallel adds the exponentials of the log-probabilities to its gradient in a
     tensor of its own.
     """
-    op = graph.nodes[op_id]
-    if op.name != "_log_softmax":
-        return 0
-    return sum(int(graph.values[value].size_bytes * share(value)) for value in op.outputs)
+    found = {}
+    for op in (graph.nodes[op_id] for op_id in backward_ops):
+        forward = None if op.forward_op is None else graph.nodes[op.forward_op]
+        if forward is not None and forward.id in sums and forward.name == "_log_softmax":
+            share, outputs = shares[forward.id], forward.outputs
+            found[op.id] = sum(int(graph.values[v].size_bytes * share(v)) for v in outputs)
+    return found
 
 
 def _storage_sizes(

@@ -69,6 +69,8 @@ class OpWork:
     """Matmul: share of its rate that the alignment of its rows leaves."""
     masked_flop: float = 0.0
     """Attention: the part of ``flop`` that a causal mask spares the kernel."""
+    float8: bool = False
+    """Matmul: of float8, whatever the compute dtype."""
 
 
 def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
@@ -176,9 +178,14 @@ def _peak(device: DeviceSpec, dtype: str) -> float:
 
 def _matmul_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     """Compute time of a matmul, by waves of tiles where its shape is known."""
-    peak = _peak(device, dtype) * work.alignment_share
     efficiency = device.efficiency
-    sustained_s = work.flop / (peak * efficiency.sustained_fraction)
+    peak = (
+        device.float8_flop_per_s if work.float8 else _peak(device, dtype)
+    ) * work.alignment_share
+    sustained_fraction = (
+        efficiency.float8_sustained_fraction if work.float8 else efficiency.sustained_fraction
+    )
+    sustained_s = work.flop / (peak * sustained_fraction)
     exact_flop = 2 * work.batch * work.m * work.n * work.k
     if exact_flop == 0:
         return max(sustained_s, work.flop / (peak * efficiency.matmul_fraction))

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from planner.cost.attention import attention_works, score_bytes
 from planner.cost.divided_backward import waiting_gradient_bytes, waiting_ops
+from planner.cost.float8 import Float8Products
 from planner.cost.fusion import Kernel, PointwiseFusion
-from planner.cost.liveness import UnitPeaks, unit_peaks, workspace_bytes
+from planner.cost.liveness import UnitPeaks, loss_workspaces, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
@@ -22,7 +23,7 @@ from planner.cost.unit_comm import (
 )
 from planner.cost.unit_parameters import UnitParameters
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
-from planner.cost.work import Shares, backward_work, forward_work, shares_of
+from planner.cost.work import Shares, backward_work, forward_work, shares_of, unowned_work
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.retained import (
     block_ops,
@@ -65,7 +66,7 @@ def unit_work(
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     ops = (unit.forward_ops, unit.backward_ops)
-    peaks = unit_peaks(graph, *ops, view.shares, view.inner_storages(), view.loss_workspaces())
+    peaks = unit_peaks(graph, *ops, view.shares, view.inner_storages(), view.workspaces())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = _boundary_comm(view, conversions)
     inputs, weights = view.backward_works()
@@ -194,8 +195,12 @@ class _UnitView:
         }
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
         self._fusion: PointwiseFusion | None = None
-        in_block = kernels.pointwise != "as_written"
-        fuses = {UnitKind.BLOCK: in_block, UnitKind.EPILOGUE: kernels.fuses_loss}
+        self._float8: Float8Products | None = None
+        fuses_blocks = kernels.pointwise != "as_written"
+        if kernels.float8 and problem.unit.kind is UnitKind.BLOCK:
+            at_once = fuses_blocks or kernels.rounds_by_hand
+            self._float8 = Float8Products(graph=self.graph, rounds_at_once=at_once)
+        fuses = {UnitKind.BLOCK: fuses_blocks, UnitKind.EPILOGUE: kernels.fuses_loss}
         if fuses.get(problem.unit.kind):
             forward = self._forward_kernels(problem.unit.forward_ops)
             joins_norms = kernels.pointwise != "by_hand"
@@ -208,12 +213,16 @@ class _UnitView:
         forward = self._forward_kernels(self.problem.unit.forward_ops)
         return self._fusion.inner_storages(forward, self._backward_kernels())
 
-    def loss_workspaces(self) -> dict[int | None, int]:
-        """Memory of the loss beyond what the graph shows, by op; see ``workspace_bytes``."""
-        if self.kernels.splits_loss_in_place:
-            return {}
-        ops = [sums.op for strategy in self.chosen for sums in strategy.row_sums]
-        return {op: workspace_bytes(self.graph, op, self.shares[op]) for op in ops}
+    def workspaces(self) -> dict[int, int]:
+        """Memory beyond what the graph shows, by op: of a loss, and of products in float8."""
+        in_place, backward_ops = self.kernels.splits_loss_in_place, self.problem.unit.backward_ops
+        sums = {each.op for strategy in self.chosen for each in strategy.row_sums if not in_place}
+        found = loss_workspaces(self.graph, backward_ops, sums, self.shares)
+        if self._float8 is not None:
+            own = self._forward_kernels(self.problem.unit.forward_ops) + self._backward_kernels()
+            products = filter(self._float8.has, own)
+            found |= {each.op.id: self._float8.held_bytes(each) for each in products}
+        return found
 
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
@@ -300,9 +309,6 @@ class _UnitView:
         fetched = {value for op in again for value in self.graph.nodes[op].outputs}
         return sum(size for value, size in self._cached().items() if value not in fetched)
 
-    def _forward_ops(self) -> list[OpNode]:
-        return [self.graph.nodes[op] for op in self.problem.unit.forward_ops]
-
     def boundary_bytes(self, values: Sequence[int]) -> int:
         """Bytes on a rank of values at the unit's boundary."""
         share = self._boundary_share()
@@ -338,7 +344,9 @@ class _UnitView:
         return found
 
     def _works(self, kernel: Kernel) -> list[OpWork]:
-        """A kernel, or those that unfused attention consists of."""
+        """A kernel, or those that unfused attention and a product in float8 consist of."""
+        if self._float8 is not None and self._float8.has(kernel):
+            return self._float8.works(kernel)
         return attention_works(kernel.work, self.kernels, self._itemsize(kernel.op))
 
     def backward_works(self) -> tuple[tuple[OpWork, ...], tuple[OpWork, ...]]:
@@ -362,7 +370,7 @@ class _UnitView:
             share = self.shares.get(forward_id, Shares(otherwise=self._boundary_share()))
             for op in (op for op in behind if not op.is_view):
                 work = (
-                    self._unowned_work(op)
+                    unowned_work(op, self._boundary_share())
                     if forward is None
                     else backward_work(self.graph, op, forward, share)
                 )
@@ -375,16 +383,6 @@ class _UnitView:
             return True
         made = {self.graph.values[value].storage for value in kernel.op.outputs}
         return kernel.op.name in MATMULS and not made.isdisjoint(self.graph.parameter_gradients)
-
-    def _unowned_work(self, op: OpNode) -> OpWork:
-        """Backward ops that belong to no forward op: sums of gradients."""
-        share = self._boundary_share()
-        return OpWork(
-            kind="memory",
-            flop=op.flop * share,
-            read_bytes=op.read_bytes * share,
-            write_bytes=op.write_bytes * share,
-        )
 
     def _itemsize(self, op: OpNode) -> int:
         return DTYPE_BYTES[self.graph.values[op.outputs[0]].dtype] if op.outputs else 0

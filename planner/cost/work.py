@@ -101,6 +101,16 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
     return _known_work(graph, op, reads, writes, share.of_work)
 
 
+def unowned_work(op: OpNode, share: float) -> OpWork:
+    """A share of a backward op that belongs to no forward op: sums of gradients."""
+    return OpWork(
+        kind="memory",
+        flop=op.flop * share,
+        read_bytes=op.read_bytes * share,
+        write_bytes=op.write_bytes * share,
+    )
+
+
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
     """Work of a backward op on one rank, from the layouts of its forward op.
 

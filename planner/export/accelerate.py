@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 from planner.errors import CodegenError
 from planner.export.facts import recompute_modes, recompute_words, refuse_other_axes, whole_blocks
-from planner.export.own_models import chunk_losses, compile_losses, dtype_losses, order_losses
+from planner.export.own_models import (
+    chunk_losses,
+    compile_losses,
+    dtype_losses,
+    float8_losses,
+    order_losses,
+)
 from planner.export.terms import Loss, Terms, header_lines
 from planner.hardware.spec import ClusterSpec
 from planner.plan.serialize import SavedPlan
@@ -98,6 +104,7 @@ def _check(plan: Plan, cluster: ClusterSpec) -> None:
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from dtype_losses(plan)
     yield from compile_losses(plan)
+    yield from float8_losses(plan)
     yield from chunk_losses(plan)
     yield from order_losses(plan)
     if plan.sequence_parallel:

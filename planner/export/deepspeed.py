@@ -16,7 +16,13 @@ from planner.export.facts import (
     spread,
     whole_blocks,
 )
-from planner.export.own_models import chunk_losses, compile_losses, dtype_losses, order_losses
+from planner.export.own_models import (
+    chunk_losses,
+    compile_losses,
+    dtype_losses,
+    float8_losses,
+    order_losses,
+)
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -87,6 +93,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     degrees = plan.degrees
     yield from dtype_losses(plan)
     yield from compile_losses(plan)
+    yield from float8_losses(plan)
     yield from chunk_losses(plan)
     yield from order_losses(plan)
     if degrees.pp > 1:

@@ -18,6 +18,7 @@ from planner.export.facts import (
 from planner.export.own_models import (
     chunk_losses,
     compile_losses,
+    float8_losses,
     model_losses,
     offload_losses,
     order_losses,
@@ -135,6 +136,7 @@ def _recompute(plan: Plan) -> list[str]:
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, "Megatron-LM")
     yield from compile_losses(plan)
+    yield from float8_losses(plan)
     yield from chunk_losses(plan)
     yield from offload_losses(plan)
     yield from _schedule_losses(plan)

@@ -70,6 +70,15 @@ def order_losses(plan: Plan) -> Iterator[Loss]:
         )
 
 
+def float8_losses(plan: Plan) -> Iterator[Loss]:
+    """Products in float8, for a target whose file does not say what multiplies in it."""
+    if plan.float8:
+        yield Loss(
+            asked="linear layers of blocks that multiply in float8",
+            instead=f"products in {plan.dtype}, unless the target or your code has them otherwise",
+        )
+
+
 def compile_losses(plan: Plan) -> Iterator[Loss]:
     """Compiled blocks, for a target whose file does not say what is compiled."""
     if plan.compile:

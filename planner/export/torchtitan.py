@@ -7,7 +7,12 @@ torchtitan took TOML out on 2026-02-23 (pytorch/torchtitan#2386); a configuratio
 from collections.abc import Iterator, Mapping
 
 from planner.export.facts import block_positions, recompute_modes, recompute_words
-from planner.export.own_models import chunk_losses, model_losses, order_losses
+from planner.export.own_models import (
+    chunk_losses,
+    float8_losses,
+    model_losses,
+    order_losses,
+)
 from planner.export.terms import Loss, Terms, header_lines, torchrun
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -95,6 +100,7 @@ def _parts(plan: Plan) -> list[list[str]]:
 
 def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, NAME)
+    yield from float8_losses(plan)
     yield from chunk_losses(plan)
     yield from order_losses(plan)
     if plan.degrees.cp > 1:

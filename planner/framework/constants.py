@@ -219,6 +219,8 @@ def _in_training(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterS
         efficiency=replace(
             efficiency,
             sustained_fraction=efficiency.sustained_fraction * device.training_fraction,
+            float8_sustained_fraction=efficiency.float8_sustained_fraction
+            * device.training_fraction,
             matmul_fraction=efficiency.matmul_fraction * device.training_fraction,
             attention_forward_fraction=efficiency.attention_forward_fraction
             * framework.attention_share,

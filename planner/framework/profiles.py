@@ -18,6 +18,7 @@ _CHOICES = {
     "model_code": ("fused_kernels", "plain_torch"),
     "pointwise": ("as_written", "by_hand", "compiled"),
     "loss_kernels": ("as_written", "fused"),
+    "float8_rounding": ("as_written", "by_hand"),
     "split_loss": ("loss_parallel", "in_place"),
     "zero_gather": ("all_gather", "broadcasts"),
     "gathered_inputs": ("kept", "gathered_again"),
@@ -38,6 +39,7 @@ _DEFAULTS = {
     "model_code": "fused_kernels",
     "pointwise": "as_written",
     "loss_kernels": "as_written",
+    "float8_rounding": "as_written",
     "split_loss": "in_place",
     "zero_gather": "all_gather",
     "collectives_beside_network": "at_once",
@@ -165,6 +167,7 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         and _choice(reader, "stage_transfers") == "split_over_tp",
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
         pointwise=_choice(reader, "pointwise"),  # type: ignore[arg-type]  # one of its choices
+        rounds_by_hand=_choice(reader, "float8_rounding") == "by_hand",
         fuses_loss=_choice(reader, "loss_kernels") == "fused",
         wired_layouts=_choice(reader, "layouts") == "column_row",
         loss_apart=_choice(reader, "stage_cuts") == "by_flop",

@@ -58,6 +58,11 @@ class KernelForms:
     otherwise the block's whole forward runs again."""
     pointwise: Pointwise = "as_written"
     """Which pointwise ops and norms of a block are one kernel."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8."""
+    rounds_by_hand: bool = False
+    """What they multiply is rounded by one kernel (Transformer Engine's), not by several of torch,
+    which are one where pointwise ops are compiled."""
     fuses_loss: bool = False
     """Cross-entropy is one kernel that reads the logits, and one that writes their gradient."""
     wired_layouts: bool = True

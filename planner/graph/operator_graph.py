@@ -256,11 +256,9 @@ class OperatorGraph:
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""
     units: tuple[Unit, ...]
-    """Prologue, blocks, epilogue; where the model has no blocks a single unit "model" of kind
-    epilogue (it holds the loss)."""
+    """Prologue, blocks, epilogue; without blocks one "model" of kind epilogue: it has the loss."""
     is_chain: bool
-    """Whether each block works on the output of the block before and on constants alone, nothing
-    running between them."""
+    """Whether each block works on that before and on constants alone, nothing running between."""
     cuts: tuple[CutPoint, ...]
     """Legal pipeline cuts, in order."""
     refused_cuts: tuple[RefusedCut, ...] = ()
@@ -273,6 +271,8 @@ class OperatorGraph:
     """Compute dtype: "bfloat16"."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "model.py:57"; "" where none does."""
+    float8_modules: frozenset[str] = frozenset()
+    """Modules that may multiply in float8."""
     draws: tuple[tuple[int, str], ...] = ()
     """Forward ops that draw random numbers, and the line of each with its code."""
     notes: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from planner.graph.recording.recorder import Recorder
 from planner.graph.recording.recording import ModuleListing, Recording
 from planner.graph.recording.trace_progress import TraceProgress
 from planner.progress import ProgressCallback
+from planner.runtime.float8 import multiplies_in_float8
 
 _DRAWS = (
     "the forward pass draws from the random generator of Python or numpy: the trace is that of one"
@@ -205,6 +206,7 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         parameters=_parameters(recorder, module),
         calls=tuple(call for call in recorder.calls if call is not None),
         lists=_module_lists(recorder, module),
+        float8_modules=_float8_modules(module),
         accumulations={
             position: op.accumulates
             for position, op in enumerate(recorder.ops)
@@ -259,6 +261,10 @@ def _parameters(recorder: Recorder, module: nn.Module) -> tuple[Parameter, ...]:
         for parameter in module.parameters()
         for storage in [table.keys[table.read(parameter, keep=True)][0]]
     )
+
+
+def _float8_modules(module: nn.Module) -> frozenset[str]:
+    return frozenset(path for path, each in module.named_modules() if multiplies_in_float8(each))
 
 
 def _module_lists(recorder: Recorder, module: nn.Module) -> tuple[ModuleListing, ...]:

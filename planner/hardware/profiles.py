@@ -43,6 +43,8 @@ PEAK_KEYS: Mapping[str, str] = {
 }
 """Keys of matmul peaks by dtype; a device leaves out what it does not support."""
 
+_FLOAT8_PEAK = "peak_float8_dense_tflop_per_s"
+
 LINK_CONSTANTS = (
     *("inner_bandwidth_share", "inner_latency_factor"),
     *("outer_bandwidth_share", "outer_latency_factor"),
@@ -118,6 +120,7 @@ def load_device(name_or_path: str, *, base: Path | None = None) -> DeviceSpec:
         reserve_bytes=gib_to_bytes(reader.number("reserve_gib")),
         allocator_share=reader.number("allocator_share") if reader.has("allocator_share") else 0.0,
         peak_flop_per_s=peaks,
+        float8_flop_per_s=tflop_per_s_to_flop_per_s(_number_or(reader, _FLOAT8_PEAK, 0.0)),
         memory_bandwidth_bytes_per_s=gb_per_s_to_bytes_per_s(
             reader.positive("memory_bandwidth_gb_per_s")
         ),
@@ -221,6 +224,9 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
             "attention_backward_fraction_of_peak", most=1.0
         ),
         sustained_fraction=reader.positive("sustained_fraction_of_peak", most=1.0),
+        float8_sustained_fraction=reader.positive("sustained_fraction_of_float8_peak", most=1.0)
+        if reader.has(_FLOAT8_PEAK)
+        else 1.0,
         attention_fill_keys=_number_or(reader, "attention_fill_keys", ATTENTION_FILL_KEYS),
         attention_head_overhead=_number_or(reader, "attention_head_overhead_elements", 0.0),
         attention_masked_share=_number_or(reader, "attention_masked_share", 0.0),

@@ -71,6 +71,8 @@ class EfficiencySpec:
     """Share of peak FLOP/s of fused attention, backward."""
     sustained_fraction: float
     """Largest share of peak FLOP/s that matmuls keep up under a training load (power, heat)."""
+    float8_sustained_fraction: float = 1.0
+    """The same share of those in float8."""
     attention_fill_keys: float = ATTENTION_FILL_KEYS
     """Keys as long as whose work a tile of queries takes beyond its own."""
     attention_head_overhead: float = 0.0
@@ -116,6 +118,8 @@ class DeviceSpec:
     """What the allocator holds beside live tensors when they take most, as a share of these."""
     peak_flop_per_s: Mapping[str, float] = field(hash=False)
     """Dense matmul peak by dtype ("bfloat16"); a dtype that is missing is not supported."""
+    float8_flop_per_s: float = 0.0
+    """Dense peak of products of float8; 0 where there are none."""
     memory_bandwidth_bytes_per_s: float
     """Peak of the device memory."""
     num_sms: int

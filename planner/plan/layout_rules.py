@@ -112,7 +112,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
             plan.schedule,
             recompute=policy,
             reshard_after_forward=plan.reshard_after_forward,
-            compiled=plan.compile,
+            whole="compile" if plan.compile else "float8" if plan.float8 else "",
         )
         if reason:
             yield reason
@@ -176,6 +176,8 @@ def _split_modules(plan: Plan) -> Iterator[str]:
         yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
     if degrees.splits_modules and plan.compile:
         yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
+    if degrees.splits_modules and plan.float8:
+        yield f"{axis} is {getattr(degrees, axis)}, but linear layers multiply in float8"
     if degrees.ep > 1 and Style.EXPERTS not in styles:
         yield f"ep is {degrees.ep}, but no module's experts are shared"
     if axis is not Axis.TP and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):

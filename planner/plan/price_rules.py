@@ -12,7 +12,7 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, SearchOutcome, SolverReport
 from planner.units import format_bytes
-from planner.vocabulary import Recomputation
+from planner.vocabulary import Dtype, Recomputation
 
 _ROUNDING = 1e-9
 _SOLVED = 1e-6
@@ -193,14 +193,25 @@ def _reserve(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """No more FLOPs per second than the devices' peak."""
     peak = cluster.device.peak_flop_per_s.get(plan.dtype)
+    if peak is not None and plan.float8:
+        peak = max(peak, cluster.device.float8_flop_per_s)
     if peak is not None:
         mfu = plan.flop_per_step / (plan.costs.step_time_s * cluster.num_gpus * peak)
         if not mfu <= 1:
             yield f"the MFU is {mfu:.1%}"
 
 
+def _float8(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """Products in float8 only where the device has them, beside bfloat16."""
+    if plan.float8 and not cluster.device.float8_flop_per_s:
+        yield f"products are in float8, of which {cluster.device.name} has none"
+    if plan.float8 and plan.dtype != Dtype.BFLOAT16:
+        yield f"products are in float8, all else in {plan.dtype}"
+
+
 CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
     "devices": _devices,
+    "float8": _float8,
     "memory": _memory,
     "host memory": _host_memory,
     "reserve": _reserve,

@@ -124,6 +124,8 @@ class Plan:
     on the meta device has none either."""
     compile: bool = False
     """Blocks run compiled (``torch.compile``)."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8, forward and backward."""
     loss_chunks: int = 1
     """Chunks of rows that the loss of a microbatch is taken in, forward and backward, so that its
     logits never lie whole."""

@@ -31,6 +31,8 @@ class ShardingChoice:
     """Samples per microbatch."""
     compile: bool = False
     """Blocks run compiled."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8."""
     loss_chunks: int = 1
     """Chunks of rows that the loss is taken in."""
 
@@ -80,5 +82,6 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         split_tables=choice.split_tables and sizes.has_table(unit),
         ep=choice.ep if sizes.has_experts(unit) else min(choice.ep, SOME_RANKS),
         compile=False,
+        float8=False,
         loss_chunks=1,
     )

@@ -63,7 +63,7 @@ class LeastWork:
             Seconds, forward and backward, through all units; 0 where larger ones tell nothing.
         """
         size, family = choice.microbatch_size, _family(choice)
-        if not self._holds or choice.compile or not self._graphs.evaluates(size):
+        if not self._holds or _is_otherwise(choice) or not self._graphs.evaluates(size):
             return 0.0
         if self._largest[family] not in self._solved.get(family, ()):
             self.solved_s(replace(family, microbatch_size=self._largest[family]))
@@ -79,12 +79,15 @@ class LeastWork:
     def solved_s(self, choice: ShardingChoice) -> float:
         """The same by a program of its own.
 
-        0 where there are no layouts. Compiled blocks are not bounded, nor losses in chunks.
+        0 where there are no layouts. Blocks that are compiled or multiply in float8 are not
+        bounded, nor losses in chunks.
         """
         size = choice.microbatch_size
         solved = self._solved.setdefault(_family(choice), {})
         if size not in solved:
-            solved[size] = 0.0 if choice.compile else self._solve_s(choice) * (1 - _TOLERANCE)
+            solved[size] = (
+                0.0 if _is_otherwise(choice) else self._solve_s(choice) * (1 - _TOLERANCE)
+            )
         return solved[size]
 
     def _solve_s(self, choice: ShardingChoice) -> float:
@@ -100,6 +103,11 @@ class LeastWork:
             for unit in sizes.graph.units
             if choice.loss_chunks == 1 or unit.kind is not UnitKind.EPILOGUE
         )
+
+
+def _is_otherwise(choice: ShardingChoice) -> bool:
+    """Whether blocks run other kernels than programs of layouts price."""
+    return choice.compile or choice.float8
 
 
 def _family(choice: ShardingChoice) -> ShardingChoice:

@@ -178,8 +178,8 @@ class ModelPricer:
         return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, expert_group=experts)
 
 
-UnitWorks = dict[tuple[int, bool, bool, int], tuple[ShardingSolution, UnitWork]]
-"""Work under a solution (by identity), on a split stream or not, compiled or not, its loss in so
+UnitWorks = dict[tuple[int, bool, KernelForms, int], tuple[ShardingSolution, UnitWork]]
+"""Work under a solution (by identity), on a split stream or not, by some kernels, its loss in so
 many chunks."""
 
 
@@ -207,8 +207,8 @@ def model_work(
     for structure, solution in solutions.items():
         is_end = solution.problem.unit.kind is UnitKind.EPILOGUE
         chunks = choice.loss_chunks if is_end else 1
-        is_compiled = choice.compile and solution.problem.unit.kind is UnitKind.BLOCK
-        key = (id(solution), choice.sequence_parallel, is_compiled, chunks)
+        forms = _forms(kernels, choice, solution.problem.unit.kind)
+        key = (id(solution), choice.sequence_parallel, forms, chunks)
         if key not in known:
             part: Part | None = (lambda op: bool(op.module)) if loss_apart and is_end else None
             count = partial(_solution_work, part=part) if chunks == 1 else _chunked_work
@@ -244,15 +244,23 @@ def _solution_work(
 ) -> UnitWork:
     """A unit's work; the stream's crossings at its boundary are paid with it."""
     problem = solution.problem
-    is_compiled = choice.compile and problem.unit.kind is UnitKind.BLOCK
     return unit_work(
         problem,
         solution.chosen,
         (*solution.conversions, *stream_crossings(solution, choice)),
         saved_before=sizes.saved_before(problem.unit),
-        kernels=replace(kernels, pointwise="compiled") if is_compiled else kernels,
+        kernels=_forms(kernels, choice, problem.unit.kind),
         part=part,
     )
+
+
+def _forms(kernels: KernelForms, choice: ShardingChoice, kind: UnitKind) -> KernelForms:
+    """How a unit of some kind computes under a choice."""
+    if kind is UnitKind.BLOCK and choice.compile:
+        kernels = replace(kernels, pointwise="compiled")
+    if kind is UnitKind.BLOCK and choice.float8:
+        kernels = replace(kernels, float8=True)
+    return kernels
 
 
 def _chunked_work(

@@ -31,6 +31,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
         split_tables=Style.VOCAB_EMBEDDING in styles,
         microbatch_size=plan.microbatch_size,
         compile=plan.compile,
+        float8=plan.float8,
         loss_chunks=plan.loss_chunks,
     )
 

@@ -113,6 +113,7 @@ def plan_configuration(plan: Plan) -> Configuration:
         reshard_after_forward=plan.reshard_after_forward,
         sequence_parallel=plan.sequence_parallel,
         compile=plan.compile,
+        float8=plan.float8,
         loss_chunks=plan.loss_chunks,
         cpu_offload=plan.cpu_offload,
         mesh_order=plan.mesh_order,

@@ -63,9 +63,9 @@ def measured_error(plan: Plan, cluster: ClusterSpec) -> MeasuredError | None:
 
     Runs of its kind used its axes on its device, no fewer and no more devices than others of them,
     their steps took as long, and their models' FLOPs are of the same kinds of ops. None of these
-    runs was of compiled blocks.
+    runs was of compiled blocks, or in float8.
     """
-    if plan.compile:
+    if plan.compile or plan.float8:
         return None
     axes, num_gpus = model_axes(plan), plan.degrees.world_size
     for error in cluster.step_time_errors:

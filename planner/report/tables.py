@@ -32,6 +32,7 @@ REPORT_COLUMNS = (
     "reshard_after_forward",
     "sequence_parallel",
     "compile",
+    "float8",
     "loss_chunks",
     "cpu_offload",
     "mesh_order",
@@ -75,6 +76,7 @@ _FLAG_COLUMNS = (
     "reshard_after_forward",
     "sequence_parallel",
     "compile",
+    "float8",
     "cpu_offload",
 )
 
@@ -189,6 +191,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "reshard_after_forward": plan.reshard_after_forward,
         "sequence_parallel": plan.sequence_parallel,
         "compile": plan.compile,
+        "float8": plan.float8,
         "loss_chunks": plan.loss_chunks,
         "cpu_offload": plan.cpu_offload,
         "mesh_order": ORDER_SIGN.join(plan.mesh_order),

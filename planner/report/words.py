@@ -62,6 +62,7 @@ def detail_words(plan: Plan) -> str:
     return (
         f"microbatch {plan.microbatch_size} x {plan.num_microbatches}, "
         f"recompute {recompute or 'none'}{', compiled blocks' if plan.compile else ''}"
+        f"{', products in float8' if plan.float8 else ''}"
         f"{f', loss in {plan.loss_chunks} chunks' if plan.loss_chunks > 1 else ''}"
     )
 
@@ -87,6 +88,10 @@ def explanation(plan: Plan, cluster: ClusterSpec) -> tuple[tuple[str, str], ...]
     if plan.compile:
         lines.append(
             ("compile", "blocks run by torch.compile, which takes minutes in the first step")
+        )
+    if plan.float8:
+        lines.append(
+            ("float8", "linear layers of blocks round what they multiply to float8: losses differ")
         )
     if plan.loss_chunks > 1:
         lines.append(("loss", _loss_words(plan)))

@@ -26,6 +26,7 @@ SAVED_OPS = frozenset(
         _aten.baddbmm.default,
         _aten.convolution.default,
         _aten._grouped_mm.default,
+        _aten._scaled_mm_v2.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,

@@ -78,6 +78,7 @@ def plan_of(
         costs=price.costs,
         tokens_per_step=context.global_batch_size * graph.tokens_per_sample,
         compile=configuration.compile,
+        float8=configuration.float8,
         loss_chunks=configuration.loss_chunks,
         cpu_offload=configuration.cpu_offload,
         host_bytes_by_rank=_host_bytes(costs, stages),

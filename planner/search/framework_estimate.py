@@ -105,6 +105,7 @@ class FrameworkEstimate:
             split_tables=self._space.facts.can_split_tables(tp),
             microbatch_size=configuration.microbatch_size,
             compile=configuration.compile,
+            float8=configuration.float8,
         )
         priced = self._space.pricer.priced(choice, network_host_s=rank.network_host_s)
         if priced is None:

@@ -26,6 +26,7 @@ from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.fixed_rules import (
     chunk_rule,
     compile_rule,
+    float8_rule,
     offload_rule,
     recomputation_rule,
     stream_rule,
@@ -156,6 +157,9 @@ class LayoutSpace:
             rule = rule or heads_rule(degrees, self.facts, request.fixed)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
+            rule = rule or float8_rule(
+                degrees, self.facts, request.fixed, self.cluster.device, request.dtype
+            )
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)
             rule = rule or offload_rule(request.fixed, self.cluster)
@@ -360,5 +364,6 @@ def _choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
         split_tables=split,
         microbatch_size=configuration.microbatch_size,
         compile=configuration.compile,
+        float8=configuration.float8,
         loss_chunks=configuration.loss_chunks,
     )

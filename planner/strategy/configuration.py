@@ -36,6 +36,8 @@ class Configuration:
     """The stream is split over the sequence on tp."""
     compile: bool = False
     """Blocks run compiled (``torch.compile``)."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8."""
     loss_chunks: int = 1
     """Chunks of rows that the loss of a microbatch is taken in."""
     cpu_offload: bool = False

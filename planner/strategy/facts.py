@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.graph.analysis.changed_buffers import changed_parameters
+from planner.graph.analysis.float8 import is_float8_product
 from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
@@ -40,6 +41,8 @@ class ModelFacts:
     """Line of the model that uses ``torch.autocast``, "" where none does."""
     changed_parameters: tuple[str, ...] = ()
     """Parameters that a forward writes into."""
+    has_float8_products: bool = False
+    """Whether blocks have products that may be in float8."""
     loss: LossRows | str = "not looked for"
     """What of its end works on rows alone, for one sample; or why there is nothing."""
 
@@ -74,6 +77,12 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         autocast=graph.autocast,
         no_cut_reason=graph.no_cut_reason,
         changed_parameters=changed_parameters(graph),
+        has_float8_products=any(
+            is_float8_product(graph, graph.nodes[op])
+            for unit in graph.units
+            if unit.kind is UnitKind.BLOCK
+            for op in unit.forward_ops
+        ),
         loss=_of_one_sample(loss_rows(graph), graph.microbatch_size),
     )
 

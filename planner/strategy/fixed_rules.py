@@ -1,6 +1,6 @@
 """Rules of what a request fixes beside degrees, with the reason for each no."""
 
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, DeviceSpec
 from planner.strategy.facts import ModelFacts
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import (
@@ -10,7 +10,7 @@ from planner.strategy.rules import (
     divisors,
     listed,
 )
-from planner.vocabulary import SHARED_SCHEDULES, Axis, Recomputation
+from planner.vocabulary import SHARED_SCHEDULES, Axis, Dtype, Recomputation
 
 
 def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
@@ -36,6 +36,51 @@ def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | N
         detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
         f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
     )
+
+
+def float8_rule(
+    degrees: ParallelDegrees,
+    facts: ModelFacts,
+    fixed: FixedValues,
+    device: DeviceSpec,
+    dtype: str,
+) -> BrokenRule | None:
+    """Refuse float8 that neither the device, nor the model, nor the layout has products for."""
+    if not fixed.float8:
+        return None
+    if not device.float8_flop_per_s:
+        return BrokenRule(
+            rule="float8 on the device",
+            detail=f"float8=true on {device.name}, whose profile has no rate of products in "
+            "float8 (peak_float8_dense_tflop_per_s); it can be false",
+        )
+    if dtype != Dtype.BFLOAT16:
+        return BrokenRule(
+            rule="float8 with dtype",
+            detail=f"float8=true with {dtype}: products are rounded where all else is in "
+            f"{Dtype.BFLOAT16}; float8 can be false, or --dtype {Dtype.BFLOAT16}",
+        )
+    if facts.autocast:
+        return BrokenRule(
+            rule="float8 with autocast",
+            detail=f"float8=true with {facts.autocast}, which uses torch.autocast: what layers "
+            "multiply has other types there; float8 can be false, or --dtype bfloat16 stand in "
+            "for autocast",
+        )
+    if not facts.has_float8_products:
+        return BrokenRule(
+            rule="float8 needs linear layers",
+            detail="float8=true, but no block has an nn.Linear whose input and output features "
+            "are multiples of 16; float8 can be false",
+        )
+    if degrees.splits_modules:
+        axis = degrees.split_axis
+        return BrokenRule(
+            rule=f"float8 with {axis}",
+            detail=f"float8=true with {axis} {getattr(degrees, axis)}: a scale is that of a whole "
+            f"tensor, of which ranks hold parts; {axis} can be 1, or float8 false",
+        )
+    return None
 
 
 def offload_rule(fixed: FixedValues, cluster: ClusterSpec) -> BrokenRule | None:

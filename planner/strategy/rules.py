@@ -44,6 +44,7 @@ class FixedValues:
     reshard_after_forward: bool | None = None
     sequence_parallel: bool | None = None
     compile: bool | None = None
+    float8: bool | None = None
     loss_chunks: int | None = None
     cpu_offload: bool | None = None
     mesh_order: tuple[str, ...] | None = None  # axes that keep this order, outermost first
@@ -281,9 +282,8 @@ def configurations(
 ) -> Iterator[Configuration | BrokenRule]:
     """All configurations of legal degrees; a broken rule where a fixed value allows none.
 
-    GPipe is left out unless it is fixed or 1F1B cannot run: it takes as long and keeps more
-    microbatches in flight. Under a pipeline resharding is left out unless fixed: torch's
-    schedules leave the parameters of a stage gathered from a backward to the next forward.
+    GPipe is tried where it is fixed or 1F1B cannot run: it takes as long and holds more. Resharding
+    under a pipeline only where fixed: parameters stay gathered from a backward to the next forward.
     """
     samples = global_batch_size // degrees.dp
     sizes = divisors(samples)
@@ -321,6 +321,7 @@ def configurations(
                     reshard_after_forward=reshard,
                     sequence_parallel=split,
                     compile=bool(fixed.compile),
+                    float8=bool(fixed.float8),
                     loss_chunks=chunks,
                     cpu_offload=bool(fixed.cpu_offload),
                 )
@@ -353,7 +354,7 @@ def _schedule_rule(
         schedule,
         recompute=fixed.activation_checkpointing or Recomputation.NONE,
         reshard_after_forward=bool(fixed.reshard_after_forward),
-        compiled=bool(fixed.compile),
+        whole="compile" if fixed.compile else "float8" if fixed.float8 else "",
     )
     if detail is not None:
         return BrokenRule(rule="divided backward", detail=detail)

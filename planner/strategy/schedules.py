@@ -59,9 +59,15 @@ def schedule_rule(
 
 
 def divided_rule(
-    schedule: str, *, recompute: str, reshard_after_forward: bool, compiled: bool
+    schedule: str, *, recompute: str, reshard_after_forward: bool, whole: str
 ) -> str | None:
     """What a schedule that divides backwards does not go with, in torch 2.13.
+
+    Args:
+        schedule: The schedule.
+        recompute: Recomputation of a block.
+        reshard_after_forward: Whether parameters are gathered again in backward.
+        whole: What is fixed of which both parts of a backward are one: "compile", "float8", or "".
 
     Returns:
         The rule that is broken, with what would work, None where nothing is.
@@ -79,8 +85,9 @@ def divided_rule(
             f"{schedule} with reshard_after_forward=true: the second part of a backward would not "
             "find the parameters of its forward; it can be false"
         )
-    if compiled:
-        return f"{schedule} with compile=true: torch does not divide the backward of compiled code"
+    if whole:
+        what = {"compile": "compiled code", "float8": "products in float8"}[whole]
+        return f"{schedule} with {whole}=true: torch does not divide the backward of {what}"
     return None
 
 

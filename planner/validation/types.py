@@ -82,6 +82,8 @@ class Run:
     """Measured time of an optimiser step."""
     peak_mem_bytes: float | None
     """Measured peak memory of the fullest rank, as the source measures it."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8."""
     is_sharding_stated: bool = True
     """Whether the row says what data parallelism shards; ``data_parallel`` means nothing else."""
     assumed: tuple[str, ...] = ()
@@ -138,7 +140,7 @@ class Unpriced:
     row: int
     """0-based position in the table."""
     reason: str
-    """Why, in words: "precision fp8+bf16 is not modelled"."""
+    """Why, in words: "precision fp8 is not modelled"."""
     column: str | None = None
     """Column of the cell that is wrong; None where the row is sound, and not modelled."""
 

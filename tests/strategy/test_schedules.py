@@ -86,11 +86,12 @@ def test_limits_name_their_numbers():
         ({"recompute": "selective"}, "can be none"),
         ({"recompute": "full"}, "can be none"),
         ({"reshard_after_forward": True}, "can be false"),
-        ({"compiled": True}, "compile=true"),
+        ({"whole": "compile"}, "compile=true"),
+        ({"whole": "float8"}, "float8=true"),
     ],
 )
 def test_divided_backwards_say_what_they_do_not_go_with(asked, words):
-    how = {"recompute": "none", "reshard_after_forward": False, "compiled": False}
+    how = {"recompute": "none", "reshard_after_forward": False, "whole": ""}
     assert words in divided_rule("ZBVZeroBubble", **{**how, **asked})
     assert divided_rule("ZBVZeroBubble", **how) is None
     assert divided_rule("Interleaved1F1B", **{**how, **asked}) is None

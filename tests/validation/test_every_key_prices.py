@@ -74,6 +74,13 @@ def layout(**degrees):
 REQUESTS = [
     Request(fix=layout(dp_replicate=2)),
     Request(gpus=8, fix=layout(dp_shard=8, cpu_offload="true")),
+    Request(
+        framework="torchtitan-compile",
+        cluster="h100-96gb-sxm",
+        fix=layout(dp_shard=8, float8="true", microbatch_size=4),
+        gpus=8,
+    ),
+    Request(framework="composer-fsdp", fix=layout(float8="true")),
     Request(framework="nanotron", fix=layout(tp=2, pp=2)),
     Request(model=SMALL, framework="nanotron", fix=layout(tp=2, pp=4)),
     Request(model=SMALL, framework="nanotron", gpus=512, fix=layout(tp=8, pp=4)),

@@ -78,6 +78,7 @@ def layout_of(case):
             activation_checkpointing=case.recompute,
             reshard_after_forward=run.data_parallel == "zero3",
             sequence_parallel=run.sequence_parallel,
+            float8=run.float8,
         ),
     )
 
@@ -131,6 +132,7 @@ def configuration_of(found, layout, form):
             num_microbatches=layout.microbatches,
             reshard_after_forward=fixed.reshard_after_forward and form == "fsdp",
             sequence_parallel=fixed.sequence_parallel and layout.degrees.tp > 1,
+            float8=fixed.float8,
             state_form=form,
         ), False
     return configuration, True

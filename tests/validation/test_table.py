@@ -174,7 +174,7 @@ def test_precisions(text, dtype):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"precision": "fp8+bf16"}, "precision fp8+bf16 is not modelled"),
+        ({"precision": "fp8+int8"}, "precision fp8+int8 is not modelled"),
         ({"recompute": "selective(every third layer)"}, "is not modelled"),
         ({"schedule": "ZB-V"}, "schedule ZB-V is not modelled"),
         ({"ep": 2}, "expert parallelism (ep above 1) is not modelled"),

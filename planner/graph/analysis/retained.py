@@ -27,6 +27,7 @@ KEPT_BY_SELECTIVE = frozenset(
         "baddbmm",
         "convolution",
         "_grouped_mm",
+        "_scaled_mm_v2",
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention",

@@ -38,7 +38,7 @@ def structure_hashes(recording: Recording, units: Mapping[Key, UnitLike]) -> dic
 
     Two units get the same hash if and only if they run the same ops on the same shapes with the
     same arguments, wired in the same way, in modules and with parameters of the same relative
-    names, and save the same tensors for backward.
+    names, save the same tensors for backward, and may multiply in float8 in the same modules.
     """
     known: dict[tuple[object, ...], str] = {}
     hashes: dict[Key, str] = {}
@@ -76,6 +76,7 @@ def _unit_tokens(recording: Recording, unit: UnitLike) -> tuple[object, ...]:
                     )
                 )
         tokens.append(_op_token(op, path, number, op_number))
+        tokens.append(op.module in recording.float8_modules)
     return tuple(tokens)
 
 

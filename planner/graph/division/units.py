@@ -190,17 +190,7 @@ def assemble(
         recording, {number: spans[position] for number, position in representatives.items()}
     )
     units = tuple(
-        Unit(
-            index=position,
-            name=span.name,
-            kind=span.kind,
-            block=span.block,
-            structure=hash_of[number],
-            forward_ops=span.forward_ops,
-            num_block_ops=sum(op < span.end_op for op in span.forward_ops),
-            backward_ops=span.backward_ops,
-            parameters=span.parameters,
-        )
+        _unit(position, span, hash_of[number])
         for position, (span, number) in enumerate(zip(spans, classes, strict=True))
     )
     tied = _tied_places(spans)
@@ -219,8 +209,23 @@ def assemble(
         refused_cuts=layout.refused_cuts,
         no_cut_reason=layout.no_cut_reason,
         autocast=recording.autocast,
+        float8_modules=recording.float8_modules,
         draws=recording.draws,
         notes=recording.notes,
+    )
+
+
+def _unit(position: int, span: UnitSpan, structure: str) -> Unit:
+    return Unit(
+        index=position,
+        name=span.name,
+        kind=span.kind,
+        block=span.block,
+        structure=structure,
+        forward_ops=span.forward_ops,
+        num_block_ops=sum(op < span.end_op for op in span.forward_ops),
+        backward_ops=span.backward_ops,
+        parameters=span.parameters,
     )
 
 

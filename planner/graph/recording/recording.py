@@ -64,6 +64,8 @@ class Recording:
     """Storage of the parameter by backward op that accumulates its gradient."""
     autocast: str = ""
     """Line of the model that uses ``torch.autocast``, "" where none does."""
+    float8_modules: frozenset[str] = frozenset()
+    """Modules that may multiply in float8."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What was assumed or lost on the way, one sentence each."""
     used_hints: tuple[Hint, ...] = field(default=(), compare=False)

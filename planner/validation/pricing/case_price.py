@@ -121,6 +121,7 @@ class CasePricer:
             tp=configuration.degrees.tp,
             sequence_parallel=configuration.sequence_parallel,
             microbatch_size=configuration.microbatch_size,
+            float8=configuration.float8,
         )
         rank = rank_spec(cluster, framework, configuration, case.dtype)
         group = rank.tp_group
@@ -152,5 +153,6 @@ def case_configuration(case: Case) -> Configuration:
         num_microbatches=case.num_microbatches,
         reshard_after_forward=run.data_parallel == "zero3",
         sequence_parallel=run.sequence_parallel and run.tp > 1,
+        float8=run.float8,
         state_form=form,
     )

@@ -104,16 +104,7 @@ def _filled_in(run: Run) -> Case:
     if not run.is_sharding_stated:
         run = replace(run, data_parallel=_USUAL_SHARDING[framework.state_form])
         assumptions.append(f"zero_stage_or_fsdp {run.data_parallel} (not stated)")
-    if run.cp > 1:
-        raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
-    if run.ep > 1:
-        raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
-    if framework.state_form == "replicated" and run.recompute == Recomputation.EVERY_OTHER_LAYER:
-        raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
-    if framework.state_form == "replicated" and run.data_parallel == "zero3":
-        raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
-    if framework.state_form == "fsdp" and run.pp > 1:
-        raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
+    _check_modelled(run, framework)
     shape = _shape(run, framework, assumptions)
     if run.tp > 1 and shape.heads % run.tp:
         raise RunError(f"heads {shape.heads} % tp {run.tp} = {shape.heads % run.tp}")
@@ -134,6 +125,22 @@ def _filled_in(run: Run) -> Case:
         cluster=cluster,
         assumptions=tuple(assumptions),
     )
+
+
+def _check_modelled(run: Run, framework: FrameworkSpec) -> None:
+    """Refuse what the cost model has no terms for."""
+    if run.cp > 1:
+        raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
+    if run.ep > 1:
+        raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
+    if run.float8 and run.tp > 1:
+        raise RunError(f"float8 with tp {run.tp} is not modelled")
+    if framework.state_form == "replicated" and run.recompute == Recomputation.EVERY_OTHER_LAYER:
+        raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
+    if framework.state_form == "replicated" and run.data_parallel == "zero3":
+        raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
+    if framework.state_form == "fsdp" and run.pp > 1:
+        raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
 
 
 def _check_stages(run: Run, framework: FrameworkSpec) -> None:

@@ -35,6 +35,8 @@ class WorkKey:
     """The stream is split between the sharded regions."""
     microbatch_size: int
     """Sequences."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8."""
 
 
 @lru_cache(maxsize=256)
@@ -74,6 +76,7 @@ class WorkBook:
                 sequence_parallel=key.sequence_parallel,
                 split_tables=key.tp > 1,
                 microbatch_size=key.microbatch_size,
+                float8=key.float8,
             )
         )
         assert work is not None, f"a dense decoder always has a layout: {key}"

@@ -12,6 +12,10 @@ DTYPES: Mapping[str, str] = {
 }
 """Dtype by the spelling of a precision."""
 
+_FLOAT8 = re.compile(r"(?:fp8|float8)(?:\(te\)\+| tensorwise$|\+)(?P<beside>\w*)")
+"""Products in float8 with a scale for each tensor, by torch or Transformer Engine, and the dtype
+beside them: "fp8+bf16", "fp8(TE)+bf16", "fp8 tensorwise"."""
+
 RECOMPUTE_WORDS: Mapping[str, str] = {
     **{str(name): name for name in Recomputation},
     "selective(op)": Recomputation.SELECTIVE,
@@ -49,16 +53,22 @@ class NotModelledError(ValueError):
     """A sound row describes what the model has no words for; the text says what."""
 
 
+def read_float8(text: str) -> bool:
+    """Tell from a precision whether linear layers multiply in float8."""
+    return _FLOAT8.fullmatch(text.lower()) is not None
+
+
 def read_dtype(text: str) -> str | None:
     """Read a precision; None where it is empty.
 
     Raises:
-        NotModelledError: It is none of ``DTYPES``, "fp8+bf16".
+        NotModelledError: It is none of ``DTYPES``, nor float8 beside one: "fp8".
     """
     if not text:
         return None
+    found = _FLOAT8.fullmatch(text.lower())
     try:
-        return DTYPES[text.lower()]
+        return DTYPES[(found["beside"] or "bf16") if found else text.lower()]
     except KeyError:
         raise NotModelledError(f"precision {text} is not modelled") from None
 

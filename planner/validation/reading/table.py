@@ -14,6 +14,7 @@ from planner.validation.reading.cell_words import (
     NotModelledError,
     read_data_parallel,
     read_dtype,
+    read_float8,
     read_recompute,
     read_schedule,
 )
@@ -241,6 +242,7 @@ def _read_numbers(row: int, cells: Cells, arch: Arch) -> Run:
         sequence_parallel=(tp > 1 or bool(cells.text("seq_parallel")))
         and cells.truth("seq_parallel"),
         dtype=cells.word(lambda: read_dtype(cells.text("precision")), None),
+        float8=read_float8(cells.text("precision")),
         schedule=cells.word(
             lambda: read_schedule(cells.text("schedule"), pp=pp, virtual_stages=virtual_stages),
             str(Schedule.NONE),

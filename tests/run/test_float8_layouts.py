@@ -1,0 +1,53 @@
+"""Layouts whose linear layers multiply in float8 train as the same on one process."""
+
+import pytest
+from launch import arguments_of, largest_difference, outcome_of, run_jobs
+
+import planner
+from planner.checking.check import check_plan
+
+LAYOUTS = {
+    "zero_3": {"dp_shard": 2, "activation_checkpointing": "full"},
+    "pipeline": {"pp": 2, "schedule": "GPipe", "activation_checkpointing": "selective"},
+    "zero_2": {"dp_shard": 2, "reshard_after_forward": False},
+}
+
+
+def estimated(fix, model="examples/llama.py:build_model"):
+    return planner.estimate(
+        model, gpus=2, cluster="h100-sxm", global_batch_size=8,
+        fix={"microbatch_size": 2, "float8": True, **fix},
+    )  # fmt: skip
+
+
+@pytest.mark.run
+def test_layouts_in_float8_train_as_on_one_process(tmp_path):
+    """Ranks round the same tensors, whose scales tell nothing of the layout."""
+    for name, fix in LAYOUTS.items():
+        estimated(fix).save(tmp_path / name)
+    dtype = ("--dtype", "bfloat16")
+    jobs = [(tmp_path / n, arguments_of(tmp_path / n, extra=dtype)) for n in LAYOUTS]
+    run_jobs(jobs, num_processes=2)
+    first = tmp_path / "zero_3"
+    run_jobs([(first, arguments_of(first, name="reference", extra=("--reference", *dtype)))])
+    expected = outcome_of(first, name="reference")
+    for name in LAYOUTS:
+        found = outcome_of(tmp_path / name)
+        assert largest_difference(found.losses, expected.losses) < 1e-3
+        assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("microbatches", [1, pytest.param(4, marks=pytest.mark.bench)])
+def test_memory_is_as_planned(layout, microbatches, tmp_path):
+    fix = LAYOUTS[layout]
+    result = planner.estimate(
+        "examples/llama.py:llama_8b", gpus=2, cluster="h200-sxm", seq_len=512,
+        global_batch_size=2 * microbatches * (2 if "dp_shard" in fix else 1),
+        fix={"microbatch_size": 2, "float8": True, **fix},
+    )  # fmt: skip
+    result.save(tmp_path / "plan")
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    for stage in check.stages:
+        assert abs(stage.error) <= 0.05, stage
