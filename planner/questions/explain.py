@@ -4,6 +4,7 @@ Nothing here is estimated from the plan: each answer is a search of its own.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError, RequestError
@@ -23,15 +24,19 @@ MORE_BANDWIDTH = 2.0
 
 MORE_MEMORY_BYTES = GIB
 
+_UNASKED = ("compile", "float8", "cpu_offload")
+"""Settings that may pay and that nobody gets unasked: they change what a user sees of training, or
+double the search."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The plan on another machine."""
+    """The plan on another machine, or with what is not tried unasked."""
 
     change: str
-    """What is other: "1 GiB more memory", "twice the bandwidth of NVLink 4"."""
+    """What is other: "1 GiB more memory", "twice the bandwidth of NVLink 4", "compile=true"."""
     plan: Plan
-    """The best plan there."""
+    """The best plan then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class Explanation:
     base: PlanRecord
     """Its request solved again: what the others are compared with."""
     what_ifs: tuple[WhatIf, ...]
-    """The same request on other machines, each solved."""
+    """The same request on other machines and with other settings, each solved."""
     notes: tuple[str, ...]
     """Where the plan is not what solving again finds."""
 
@@ -79,7 +84,7 @@ class WhyNot:
 
 
 def explain_plan(saved: SavedPlan, *, progress: ProgressCallback | None = None) -> Explanation:
-    """Solve a plan's request again, as it is and on machines with more.
+    """Solve a plan's request again: as it is, on machines with more, and with more fixed.
 
     Args:
         saved: The plan.
@@ -96,10 +101,11 @@ def explain_plan(saved: SavedPlan, *, progress: ProgressCallback | None = None) 
     _tell(progress, "as planned", 0.0)
     base = traced.record(request, machine=machine)
     what_ifs = []
-    for number, (words, changed) in enumerate(changes, start=1):
+    for number, (words, asked, changed) in enumerate(changes, start=1):
         _tell(progress, words, number / searches)
-        best = traced.record(replace(request, top=1), machine=changed).outcome.best
-        what_ifs.append(WhatIf(change=words, plan=best))
+        with suppress(*REFUSALS):  # of a setting that does not go with the rest
+            best = traced.record(replace(asked, top=1), machine=changed).outcome.best
+            what_ifs.append(WhatIf(change=words, plan=best))
     return Explanation(
         saved=saved,
         base=base,
@@ -163,8 +169,18 @@ def _request(saved: SavedPlan, restriction: Mapping[str, str]) -> PlanRequest:
     return check_request(replace(request, fixed=tuple(fixed.items())))
 
 
-def _changes(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, Machine]]:
-    """Machines with more of one thing: memory, then the bandwidth of each link that is used."""
+def _changes(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, PlanRequest, Machine]]:
+    """Machines with more of one thing, then settings that are not tried unasked."""
+    for words, changed in _machines(request, machine):
+        yield words, request, changed
+    for name in _UNASKED:
+        if name not in dict(request.fixed):
+            fixed = (*request.fixed, (name, "true"))
+            yield f"{name}=true", replace(request, fixed=fixed), machine
+
+
+def _machines(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, Machine]]:
+    """Machines with more memory, then with more of the bandwidth of each link that is used."""
     cluster = machine.cluster
     more_bytes = cluster.device.memory_bytes + MORE_MEMORY_BYTES
     device = replace(cluster.device, memory_bytes=more_bytes)
