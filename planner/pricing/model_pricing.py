@@ -160,6 +160,10 @@ class ModelPricer:
         """Why the script cannot run a layout over an axis, where it was tried and refused."""
         return self._layouts.reasons.get(over)
 
+    def is_unpaid(self, over: SplitAxis) -> bool:
+        """Whether modules could be split over an axis, and each is faster whole."""
+        return over in self._layouts.unpaid
+
     def _reference_rank(self, choice: ShardingChoice) -> RankSpec:
         """Prices that layouts are chosen by.
 

@@ -84,6 +84,8 @@ class UnitLayouts:
         self._confirmed: set[ShardingChoice] = set()
         self.reasons: dict[SplitAxis, str] = {}
         """Why the script cannot run a layout over an axis, where it was tried and refused."""
+        self.unpaid: set[SplitAxis] = set()
+        """Axes over which modules could be split, and each is faster whole."""
 
     def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         """Layouts by unit structure, None where some unit cannot run under the choice."""
@@ -129,8 +131,10 @@ class UnitLayouts:
             solutions[unit.structure] = solution
         if choice.ranks == 1:
             return solutions
-        runs = _shards_anything(solutions) and self._ends_run(choice, solutions)
-        return solutions if runs else None
+        if not _shards_anything(solutions):
+            self.unpaid |= {choice.over} if _could_shard(solutions) else set()
+            return None
+        return solutions if self._ends_run(choice, solutions) else None
 
     def _solve_unit(
         self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice
@@ -181,6 +185,15 @@ def _instructions(
     if solutions is None:
         return None
     return {structure: module_shardings(each) for structure, each in solutions.items()}
+
+
+def _could_shard(solutions: dict[str, ShardingSolution]) -> bool:
+    return any(
+        strategy.style in split_styles(solution.problem.context.axis)
+        for solution in solutions.values()
+        for strategies in solution.problem.strategies
+        for strategy in strategies
+    )
 
 
 def _shards_anything(solutions: dict[str, ShardingSolution]) -> bool:

@@ -30,7 +30,8 @@ _THE_SCRIPT = "the script"
 _ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
 """What a searched set with states in host memory leaves out."""
 
-_FOUND_LATE = (_THE_SCRIPT, "nothing to split")
+_UNPAID = "splitting does not pay"
+_FOUND_LATE = (_THE_SCRIPT, _UNPAID, "nothing to split")
 """Rules of layouts that were refused when they were laid out."""
 
 
@@ -143,6 +144,12 @@ class Search:
         degrees = configuration.degrees
         over = SplitAxis(degrees.split_axis, degrees.split_ranks)
         reason = self._space.pricer.reason(over)
+        if reason is None and self._space.pricer.is_unpaid(over):
+            detail = (
+                f"with {over.name} {over.size} each module is faster whole than split, by the "
+                "times of these devices and links: all ranks would compute the same"
+            )
+            return refusal(configuration, rule=_UNPAID, why=partial(Reason, detail=detail))
         if reason is None:
             detail = f"no module of the model can be split over {over.name} {over.size}"
             if self._request.fixed.sequence_parallel:
@@ -179,7 +186,7 @@ class Search:
         axes = [axis for axis in PLANNED_AXES if getattr(self._request.fixed, axis) is not None]
         opened: Any = dict.fromkeys(axes)
         free = replace(self._request, fixed=replace(self._request.fixed, **opened))
-        legal, _ = LayoutSpace(self._space.graphs, self._cluster, free).legal()
+        legal, _ = LayoutSpace(self._space.graphs, self._cluster, free, tries_all=True).legal()
         unsplit = {each.degrees.split_axis for each in self._rejections if each.rule in _FOUND_LATE}
         left = [
             each.degrees

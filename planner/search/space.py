@@ -70,8 +70,23 @@ class SearchRequest:
 class LayoutSpace:
     """Configurations of one model on one cluster with their prices."""
 
-    def __init__(self, graphs: GraphFamily, cluster: ClusterSpec, request: SearchRequest) -> None:
-        """Read the model's sizes; nothing is priced yet."""
+    def __init__(
+        self,
+        graphs: GraphFamily,
+        cluster: ClusterSpec,
+        request: SearchRequest,
+        *,
+        tries_all: bool = False,
+    ) -> None:
+        """Read the model's sizes; nothing is priced yet.
+
+        Args:
+            graphs: The model at every microbatch size.
+            cluster: Devices and links.
+            request: What is fixed and what is open.
+            tries_all: Try also axes that are seldom worth it where they are left open.
+        """
+        self._tries_all = tries_all
         self.graphs = graphs
         self.cluster = cluster
         self.framework = framework = request.framework
@@ -107,6 +122,8 @@ class LayoutSpace:
         sequence, fixed = self.facts.sequence, self.request.fixed
         if sequence is None or fixed.cp is not None or self.framework.name != SCRIPT:
             return (fixed.cp or 1) > 1
+        if self._tries_all:
+            return True
         is_few = self.request.global_batch_size < self.cluster.num_gpus
         return is_few or sequence >= LONG_SEQUENCE
 

@@ -242,6 +242,21 @@ def test_no_legal_layout_names_every_rule(llama):
         search_for(llama, seven, batch=8, pp=1)
 
 
+def test_what_is_left_names_axes_that_are_not_tried_unasked(llama, h100):
+    with pytest.raises(RequestError, match="cp 2 with tp 2") as error:
+        search_for(llama, h100, cp=2, tp=2)
+    assert "dp_replicate, dp_shard, cp, tp, pp (" in error.value.hint
+
+
+def test_modules_that_are_faster_whole_are_said_to_be(mlp):
+    """Links so slow that nothing is worth a collective."""
+    cluster = load_cluster("h100-sxm", gpus=2)
+    links = [replace(link, base_latency_s=1.0) for link in cluster.links]
+    with pytest.raises(RequestError, match="tp 2 each module is faster whole") as error:
+        search_for(mlp, replace(cluster, links=tuple(links)), tp=2)
+    assert "tp" not in error.value.hint.split("(")[0].split(": ")[1].split(", ")
+
+
 def test_uneven_stages_follow_uneven_blocks(mlp, h100):
     plan = search_for(mlp, h100, pp=2, dp_replicate=1).best
     lengths = [stage.end_unit - stage.first_unit for stage in plan.stages]
