@@ -176,7 +176,7 @@ def _split_modules(plan: Plan) -> Iterator[str]:
         yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
     if degrees.splits_modules and plan.compile:
         yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
-    if degrees.splits_modules and plan.float8:
+    if degrees.sample_ranks > 1 and plan.float8:
         yield f"{axis} is {getattr(degrees, axis)}, but linear layers multiply in float8"
     if degrees.ep > 1 and Style.EXPERTS not in styles:
         yield f"ep is {degrees.ep}, but no module's experts are shared"

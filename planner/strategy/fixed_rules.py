@@ -73,8 +73,8 @@ def float8_rule(
             detail="float8=true, but no block has an nn.Linear whose input and output features "
             "are multiples of 16; float8 can be false",
         )
-    if degrees.splits_modules:
-        axis = degrees.split_axis
+    if degrees.sample_ranks > 1:
+        axis = degrees.sample_axis
         return BrokenRule(
             rule=f"float8 with {axis}",
             detail=f"float8=true with {axis} {getattr(degrees, axis)}: a scale is that of a whole "
