@@ -144,6 +144,7 @@ ORDERS = {
             "pattern_search",
             "selective",
             "stage_cuts",
+            "stage_seconds",
             "zero_bubble",
         ),
         ("attention", "held_stage", "pipeline", "unit_work", "work"),
@@ -191,7 +192,7 @@ ORDERS = {
     "search": (
         ("bounds", "fronts", "orders", "rank_units"),
         ("columns",),
-        ("stage_ilp",),
+        ("column_maker", "stage_ilp"),
         ("configuration_search",),
         (
             "combination",

@@ -43,6 +43,9 @@ from planner.vocabulary import Dtype
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
 
+_NOTHING_YET = StageMoment(in_flight=0)
+_GRADIENTS = StageMoment(in_flight=0, has_gradients=True)
+
 
 class StageMemory:
     """Sizes the stages of one configuration."""
@@ -218,7 +221,7 @@ class StageMemory:
         Blocks have their shards of gradients, and the root gets its own.
         """
         if not self._is_script:
-            return self._at_backward(first, end, StageMoment(in_flight=0))
+            return self._at_backward(first, end, _NOTHING_YET)
         root_shards = self._late_root_shards_bytes(first, end)
         return StageState(
             params=self._here(self._sharded_bytes(first, end)),
@@ -230,7 +233,7 @@ class StageMemory:
 
     def static_bytes(self, first: int, end: int) -> float:
         """What a stage holds in every backward besides activations and transients."""
-        return self._at_backward(first, end, StageMoment(in_flight=0)).total
+        return self._at_backward(first, end, _NOTHING_YET).total
 
     def least_static_bytes(self) -> float:
         """What all stages together hold in every backward at the least, wherever they are cut.
@@ -243,8 +246,8 @@ class StageMemory:
         """What it holds more from its first backward on."""
         if not self._is_script:
             return 0.0
-        with_them = StageMoment(in_flight=0, has_gradients=True)
-        return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
+        with_them = self._at_backward(first, end, _GRADIENTS).total
+        return with_them - self.static_bytes(first, end)
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """What the root has beside its shards of the state while its gradients are reduced.

@@ -15,7 +15,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Reason, Rejection
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.search.orders import MeshOrders

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from searches import space_for
 
 from planner.hardware.profiles import load_cluster
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.combination import best_combination
 from planner.search.holdings import _Listing, _listings, _numbers, _Table
 from planner.search.rank_units import StageChoices, possible_units
