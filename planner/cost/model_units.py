@@ -87,6 +87,18 @@ class ModelUnits:
         """Such sums by all that they depend on besides; who makes some puts them here."""
         return {}
 
+    def blocks_inside(self, first: int, end: int) -> tuple[PricedUnit, ...]:
+        """The blocks of a run, each of those that are priced as one once."""
+        run = max(first, self.blocks.start), min(end, self.blocks.stop)
+        if run not in self._inside:
+            units = self.units[slice(*run)]
+            self._inside[run] = tuple({id(unit): unit for unit in units}.values())
+        return self._inside[run]
+
+    @cached_property
+    def _inside(self) -> dict[tuple[int, int], tuple[PricedUnit, ...]]:
+        return {}
+
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
         """The first unit that is priced as each is; nothing hides behind the first block."""

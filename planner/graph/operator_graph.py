@@ -4,7 +4,7 @@ A graph belongs to one microbatch size and one sequence length. Nothing in it re
 layers below read shapes, bytes and FLOPs only.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -296,12 +296,20 @@ class OperatorGraph:
     @cached_property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
-        return sum(op.flop for op in self.nodes if op.phase is Phase.FORWARD)
+        return self._flop(lambda unit: unit.forward_ops)
 
     @cached_property
     def backward_flop(self) -> int:
         """FLOPs of the backward pass."""
-        return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)
+        return self._flop(lambda unit: unit.backward_ops)
+
+    def _flop(self, ops_of: Callable[[Unit], tuple[int, ...]]) -> int:
+        """FLOPs of some ops of each unit, as many in all of a structure."""
+        flop = {
+            unit.structure: sum(self.nodes[op].flop for op in ops_of(unit))
+            for unit in {each.structure: each for each in self.units}.values()
+        }
+        return sum(flop[unit.structure] for unit in self.units)
 
     @cached_property
     def parametric_values(self) -> frozenset[int]:

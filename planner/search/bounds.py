@@ -34,6 +34,7 @@ least the given sum, and that each is at least the given share.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -187,22 +188,33 @@ def _counted(actions: Actions, stages: int) -> list[list[int]]:
     return counts
 
 
-@lru_cache(maxsize=4096)
-def mean_paths(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
-) -> NDArray[np.float64]:
-    """Means over the ranks of their paths: (path, part of ``Path.counts``, stage)."""
-    means: NDArray[np.float64] = _counts(schedule, pp, virtual_stages, num_microbatches).mean(
-        axis=0
-    )
-    return means
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    """Of the means over the ranks of their paths, a row each."""
+
+    in_all: NDArray[np.float64]
+    """Each part of ``Path.counts``, all stages together."""
+    least: NDArray[np.float64]
+    """The same of the stage that counts least."""
+    around: NDArray[np.float64]
+    """What has transfers, by stage: forwards, and the parts of backwards that others wait for."""
 
 
 @lru_cache(maxsize=65536)
-def _least_passes(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> float:
-    means = mean_paths(schedule, pp, virtual_stages, num_microbatches)
-    parts = means if schedule in ZERO_BUBBLE_SCHEDULES else means[:, :2]
-    return float(parts.min(axis=(1, 2)).max())
+def _means(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> _Means:
+    means = _counts(schedule, pp, virtual_stages, num_microbatches).mean(axis=0)
+    return _Means(
+        in_all=means.sum(axis=2), least=means.min(axis=2), around=means[:, :2].sum(axis=1)
+    )
+
+
+def _means_of(configuration: Configuration) -> _Means:
+    return _means(
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    )
 
 
 def least_passes(configuration: Configuration) -> float:
@@ -210,12 +222,9 @@ def least_passes(configuration: Configuration) -> float:
 
     With all of the model in the stage that counts least, and in the part of it that does.
     """
-    return _least_passes(
-        configuration.schedule,
-        configuration.degrees.pp,
-        configuration.virtual_stages,
-        configuration.num_microbatches,
-    )
+    least = _means_of(configuration).least
+    parts = least if configuration.divides_backward else least[:, :2]
+    return float(parts.min(axis=1).max())
 
 
 Parts = tuple[float, float, float]
@@ -238,16 +247,11 @@ def least_s(
         transfers_s: What each stage's transfers take beyond that, at the least: half of it in its
             forward, half in the part of its backward that others wait for.
     """
-    means = mean_paths(
-        configuration.schedule,
-        configuration.degrees.pp,
-        configuration.virtual_stages,
-        configuration.num_microbatches,
-    )
+    means = _means_of(configuration)
     # Every stage takes its least, the stage that counts least takes the rest.
     least = np.array(least_parts_s)
-    rest_s = np.array(parts_s) - least * means.shape[2]
-    seconds = means.sum(axis=2) @ least + means.min(axis=2) @ rest_s
+    rest_s = np.array(parts_s) - least * means.around.shape[1]
+    seconds = means.in_all @ least + means.least @ rest_s
     if transfers_s is not None:
-        seconds = seconds + means[:, :2].sum(axis=1) @ np.array(transfers_s) / 2
+        seconds = seconds + means.around @ np.array(transfers_s) / 2
     return float(seconds.max())

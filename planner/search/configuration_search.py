@@ -154,17 +154,20 @@ class ConfigurationSearch:
 
     def column(self, stage: int, first: int, end: int) -> Column | None:
         """The fastest column of a stage that has its rank for itself, None where none fits."""
-        found = self._alike_column(stage, first, end)
-        return found if found is None or found.first == first else found.placed(first)
-
-    def _alike_column(self, stage: int, first: int, end: int) -> Column | None:
-        """The column of the run that stands for all alike ones."""
-        key = (self.kind_of_stage(stage), *self.representative(first, end))
+        key = (self.kind_of_stage(stage), first, end)
         if key not in self._columns:
-            run, moments = key[1:], self.fullest_moments(stage)
-            mix = self.maker.cheapest(*run, moments=moments, capacity_bytes=self.room_bytes)
-            self._columns[key] = None if mix is None else self.maker.column(stage, *run, mix)
+            self._columns[key] = self._new_column(stage, first, end)
         return self._columns[key]
+
+    def _new_column(self, stage: int, first: int, end: int) -> Column | None:
+        """It is that of the run that stands for all alike ones."""
+        start, stop = self.representative(first, end)
+        if start != first:
+            found = self.column(stage, start, stop)
+            return None if found is None else found.placed(first)
+        moments, room_bytes = self.fullest_moments(stage), self.room_bytes
+        mix = self.maker.cheapest(first, end, moments=moments, capacity_bytes=room_bytes)
+        return None if mix is None else self.maker.column(stage, first, end, mix)
 
     def fits_alone(self, stage: int, first: int, end: int) -> bool:
         """Whether a stage that has its rank for itself can be this run."""

@@ -13,7 +13,8 @@ path through the action list, and no rank's end, prefers the other.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,12 @@ from planner.search.bounds import paths_of_rank
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.rank_units import StageChoices, possible_units
-from planner.strategy.moments import RankMoment
+from planner.strategy.moments import RankMoment, StageMoment
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
+
+_FIELDS = attrgetter(*(field.name for field in fields(StageMoment)))
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -152,10 +155,7 @@ class _Table:
 
 def _numbers(moments: Sequence[RankMoment]) -> Floats:
     """The numbers of each moment of a rank, by stage of it."""
-    return np.array(
-        [[astuple(at) for at in moment] for moment in moments],
-        dtype=float,
-    )
+    return np.array([[_FIELDS(at) for at in moment] for moment in moments], dtype=float)
 
 
 @dataclass(slots=True)
