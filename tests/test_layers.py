@@ -194,6 +194,7 @@ ORDERS = {
         ("columns",),
         ("column_maker", "stage_ilp"),
         ("configuration_search",),
+        ("column_tables",),
         (
             "combination",
             "decode",

@@ -92,6 +92,7 @@ class StageMemory:
         self._root = self.gathered.root
         self._sums = model.byte_sums
         self._states: dict[Hashable, StageState] = {}
+        self._kept: dict[tuple[int, int, tuple[str, ...]], tuple[int, int]] = {}
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
@@ -283,18 +284,26 @@ class StageMemory:
 
     def kept_bytes(self, stage: HeldStage) -> int:
         """Activations of all its microbatches in flight."""
-        sizes = {
-            index: self._units[index].activation_bytes[kind]
-            for index, kind in zip(range(stage.first, stage.end), stage.kinds, strict=True)
-        }
-        inside = [size for index, size in sizes.items() if index in self._blocks]
+        kept, left = self._of_microbatch(stage.first, stage.end, stage.kinds)
         return moment_bytes(
             stage.moment,
-            kept=sum(sizes.values()),
-            left=left_bytes(sizes.get(0, 0), sum(inside), len(inside)),
+            kept=kept,
+            left=left,
             beside=self.beside_bytes(stage.first, stage.end),
             waiting=self.waiting_bytes(stage.first, stage.end),
         )
+
+    def _of_microbatch(self, first: int, end: int, kinds: tuple[str, ...]) -> tuple[int, int]:
+        """Activations of one microbatch, and what of them is left at the end of its backward."""
+        if (first, end, kinds) not in self._kept:
+            sizes = {
+                index: self._units[index].activation_bytes[kind]
+                for index, kind in zip(range(first, end), kinds, strict=True)
+            }
+            inside = [size for index, size in sizes.items() if index in self._blocks]
+            left = left_bytes(sizes.get(0, 0), sum(inside), len(inside))
+            self._kept[first, end, kinds] = sum(sizes.values()), left
+        return self._kept[first, end, kinds]
 
     def waiting_bytes(self, first: int, end: int) -> WaitingBytes:
         """What a stage holds otherwise of a microbatch whose backward is divided."""

@@ -29,6 +29,7 @@ class Transients:
         )
         self._like = model.first_alike_pair
         self._highest: dict[tuple[int, str], int] = {}
+        self._of_stages: dict[Hashable, int] = {}
 
     @property
     def key(self) -> Hashable:
@@ -81,10 +82,16 @@ class Transients:
 
     def of(self, stage: HeldStage) -> int:
         """That of a stage at its moment."""
-        if stage.moment.is_ending or stage.moment.is_dividing:
+        is_early = stage.moment.is_ending or stage.moment.is_dividing
+        key = stage.first, stage.end, stage.kinds, is_early
+        if key not in self._of_stages:
             kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
-            return self.end_bytes(stage.first, stage.first + len(kept), kept)
-        return self.start_bytes(stage.first, stage.end, stage.kinds)
+            self._of_stages[key] = (
+                self.end_bytes(stage.first, stage.first + len(kept), kept)
+                if is_early
+                else self.start_bytes(stage.first, stage.end, stage.kinds)
+            )
+        return self._of_stages[key]
 
     def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward starts: the epilogue's, or a block's when the epilogue's are gone.

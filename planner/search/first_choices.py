@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.pipeline import longest_path
+from planner.search.column_tables import ColumnTable, Floats, numbers_of
 from planner.search.columns import Column, Holding, placed
 from planner.search.configuration_search import ConfigurationSearch, Partition
 
@@ -41,6 +42,9 @@ class FirstChoices:
         self._stages = search.configuration.num_stages
         self._positions = set(search.positions)
         self._held: dict[tuple[int, tuple[tuple[int, int], ...]], Holding | None] = {}
+        self._tables: dict[int, ColumnTable] = {}
+        self._moments: dict[int, Floats] = {}
+        self._sizes: dict[tuple[int, int, int], tuple[Floats, Floats]] = {}
 
     def first(self, limit_s: float = float("inf")) -> Partition | None:
         """The best of the even cut and of some windows, None where none fits.
@@ -163,17 +167,33 @@ class FirstChoices:
             self._held[rank, runs] = self._fitting(rank, runs)
         return self._held[rank, runs]
 
+    def _at_moments(self, rank: int, at: int, columns: Sequence[Column]) -> tuple[Floats, Floats]:
+        """What columns of a rank's stage hold at each of its moments, and their transients."""
+        key = rank, at, id(columns)
+        if key not in self._sizes:
+            if rank not in self._moments:
+                self._moments[rank] = numbers_of(self._search.fullest_moments(rank))
+            if id(columns) not in self._tables:
+                self._tables[id(columns)] = ColumnTable(self._search, columns)
+            moments, table = self._moments[rank][:, at], self._tables[id(columns)]
+            self._sizes[key] = table.held_bytes(moments), table.transient_bytes(moments)
+        return self._sizes[key]
+
     def _fitting(self, rank: int, runs: Sequence[tuple[int, int]]) -> Holding | None:
         search = self._search
         stages = search.configuration.stages_of(rank)
         choices = [search.columns(stage, *run) for stage, run in zip(stages, runs, strict=True)]
         if not all(choices):
             return None
+        if sum(each[0].state.reduction_bytes for each in choices) > search.room_bytes:
+            return None
+        known = [self._at_moments(rank, at, columns) for at, columns in enumerate(choices)]
         places = [0] * len(choices)
         while True:
-            held = tuple(each[place] for each, place in zip(choices, places, strict=True))
-            if search.fits(rank, held):
-                return held
+            sizes = [held[place] for (held, _), place in zip(known, places, strict=True)]
+            tops = [highest[place] for (_, highest), place in zip(known, places, strict=True)]
+            if (sum(sizes) + np.max(tops, axis=0) <= search.room_bytes).all():
+                return tuple(each[place] for each, place in zip(choices, places, strict=True))
             more = [
                 (each[place + 1].backward_s - each[place].backward_s, at)
                 for at, (each, place) in enumerate(zip(choices, places, strict=True))
