@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
@@ -20,45 +21,50 @@ class ColumnTable:
     """The columns of a stage as arrays, a row each."""
 
     def __init__(self, search: ConfigurationSearch, columns: Sequence[Column]) -> None:
-        """Read all of them."""
+        """Read what they hold."""
+        self._search = search
         self.columns = columns
-        self.lengths = np.array([column.end - column.first for column in columns])
-        self.seconds: Floats = np.array([c.parts_s for c in columns])
+        numbers = [
+            (
+                c.state.static_bytes,
+                c.mix.kept_bytes + c.state.beside_bytes,
+                c.mix.kept_bytes - c.mix.left_bytes,
+                c.mix.kept_bytes
+                + c.state.beside_bytes
+                + c.state.waiting.gradients
+                - c.state.waiting.released,
+                c.state.waiting.released,
+                c.state.gradient_bytes,
+                c.state.late_gathered_bytes,
+                c.state.new_gradient_bytes,
+                c.mix.temporary_bytes,
+                c.mix.early_temporary_bytes,
+            )
+            for c in columns
+        ]
+        found: Floats = np.array(numbers, dtype=float)
+        self._static, self._activations, self._waiting = found[:, :1], found[:, 1:3], found[:, 3:5]
+        self._state, self._transients = found[:, 5:8], found[:, 8:]
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Units of each."""
+        return np.array([column.end - column.first for column in self.columns])
+
+    @cached_property
+    def seconds(self) -> Floats:
         """``Column.parts_s``."""
-        self.own_s: Floats = np.array(_own_s(search, columns))
-        self.reductions: Floats = np.array([float(c.state.reduction_bytes) for c in columns])
-        self._static: Floats = np.array([[float(c.state.static_bytes)] for c in columns])
-        self._activations: Floats = np.array(
-            [
-                [
-                    float(c.mix.kept_bytes + c.state.beside_bytes),
-                    c.mix.kept_bytes - c.mix.left_bytes,
-                ]
-                for c in columns
-            ]
-        )
-        self._waiting: Floats = np.array(
-            [
-                [
-                    float(kept + c.state.waiting.gradients - c.state.waiting.released),
-                    float(c.state.waiting.released),
-                ]
-                for c, kept in zip(columns, self._activations[:, 0], strict=True)
-            ]
-        )
-        self._state: Floats = np.array(
-            [
-                [
-                    float(c.state.gradient_bytes),
-                    c.state.late_gathered_bytes,
-                    c.state.new_gradient_bytes,
-                ]
-                for c in columns
-            ]
-        )
-        self._transients: Floats = np.array(
-            [[float(c.mix.temporary_bytes), c.mix.early_temporary_bytes] for c in columns]
-        )
+        return np.array([column.parts_s for column in self.columns])
+
+    @cached_property
+    def own_s(self) -> Floats:
+        """``ConfigurationSearch.least_parts_s`` of the units of each."""
+        return np.array([self._search.least_parts_s(c.first, c.end) for c in self.columns])
+
+    @cached_property
+    def reductions(self) -> Floats:
+        """Bytes when gradients are reduced after backward."""
+        return np.array([float(column.state.reduction_bytes) for column in self.columns])
 
     def path_s(self, counts: Floats) -> Floats:
         """Seconds along paths that take each part of a column so often."""
@@ -71,8 +77,10 @@ class ColumnTable:
         waiting, is_dividing, has_new_gradients = divided
         held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
         held += self._waiting[:, :1] * waiting + self._waiting[:, 1:] * is_dividing
-        state = self._state @ np.stack([has_gradients, follows_backward, has_new_gradients])
-        in_all: Floats = self._static + np.maximum(0.0, held) + state
+        state = self._static + self._state[:, :1] * has_gradients
+        state += self._state[:, 2:] * has_new_gradients
+        state += self._state[:, 1:2] * follows_backward
+        in_all: Floats = state + np.maximum(0.0, held)
         return in_all
 
     def transient_bytes(self, moments: Floats) -> Floats:
@@ -84,15 +92,3 @@ class ColumnTable:
 def numbers_of(moments: Sequence[RankMoment]) -> Floats:
     """The numbers of each moment of a rank, by stage of it."""
     return np.array([[_FIELDS(at) for at in moment] for moment in moments], dtype=float)
-
-
-def _own_s(
-    search: ConfigurationSearch, columns: Sequence[Column]
-) -> list[tuple[float, float, float]]:
-    """Each part of each column's units, at the least."""
-    known: dict[tuple[int, int], tuple[float, float, float]] = {}
-    for column in columns:
-        run = (column.first, column.end)
-        if run not in known:
-            known[run] = search.least_parts_s(*run)
-    return [known[column.first, column.end] for column in columns]

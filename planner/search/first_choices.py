@@ -43,6 +43,7 @@ class FirstChoices:
         self._positions = set(search.positions)
         self._held: dict[tuple[int, tuple[tuple[int, int], ...]], Holding | None] = {}
         self._tables: dict[int, ColumnTable] = {}
+        self._places: dict[tuple[int, ...], NDArray[np.intp]] = {}
         self._moments: dict[int, Floats] = {}
         self._sizes: dict[tuple[int, int, int], tuple[Floats, Floats]] = {}
 
@@ -187,18 +188,32 @@ class FirstChoices:
             return None
         if sum(each[0].state.reduction_bytes for each in choices) > search.room_bytes:
             return None
-        known = [self._at_moments(rank, at, columns) for at, columns in enumerate(choices)]
-        places = [0] * len(choices)
-        while True:
-            sizes = [held[place] for (held, _), place in zip(known, places, strict=True)]
-            tops = [highest[place] for (_, highest), place in zip(known, places, strict=True)]
-            if (sum(sizes) + np.max(tops, axis=0) <= search.room_bytes).all():
-                return tuple(each[place] for each, place in zip(choices, places, strict=True))
-            more = [
-                (each[place + 1].backward_s - each[place].backward_s, at)
-                for at, (each, place) in enumerate(zip(choices, places, strict=True))
-                if place + 1 < len(each)
-            ]
-            if not more:
-                return None
-            places[min(more)[1]] += 1
+        alike = tuple(map(id, choices))
+        if alike not in self._places:
+            self._places[alike] = _places(choices)
+        places = self._places[alike]
+        sizes, highest = np.zeros(1), np.zeros(1)
+        for at, columns in enumerate(choices):
+            held, transients = self._at_moments(rank, at, columns)
+            sizes = sizes + held[places[:, at]]
+            highest = np.maximum(highest, transients[places[:, at]])
+        fits = (highest + sizes <= search.room_bytes).all(axis=1)
+        if not fits.any():
+            return None
+        return tuple(each[at] for each, at in zip(choices, places[fits.argmax()], strict=True))
+
+
+def _places(choices: Sequence[Sequence[Column]]) -> NDArray[np.intp]:
+    """Places of a rank's columns, with one recomputation more from row to row."""
+    places = [0] * len(choices)
+    found = [tuple(places)]
+    while True:
+        more = [
+            (each[place + 1].backward_s - each[place].backward_s, at)
+            for at, (each, place) in enumerate(zip(choices, places, strict=True))
+            if place + 1 < len(each)
+        ]
+        if not more:
+            return np.array(found)
+        places[min(more)[1]] += 1
+        found.append(tuple(places))
