@@ -148,6 +148,7 @@ ORDERS = {
             "pattern_search",
             "selective",
             "stage_cuts",
+            "stage_seconds",
             "zero_bubble",
         ),
         ("attention", "held_stage", "pipeline", "unit_work", "work"),
@@ -195,8 +196,9 @@ ORDERS = {
     "search": (
         ("bounds", "fronts", "orders", "rank_units"),
         ("columns",),
-        ("stage_ilp",),
+        ("column_maker", "stage_ilp"),
         ("configuration_search",),
+        ("column_tables",),
         (
             "combination",
             "decode",

@@ -2,6 +2,7 @@
 
 from planner.cost.fsdp_root import FsdpRoot
 from planner.cost.model_units import ModelUnits
+from planner.cost.unit_pricing import PricedUnit
 from planner.strategy.configuration import Configuration
 
 
@@ -18,7 +19,7 @@ class GatheredParameters:
             configuration: Degrees, schedule and form of the state.
             adds_up_gradients: Whether microbatches add up whole gradients, reduced once a step.
         """
-        self._units = model.units
+        self._model = model
         self._blocks = model.blocks
         self._tied = model.tied
         self._before = model.byte_sums["gathered_bytes"]
@@ -44,9 +45,11 @@ class GatheredParameters:
         everything = self.whole_bytes(first, end) if self._gathers else 0
         if not self._reshards:
             return everything
-        inside = self._inside(first, end)
-        largest = max((self._units[i].gathered_bytes for i in inside), default=0)
-        following = max((self._others_bytes(i) for i in inside), default=0)
+        inside = self._model.blocks_inside(first, end)
+        largest = max((unit.gathered_bytes for unit in inside), default=0)
+        # What of a block is gathered with the rest of it.
+        others = (unit.gathered_bytes - unit.experts_gathered_bytes for unit in inside)
+        following = max(others, default=0)
         return min(everything, self.root.gathered_bytes(first, end) + largest + following)
 
     def late_bytes(self, first: int, end: int) -> int:
@@ -64,8 +67,9 @@ class GatheredParameters:
             return 0
         if self._pipelined:
             return self.whole_bytes(first, end) - self.start_bytes(first, end)
-        inside = self._inside(first, end)
-        blocks = max((self._left_bytes(i, alone=len(inside) == 1) for i in inside), default=0)
+        alone = min(end, self._blocks.stop) - max(first, self._blocks.start) == 1
+        inside = self._model.blocks_inside(first, end)
+        blocks = max((self._left_bytes(unit, alone=alone) for unit in inside), default=0)
         left = self.root.gathered_bytes(first, end) + blocks
         return min(0, left - self.start_bytes(first, end))
 
@@ -76,25 +80,18 @@ class GatheredParameters:
         """
         if not self._gathers or not self._reshards:
             return 0
-        whole = 0, len(self._units)
-        largest = max((self._units[i].gathered_bytes for i in self._blocks), default=0)
+        whole = 0, len(self._model.units)
+        inside = self._model.blocks_inside(*whole)
+        largest = max((unit.gathered_bytes for unit in inside), default=0)
         return self.start_bytes(*whole) - self.root.gathered_bytes(*whole) - largest
 
-    def _inside(self, first: int, end: int) -> range:
-        """Blocks of a run."""
-        return range(max(first, self._blocks.start), min(end, self._blocks.stop))
-
-    def _others_bytes(self, index: int) -> int:
-        """What of a unit is gathered with the rest of its block."""
-        return self._units[index].gathered_bytes - self._units[index].experts_gathered_bytes
-
-    def _left_bytes(self, index: int, *, alone: bool) -> int:
+    def _left_bytes(self, unit: PricedUnit, *, alone: bool) -> int:
         """What two blocks like one have at the end of a backward, beside all shards of gradients.
 
         With resharding that is one block earlier, when neither has its shards.
         """
-        size = self._units[index].gathered_bytes
+        size = unit.gathered_bytes
         if not self._reshards:
             return 2 * size
-        shards = round(2 * self._units[index].trained_bytes * self._shards_here)
+        shards = round(2 * unit.trained_bytes * self._shards_here)
         return size + max(0, size - shards) * (not alone)

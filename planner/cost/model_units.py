@@ -64,7 +64,7 @@ class ModelUnits:
     epilogue_units: int = 1
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
 
-    @property
+    @cached_property
     def blocks(self) -> range:
         """Units that are blocks: what recomputes, and what FSDP gathers apart from its root."""
         return range(1, max(1, len(self.units) - self.epilogue_units))
@@ -86,6 +86,35 @@ class ModelUnits:
     def known_sums(self) -> dict[Hashable, Mapping[str, Sequence[float]]]:
         """Such sums by all that they depend on besides; who makes some puts them here."""
         return {}
+
+    def blocks_inside(self, first: int, end: int) -> tuple[PricedUnit, ...]:
+        """The blocks of a run, each of those that are priced as one once."""
+        run = max(first, self.blocks.start), min(end, self.blocks.stop)
+        if run not in self._inside:
+            units = self.units[slice(*run)]
+            self._inside[run] = tuple({id(unit): unit for unit in units}.values())
+        return self._inside[run]
+
+    @cached_property
+    def _inside(self) -> dict[tuple[int, int], tuple[PricedUnit, ...]]:
+        return {}
+
+    @cached_property
+    def first_alike(self) -> tuple[int, ...]:
+        """The first unit that is priced as each is; nothing hides behind the first block."""
+        first: dict[Hashable, int] = {}
+        return tuple(
+            first.setdefault((id(unit), index == self.blocks.start), index)
+            for index, unit in enumerate(self.units)
+        )
+
+    @cached_property
+    def first_alike_pair(self) -> tuple[int, ...]:
+        """The first unit that is priced as each is, with the unit behind it."""
+        first: dict[Hashable, int] = {}
+        keys = [(id(unit), index in self.blocks) for index, unit in enumerate(self.units)]
+        pairs = zip(keys, (*keys[1:], None), strict=True)
+        return tuple(first.setdefault(pair, index) for index, pair in enumerate(pairs))
 
     @cached_property
     def stretches(self) -> tuple[int, ...]:

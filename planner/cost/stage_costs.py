@@ -13,9 +13,14 @@ state is held is a parameter of the configuration, what a framework does otherwi
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import isclose
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.collective import all_reduce_s, point_to_point_s
 from planner.cost.data_parallel import ShardedState, WholeState
@@ -23,6 +28,7 @@ from planner.cost.link_budget import UnitPasses
 from planner.cost.model_units import ModelUnits
 from planner.cost.offload import HostState
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
+from planner.cost.stage_seconds import StageSeconds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import (
@@ -41,47 +47,7 @@ from planner.vocabulary import Axis, Recomputation
 Links = tuple[LinkSpec | None, LinkSpec | None]
 """To the stage before and to the stage behind; None to one on the same rank."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSeconds:
-    """Seconds of a stage; all but the last two per microbatch."""
-
-    compute_s: float
-    """Forward and backward kernels."""
-    recompute_s: float
-    """What recomputation adds: its kernels and collectives, less the data-parallel traffic that
-    hides behind them."""
-    tp_comm_s: float
-    """Exposed collectives over the split axis and the ranks that share experts."""
-    experts_comm_s: float
-    """Those of them over the latter."""
-    dp_comm_s: float
-    """Exposed parameter gathers (and gradient reductions) of every microbatch."""
-    pp_comm_s: float
-    """Transfers to and from the neighbouring stages."""
-    forward_s: float
-    """The forward pass, all in, with half of the transfers."""
-    weight_backward_s: float
-    """The part of the backward pass that only the parameters' gradients need."""
-    step_comm_s: float
-    """Exposed data-parallel traffic once per step."""
-    optimizer_s: float
-    """Gradient norm, clipping, AdamW."""
-
-    @property
-    def microbatch_s(self) -> float:
-        """One microbatch, forward and backward."""
-        return self.compute_s + self.recompute_s + self.tp_comm_s + self.dp_comm_s + self.pp_comm_s
-
-    @property
-    def backward_s(self) -> float:
-        """The backward pass, all in, with half of the transfers."""
-        return self.microbatch_s - self.forward_s
-
-    @property
-    def step_s(self) -> float:
-        """All that comes once per step."""
-        return self.step_comm_s + self.optimizer_s
+_PARTS = attrgetter(*(field.name for field in fields(StageSeconds)))
 
 
 class StageCosts:
@@ -183,6 +149,10 @@ class StageCosts:
         sums = self._sums[name]
         return sums[end] - sums[first]
 
+    def before(self, name: str) -> NDArray[np.float64]:
+        """Sum of a quantity over the units before each, and over all."""
+        return np.array(self._sums[name])
+
     # -- links between stages ---------------------------------------------------------------------
 
     @cached_property
@@ -255,6 +225,20 @@ class StageCosts:
                 seconds -= self._sharded.hidden_by_recomputation_s(index, kind)
             self._recomputes[key] = max(0.0, seconds)
         return self._recomputes[key]
+
+    def are_alike(self, one: int, other: int, kinds: Sequence[str]) -> bool:
+        """Whether two units cost the same under any of some recomputations."""
+        prices = (
+            (
+                *(self.recompute_s(at, kind) for kind in kinds),
+                *_PARTS(self.seconds_with(at, at + 1, 0.0)),
+            )
+            for at in (one, other)
+        )
+        # Prices are differences of sums, which differ in their last digits.
+        return all(
+            isclose(*pair, rel_tol=1e-9, abs_tol=1e-15) for pair in zip(*prices, strict=True)
+        )
 
     def seconds_with(
         self, first: int, end: int, recompute_s: float, *, stage: int | None = None

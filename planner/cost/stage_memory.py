@@ -43,6 +43,9 @@ from planner.vocabulary import Dtype
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
 
+_NOTHING_YET = StageMoment(in_flight=0)
+_GRADIENTS = StageMoment(in_flight=0, has_gradients=True)
+
 
 class StageMemory:
     """Sizes the stages of one configuration."""
@@ -89,6 +92,7 @@ class StageMemory:
         self._root = self.gathered.root
         self._sums = model.byte_sums
         self._states: dict[Hashable, StageState] = {}
+        self._kept: dict[tuple[int, int, tuple[str, ...]], tuple[int, int]] = {}
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
@@ -218,7 +222,7 @@ class StageMemory:
         Blocks have their shards of gradients, and the root gets its own.
         """
         if not self._is_script:
-            return self._at_backward(first, end, StageMoment(in_flight=0))
+            return self._at_backward(first, end, _NOTHING_YET)
         root_shards = self._late_root_shards_bytes(first, end)
         return StageState(
             params=self._here(self._sharded_bytes(first, end)),
@@ -230,7 +234,7 @@ class StageMemory:
 
     def static_bytes(self, first: int, end: int) -> float:
         """What a stage holds in every backward besides activations and transients."""
-        return self._at_backward(first, end, StageMoment(in_flight=0)).total
+        return self._at_backward(first, end, _NOTHING_YET).total
 
     def least_static_bytes(self) -> float:
         """What all stages together hold in every backward at the least, wherever they are cut.
@@ -243,8 +247,8 @@ class StageMemory:
         """What it holds more from its first backward on."""
         if not self._is_script:
             return 0.0
-        with_them = StageMoment(in_flight=0, has_gradients=True)
-        return self._at_backward(first, end, with_them).total - self.static_bytes(first, end)
+        with_them = self._at_backward(first, end, _GRADIENTS).total
+        return with_them - self.static_bytes(first, end)
 
     def reduction_transient_bytes(self, first: int, end: int) -> float:
         """What the root has beside its shards of the state while its gradients are reduced.
@@ -280,18 +284,26 @@ class StageMemory:
 
     def kept_bytes(self, stage: HeldStage) -> int:
         """Activations of all its microbatches in flight."""
-        sizes = {
-            index: self._units[index].activation_bytes[kind]
-            for index, kind in zip(range(stage.first, stage.end), stage.kinds, strict=True)
-        }
-        inside = [size for index, size in sizes.items() if index in self._blocks]
+        kept, left = self._of_microbatch(stage.first, stage.end, stage.kinds)
         return moment_bytes(
             stage.moment,
-            kept=sum(sizes.values()),
-            left=left_bytes(sizes.get(0, 0), sum(inside), len(inside)),
+            kept=kept,
+            left=left,
             beside=self.beside_bytes(stage.first, stage.end),
             waiting=self.waiting_bytes(stage.first, stage.end),
         )
+
+    def _of_microbatch(self, first: int, end: int, kinds: tuple[str, ...]) -> tuple[int, int]:
+        """Activations of one microbatch, and what of them is left at the end of its backward."""
+        if (first, end, kinds) not in self._kept:
+            sizes = {
+                index: self._units[index].activation_bytes[kind]
+                for index, kind in zip(range(first, end), kinds, strict=True)
+            }
+            inside = [size for index, size in sizes.items() if index in self._blocks]
+            left = left_bytes(sizes.get(0, 0), sum(inside), len(inside))
+            self._kept[first, end, kinds] = sum(sizes.values()), left
+        return self._kept[first, end, kinds]
 
     def waiting_bytes(self, first: int, end: int) -> WaitingBytes:
         """What a stage holds otherwise of a microbatch whose backward is divided."""

@@ -8,8 +8,9 @@ from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
 from planner.cost.node_pricing import RankSpec
 from planner.cost.pipeline import pipeline_times
-from planner.cost.stage_costs import StageCosts, StageSeconds
+from planner.cost.stage_costs import StageCosts
 from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
+from planner.cost.stage_seconds import StageSeconds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration

@@ -4,7 +4,7 @@ FSDP takes the gradients of a block when its backward is over. Until then they l
 dtype beside those of the optimiser's that they are added to, or that they are reduced into.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
 from planner.cost.held_stage import HeldStage
@@ -27,7 +27,9 @@ class Transients:
         self._is_reduced = configuration.degrees.shards > 1 or (
             configuration.cpu_offload and configuration.reshard_after_forward
         )
+        self._like = model.first_alike_pair
         self._highest: dict[tuple[int, str], int] = {}
+        self._of_stages: dict[Hashable, int] = {}
 
     @property
     def key(self) -> Hashable:
@@ -80,10 +82,16 @@ class Transients:
 
     def of(self, stage: HeldStage) -> int:
         """That of a stage at its moment."""
-        if stage.moment.is_ending or stage.moment.is_dividing:
+        is_early = stage.moment.is_ending or stage.moment.is_dividing
+        key = stage.first, stage.end, stage.kinds, is_early
+        if key not in self._of_stages:
             kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
-            return self.end_bytes(stage.first, stage.first + len(kept), kept)
-        return self.start_bytes(stage.first, stage.end, stage.kinds)
+            self._of_stages[key] = (
+                self.end_bytes(stage.first, stage.first + len(kept), kept)
+                if is_early
+                else self.start_bytes(stage.first, stage.end, stage.kinds)
+            )
+        return self._of_stages[key]
 
     def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward starts: the epilogue's, or a block's when the epilogue's are gone.
@@ -96,9 +104,9 @@ class Transients:
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        kept = 0
+        kept, joined = 0, self._joined(first, end)
         for index, kind in reversed(list(zip(range(first, before), kinds, strict=False))):
-            own_bytes = self.unit_bytes(index, kind) + self.joined_bytes(index, first, end)
+            own_bytes = self.unit_bytes(index, kind) + joined.get(index, 0)
             if index in self._blocks:
                 kept += self._units[index].activation_bytes[kind]
             else:
@@ -143,14 +151,19 @@ class Transients:
 
         The last reader's is kept where gradients lie to the end of the backward.
         """
-        if not (self._has_new_gradients or self._adds_new_gradients):
-            return 0
-        each = 1 if self._has_new_gradients else 2
-        return sum(
-            each * tied.copies(range(first, end)) * tied.gathered_bytes
-            for tied in self._tied
-            if tied.trained_bytes and index == min(u for u in (*tied.units, end) if u >= first)
-        )
+        return self._joined(first, end).get(index, 0)
+
+    def _joined(self, first: int, end: int) -> Mapping[int, int]:
+        """``joined_bytes`` by unit, of those that have any."""
+        joined: dict[int, int] = {}
+        if self._has_new_gradients or self._adds_new_gradients:
+            each = 1 if self._has_new_gradients else 2
+            for tied in self._tied:
+                if tied.trained_bytes and (copies := tied.copies(range(first, end))):
+                    reader = min(unit for unit in tied.units if unit >= first)
+                    added = each * copies * tied.gathered_bytes
+                    joined[reader] = joined.get(reader, 0) + added
+        return joined
 
     def _ending_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit among the last of a backward.
@@ -163,7 +176,7 @@ class Transients:
 
     def unit_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit."""
-        key = (index, kind)
+        key = (self._like[index], kind)
         if key not in self._highest:
             self._highest[key] = self._new_unit_bytes(index, kind)
         return self._highest[key]

@@ -296,12 +296,17 @@ class OperatorGraph:
     @cached_property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
-        return sum(op.flop for op in self.nodes if op.phase is Phase.FORWARD)
+        return self._flop({unit.structure: unit.forward_ops for unit in self.units})
 
     @cached_property
     def backward_flop(self) -> int:
         """FLOPs of the backward pass."""
-        return sum(op.flop for op in self.nodes if op.phase is Phase.BACKWARD)
+        return self._flop({unit.structure: unit.backward_ops for unit in self.units})
+
+    def _flop(self, ops: Mapping[str, tuple[int, ...]]) -> int:
+        """FLOPs of ops of all units, given those of one of each structure."""
+        flop = {each: sum(self.nodes[op].flop for op in own) for each, own in ops.items()}
+        return sum(flop[unit.structure] for unit in self.units)
 
     @cached_property
     def parametric_values(self) -> frozenset[int]:
@@ -342,21 +347,17 @@ class OperatorGraph:
     @cached_property
     def parameter_gradients(self) -> frozenset[int]:
         """Storages that hold the gradient of a parameter, or a part of one."""
-        return frozenset(
+        return self.whole_gradients | frozenset(
             storage.id
             for storage in self.storages
-            if storage.id in self.whole_gradients or self._is_of_parameter(storage.gradient_of)
+            if (value := storage.gradient_of) is not None
+            and self.storages[self.values[value].storage].kind is StorageKind.PARAMETER
         )
 
     @cached_property
     def whole_gradients(self) -> frozenset[int]:
         """Storages that hold the whole gradient of a parameter, which nothing is added to."""
         return frozenset(p.gradient for p in self.parameters if p.gradient is not None)
-
-    def _is_of_parameter(self, value: int | None) -> bool:
-        return value is not None and (
-            self.storages[self.values[value].storage].kind is StorageKind.PARAMETER
-        )
 
     @cached_property
     def saved_storages(self) -> tuple[int, ...]:
@@ -373,12 +374,11 @@ class OperatorGraph:
     def unit_of_storage(self) -> dict[int, int]:
         """Position in ``units`` of the unit whose forward makes each activation storage."""
         made_in: dict[int, int] = {}
-        for op in self.nodes:
-            if op.phase is Phase.FORWARD:
-                for value in op.outputs:
-                    storage = self.storages[self.values[value].storage]
-                    if storage.kind is StorageKind.ACTIVATION:
-                        made_in.setdefault(storage.id, self.unit_of_op[op.id])
+        for op in (each for each in self.nodes if each.phase is Phase.FORWARD):
+            for value in op.outputs:
+                storage = self.storages[self.values[value].storage]
+                if storage.kind is StorageKind.ACTIVATION:
+                    made_in.setdefault(storage.id, self.unit_of_op[op.id])
         return made_in
 
     @property

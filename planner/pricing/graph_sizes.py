@@ -122,8 +122,9 @@ class GraphSizes:
 
     @cached_property
     def matmul_flop(self) -> tuple[int, ...]:
-        """FLOPs of each unit's forward products with parameters."""
-        return tuple(self._matmul_flop(unit) for unit in self.graph.units)
+        """FLOPs of each unit's forward products with parameters: as many in all of a structure."""
+        flop = {unit.structure: self._matmul_flop(unit) for unit in self.representatives}
+        return tuple(flop[unit.structure] for unit in self.graph.units)
 
     @cached_property
     def tied(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -33,8 +33,8 @@ unfavourable as they can be: precondition is that the stages' forwards (backward
 least the given sum, and that each is at least the given share.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -47,6 +47,9 @@ from planner.vocabulary import ZERO_BUBBLE_SCHEDULES, Schedule
 
 _PARTS: Mapping[Pass, tuple[int, ...]] = {"F": (0,), "B": (1, 2), "I": (1,), "W": (2,)}
 """Parts of ``Path.counts`` that an action takes."""
+
+Counts = NDArray[np.int64]
+"""How often paths take stages: (rank, path, part of ``Path.counts``, stage)."""
 
 
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
@@ -68,77 +71,79 @@ def paths_of_rank(configuration: Configuration, rank: int) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=4096)
 def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[Path, ...]:
+    counts = _counts(schedule, pp, virtual_stages, num_microbatches)
+    divides = schedule in ZERO_BUBBLE_SCHEDULES
+    return tuple(
+        Path(
+            forwards=tuple(forwards),
+            backwards=tuple(backwards),
+            weights=tuple(weights) if divides else None,
+        )
+        for forwards, backwards, weights in counts.reshape(-1, *counts.shape[2:]).tolist()
+    )
+
+
+def _counts(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> Counts:
+    """What the paths of every rank count; all at once, since most are only asked for their mean."""
     if schedule == Schedule.NONE:
-        return (Path(forwards=(num_microbatches,), backwards=(num_microbatches,)),)
+        return np.full((1, 1, 3, 1), num_microbatches)
     if schedule == Schedule.GPIPE:
-        return tuple(path for rank in range(pp) for path in _in_phases(rank, pp, num_microbatches))
+        return _in_phases(pp, num_microbatches)
     short = shortened(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )
     lists = actions_by_rank(schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=short)
-    stages = pp * virtual_stages
     left_out = num_microbatches - short
-    return tuple(
-        path
-        for rank in range(pp)
-        for path in (
-            _divided(lists[rank], stages=stages, left_out=left_out)
-            if schedule in ZERO_BUBBLE_SCHEDULES
-            else _of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out)
-            if virtual_stages > 1
-            else (
-                *_of_rank(lists[rank], rank, pp=pp, stages=stages, left_out=left_out),
-                _around(rank, pp, num_microbatches),
-            )
-        )
-    )
+    if schedule in ZERO_BUBBLE_SCHEDULES:
+        stages = pp * virtual_stages
+        return np.array([_divided(row, stages=stages, left_out=left_out) for row in lists])
+    return _in_turns(lists, virtual_stages, num_microbatches)
 
 
-def _around(rank: int, pp: int, num_microbatches: int) -> Path:
-    """The path that goes to the end, back to a rank, stays there, and goes to the end again."""
-    counts = [1 if stage < rank else 2 for stage in range(pp)]
-    counts[rank] = num_microbatches - (pp - 1 - rank)
-    return Path(forwards=tuple(counts), backwards=tuple(counts))
-
-
-def _in_phases(rank: int, pp: int, num_microbatches: int) -> tuple[Path, Path, Path]:
+def _in_phases(pp: int, num_microbatches: int) -> Counts:
     """All of a rank, and twice both phases, where all forwards come before all backwards."""
-    before = [int(stage < rank) for stage in range(pp)]
-    through = [1] * pp
-    before[rank] = through[rank] = num_microbatches
-    both = Path(forwards=tuple(through), backwards=tuple(through))
-    return Path(forwards=tuple(before), backwards=tuple(before)), both, both
+    ranks, stages = np.indices((pp, pp))
+    before = np.where(stages == ranks, num_microbatches, stages < ranks)
+    through = np.where(stages == ranks, num_microbatches, 1)
+    return _stacked([(before, before), (through, through), (through, through)])
 
 
-def _of_rank(
-    row: Actions, rank: int, *, pp: int, stages: int, left_out: int
-) -> tuple[Path, Path, Path]:
-    """All of a rank, its fill, its drain.
+def _in_turns(lists: Sequence[Actions], virtual_stages: int, num_microbatches: int) -> Counts:
+    """All of a rank, its fill, its drain; the path around it where it holds one stage.
 
     Args:
-        row: Its actions, from which ``left_out`` microbatches of the steady part are missing.
-        rank: The rank.
-        pp: Pipeline ranks.
-        stages: Stages in all.
-        left_out: Microbatches.
+        lists: Actions of each rank, from which microbatches of the steady part may be missing.
+        virtual_stages: Stages of a rank.
+        num_microbatches: All microbatches.
     """
-    mine = range(rank, stages, pp)
-    last = mine[-1]
-    first_backward, last_forward = _turns(row)
-    behind, ahead = Counter(row[first_backward:]), Counter(row[:last_forward])
-    number = row.count((rank, "F")) + left_out
-    busy = [1] * rank + [0] * (stages - rank)
-    around = [*busy[: last + 1], *[1] * (stages - 1 - last)]
-    later, earlier = [1] * stages, [1] * stages
-    for stage in mine:
-        busy[stage] = around[stage] = number
-        later[stage] += left_out + behind[stage, "F"]
-        earlier[stage] += left_out + sum(ahead[stage, what] for what in _PARTS if what != "F")
-    return (
-        Path(forwards=tuple(busy), backwards=tuple(busy)),
-        Path(forwards=tuple(later), backwards=tuple(around)),
-        Path(forwards=tuple(around), backwards=tuple(earlier)),
-    )
+    pp = len(lists)
+    ranks, stages = np.indices((pp, pp * virtual_stages))
+    mine, is_behind = stages % pp == ranks, stages > stages[0, -pp] + ranks
+    busy = np.where(mine, num_microbatches, stages < ranks)
+    around = np.where(is_behind, 1, busy)
+    turns = [(row, *_turns(row)) for row in lists]
+    filling = np.array([_by_stage(row[:first], stages.shape[1]) for row, first, _ in turns])
+    draining = np.array([_by_stage(row[last + 1 :], stages.shape[1]) for row, _, last in turns])
+    later = np.where(mine, 1 + num_microbatches - filling, 1)
+    earlier = np.where(mine, 1 + num_microbatches - draining, 1)
+    paths = [(busy, busy), (later, around), (around, earlier)]
+    if virtual_stages == 1:
+        # To the end, back to the rank, which it does not leave, and to the end again.
+        own = num_microbatches - (pp - 1 - ranks)
+        weaving = np.where(mine, own, np.where(stages < ranks, 1, 2))
+        paths.append((weaving, weaving))
+    return _stacked(paths)
+
+
+def _stacked(paths: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Counts:
+    """Paths, each by forwards and whole backwards of every rank."""
+    parts = [[forwards, backwards, backwards] for forwards, backwards in paths]
+    return np.moveaxis(np.array(parts), 2, 0)
+
+
+def _by_stage(actions: Actions, stages: int) -> NDArray[np.int64]:
+    """How many actions each stage has."""
+    return np.bincount([stage for stage, _ in actions], minlength=stages)
 
 
 def _turns(row: Actions) -> tuple[int, int]:
@@ -148,8 +153,16 @@ def _turns(row: Actions) -> tuple[int, int]:
     return first_backward, len(row) - behind
 
 
-def _divided(row: Actions, *, stages: int, left_out: int) -> tuple[Path, Path, Path]:
-    """The same of a rank whose backwards are divided; nobody waits for their second parts."""
+def _divided(row: Actions, *, stages: int, left_out: int) -> list[list[list[int]]]:
+    """All of a rank whose backwards are divided, its fill, its drain.
+
+    Nobody waits for the second parts of backwards.
+
+    Args:
+        row: Its actions, from which ``left_out`` microbatches of the steady part are missing.
+        stages: Stages in all.
+        left_out: Microbatches.
+    """
     mine = {stage for stage, _ in row}
     first_backward, last_forward = _turns(row)
     begins, ends = row[first_backward][0], row[last_forward][0]
@@ -159,41 +172,49 @@ def _divided(row: Actions, *, stages: int, left_out: int) -> tuple[Path, Path, P
     whole: tuple[Pass, ...] = ("F", "B")
     middle: Actions = tuple((stage, what) for stage in mine for what in whole) * left_out
     around = (*back[: stages - 1 - begins], *row[first_backward:])
-    return (
+    return [
         _counted((*before, *row, *middle), stages),
         _counted((*there, *around, *middle), stages),
         _counted((*before, *row[: last_forward + 1], *middle, *there[ends + 1 :], *back), stages),
-    )
+    ]
 
 
-def _counted(actions: Actions, stages: int) -> Path:
-    """The path that takes some actions."""
+def _counted(actions: Actions, stages: int) -> list[list[int]]:
+    """What the path that takes some actions counts."""
     counts = [[0] * stages for _ in range(3)]
     for stage, what in actions:
         for part in _PARTS[what]:
             counts[part][stage] += 1
-    forwards, backwards, weights = map(tuple, counts)
-    return Path(forwards=forwards, backwards=backwards, weights=weights)
+    return counts
 
 
-@lru_cache(maxsize=4096)
-def mean_paths(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
-) -> NDArray[np.float64]:
-    """Means over the ranks of their paths: (path, part of ``Path.counts``, stage)."""
-    paths = _paths(schedule, pp, virtual_stages, num_microbatches)
-    counts = np.array([path.counts for path in paths], dtype=float)
-    if len(paths) == 1:
-        return counts
-    means: NDArray[np.float64] = counts.reshape(pp, -1, *counts.shape[1:]).mean(axis=0)
-    return means
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    """Of the means over the ranks of their paths, a row each."""
+
+    in_all: NDArray[np.float64]
+    """Each part of ``Path.counts``, all stages together."""
+    least: NDArray[np.float64]
+    """The same of the stage that counts least."""
+    around: NDArray[np.float64]
+    """What has transfers, by stage: forwards, and the parts of backwards that others wait for."""
 
 
 @lru_cache(maxsize=65536)
-def _least_passes(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> float:
-    means = mean_paths(schedule, pp, virtual_stages, num_microbatches)
-    parts = means if schedule in ZERO_BUBBLE_SCHEDULES else means[:, :2]
-    return float(parts.min(axis=(1, 2)).max())
+def _means(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> _Means:
+    means = _counts(schedule, pp, virtual_stages, num_microbatches).mean(axis=0)
+    return _Means(
+        in_all=means.sum(axis=2), least=means.min(axis=2), around=means[:, :2].sum(axis=1)
+    )
+
+
+def _means_of(configuration: Configuration) -> _Means:
+    return _means(
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    )
 
 
 def least_passes(configuration: Configuration) -> float:
@@ -201,12 +222,9 @@ def least_passes(configuration: Configuration) -> float:
 
     With all of the model in the stage that counts least, and in the part of it that does.
     """
-    return _least_passes(
-        configuration.schedule,
-        configuration.degrees.pp,
-        configuration.virtual_stages,
-        configuration.num_microbatches,
-    )
+    least = _means_of(configuration).least
+    parts = least if configuration.divides_backward else least[:, :2]
+    return float(parts.min(axis=1).max())
 
 
 Parts = tuple[float, float, float]
@@ -229,16 +247,11 @@ def least_s(
         transfers_s: What each stage's transfers take beyond that, at the least: half of it in its
             forward, half in the part of its backward that others wait for.
     """
-    means = mean_paths(
-        configuration.schedule,
-        configuration.degrees.pp,
-        configuration.virtual_stages,
-        configuration.num_microbatches,
-    )
+    means = _means_of(configuration)
     # Every stage takes its least, the stage that counts least takes the rest.
     least = np.array(least_parts_s)
-    rest_s = np.array(parts_s) - least * means.shape[2]
-    seconds = means.sum(axis=2) @ least + means.min(axis=2) @ rest_s
+    rest_s = np.array(parts_s) - least * means.around.shape[1]
+    seconds = means.in_all @ least + means.least @ rest_s
     if transfers_s is not None:
-        seconds = seconds + means[:, :2].sum(axis=1) @ np.array(transfers_s) / 2
+        seconds = seconds + means.around @ np.array(transfers_s) / 2
     return float(seconds.max())

@@ -1,16 +1,18 @@
 """One configuration: what its stages can be, and a bound on its step."""
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
+
+import numpy as np
 
 from planner.cost.stage_costs import Links, StageCosts
 from planner.pricing.model_pricing import PricedModel
 from planner.search.bounds import least_s
-from planner.search.columns import Column, ColumnMaker, step_time_s
+from planner.search.column_maker import ColumnMaker
+from planner.search.columns import Column, step_time_s
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment
 
@@ -55,6 +57,7 @@ class ConfigurationSearch:
         self.positions = [0, *(c.after_unit + 1 for c in priced.graph.cuts), self.num_units]
         """Where a stage may begin or end."""
         self._columns: dict[tuple[int, int, int], Column | None] = {}
+        self._fits: dict[tuple[int, int, int], bool] = {}
         self._kinds: dict[int, int] = {}
         self._first_of_kind: dict[tuple[tuple[RankMoment, ...], Links], int] = {}
         self._leanest: dict[tuple[Links, int, int], Column] = {}
@@ -103,7 +106,8 @@ class ConfigurationSearch:
     @cached_property
     def unit_s(self) -> float:
         """The longest unit."""
-        return max(self.least_s(unit, unit + 1) for unit in range(self.num_units))
+        compute_s, tp_s = (np.diff(self.table.before(name)) for name in ("compute", "tp"))
+        return float((compute_s + tp_s).max())
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -121,7 +125,7 @@ class ConfigurationSearch:
     def stretches(self) -> Sequence[int]:
         """``ModelUnits.stretches``, the first block apart where it costs something else."""
         found = self.priced.model.stretches
-        if found[1:3] != (1, 1) or self._is_like(1, 2):
+        if found[1:3] != (1, 1) or self.table.are_alike(1, 2, self.maker.kinds):
             return found
         return [2 if start == 1 and unit > 1 else start for unit, start in enumerate(found)]
 
@@ -134,19 +138,6 @@ class ConfigurationSearch:
             alike = end < self.num_units and entering[end] == entering[start]
             found[start] = end if alike or end - start == 1 else end - 1
         return found
-
-    def _is_like(self, one: int, other: int) -> bool:
-        """Whether two units cost the same under any recomputation."""
-        table = self.table
-        pairs = [
-            (table.recompute_s(one, kind), table.recompute_s(other, kind))
-            for kind in self.maker.kinds
-        ]
-        first = table.seconds_with(one, one + 1, 0.0)
-        second = table.seconds_with(other, other + 1, 0.0)
-        pairs += zip(astuple(first), astuple(second), strict=True)
-        # Prices are differences of sums, which differ in their last digits.
-        return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-15) for a, b in pairs)
 
     def representative(self, first: int, end: int) -> tuple[int, int]:
         """The run that stands for all alike ones."""
@@ -163,22 +154,28 @@ class ConfigurationSearch:
 
     def column(self, stage: int, first: int, end: int) -> Column | None:
         """The fastest column of a stage that has its rank for itself, None where none fits."""
-        found = self._alike_column(stage, first, end)
-        return found if found is None or found.first == first else found.placed(first)
-
-    def _alike_column(self, stage: int, first: int, end: int) -> Column | None:
-        """The column of the run that stands for all alike ones."""
-        start, stop = self.representative(first, end)
-        key = (self.kind_of_stage(stage), start, stop)
+        key = (self.kind_of_stage(stage), first, end)
         if key not in self._columns:
-            moments = self.fullest_moments(stage)
-            mix = self.maker.cheapest(start, stop, moments=moments, capacity_bytes=self.room_bytes)
-            self._columns[key] = None if mix is None else self.maker.column(stage, start, stop, mix)
+            self._columns[key] = self._new_column(stage, first, end)
         return self._columns[key]
+
+    def _new_column(self, stage: int, first: int, end: int) -> Column | None:
+        """It is that of the run that stands for all alike ones."""
+        start, stop = self.representative(first, end)
+        if start != first:
+            found = self.column(stage, start, stop)
+            return None if found is None else found.placed(first)
+        moments, room_bytes = self.fullest_moments(stage), self.room_bytes
+        mix = self.maker.cheapest(first, end, moments=moments, capacity_bytes=room_bytes)
+        return None if mix is None else self.maker.column(stage, first, end, mix)
 
     def fits_alone(self, stage: int, first: int, end: int) -> bool:
         """Whether a stage that has its rank for itself can be this run."""
-        return self._alike_column(stage, first, end) is not None
+        key = (self.kind_of_stage(stage), *self.representative(first, end))
+        if key not in self._fits:
+            moments, room_bytes = self.fullest_moments(stage), self.room_bytes
+            self._fits[key] = self.maker.fits(*key[1:], moments=moments, capacity_bytes=room_bytes)
+        return self._fits[key]
 
     def kind_of_stage(self, stage: int) -> int:
         """The first stage that holds as much as this one at each moment, with links like its."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.pipeline import longest_path
+from planner.search.column_tables import ColumnTable, Floats, numbers_of
 from planner.search.columns import Column, Holding, placed
 from planner.search.configuration_search import ConfigurationSearch, Partition
 
@@ -41,6 +42,10 @@ class FirstChoices:
         self._stages = search.configuration.num_stages
         self._positions = set(search.positions)
         self._held: dict[tuple[int, tuple[tuple[int, int], ...]], Holding | None] = {}
+        self._tables: dict[int, ColumnTable] = {}
+        self._places: dict[tuple[int, ...], NDArray[np.intp]] = {}
+        self._moments: dict[int, Floats] = {}
+        self._sizes: dict[tuple[int, int, int], tuple[Floats, Floats]] = {}
 
     def first(self, limit_s: float = float("inf")) -> Partition | None:
         """The best of the even cut and of some windows, None where none fits.
@@ -163,22 +168,52 @@ class FirstChoices:
             self._held[rank, runs] = self._fitting(rank, runs)
         return self._held[rank, runs]
 
+    def _at_moments(self, rank: int, at: int, columns: Sequence[Column]) -> tuple[Floats, Floats]:
+        """What columns of a rank's stage hold at each of its moments, and their transients."""
+        key = rank, at, id(columns)
+        if key not in self._sizes:
+            if rank not in self._moments:
+                self._moments[rank] = numbers_of(self._search.fullest_moments(rank))
+            if id(columns) not in self._tables:
+                self._tables[id(columns)] = ColumnTable(self._search, columns)
+            moments, table = self._moments[rank][:, at], self._tables[id(columns)]
+            self._sizes[key] = table.held_bytes(moments), table.transient_bytes(moments)
+        return self._sizes[key]
+
     def _fitting(self, rank: int, runs: Sequence[tuple[int, int]]) -> Holding | None:
         search = self._search
         stages = search.configuration.stages_of(rank)
         choices = [search.columns(stage, *run) for stage, run in zip(stages, runs, strict=True)]
         if not all(choices):
             return None
-        places = [0] * len(choices)
-        while True:
-            held = tuple(each[place] for each, place in zip(choices, places, strict=True))
-            if search.fits(rank, held):
-                return held
-            more = [
-                (each[place + 1].backward_s - each[place].backward_s, at)
-                for at, (each, place) in enumerate(zip(choices, places, strict=True))
-                if place + 1 < len(each)
-            ]
-            if not more:
-                return None
-            places[min(more)[1]] += 1
+        if sum(each[0].state.reduction_bytes for each in choices) > search.room_bytes:
+            return None
+        alike = tuple(map(id, choices))
+        if alike not in self._places:
+            self._places[alike] = _places(choices)
+        places = self._places[alike]
+        sizes, highest = np.zeros(1), np.zeros(1)
+        for at, columns in enumerate(choices):
+            held, transients = self._at_moments(rank, at, columns)
+            sizes = sizes + held[places[:, at]]
+            highest = np.maximum(highest, transients[places[:, at]])
+        fits = (highest + sizes <= search.room_bytes).all(axis=1)
+        if not fits.any():
+            return None
+        return tuple(each[at] for each, at in zip(choices, places[fits.argmax()], strict=True))
+
+
+def _places(choices: Sequence[Sequence[Column]]) -> NDArray[np.intp]:
+    """Places of a rank's columns, with one recomputation more from row to row."""
+    places = [0] * len(choices)
+    found = [tuple(places)]
+    while True:
+        more = [
+            (each[place + 1].backward_s - each[place].backward_s, at)
+            for at, (each, place) in enumerate(zip(choices, places, strict=True))
+            if place + 1 < len(each)
+        ]
+        if not more:
+            return np.array(found)
+        places[min(more)[1]] += 1
+        found.append(tuple(places))

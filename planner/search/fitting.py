@@ -81,12 +81,14 @@ class _Cuts:
         search = self._search
         key = search.kind_of_stage(stage), start
         if key not in self._inside:
-            ends, end = 0, start
+            ends, end, fits = 0, start, True
             while end < search.stretch_ends[start]:
                 if search.exceeds_memory(stage, start, end + 1):
                     break
                 end += 1
-                ends |= search.fits_alone(stage, start, end) << end
+                # Of a run that fits, so does what is left without the unit that keeps the most.
+                fits = fits and search.fits_alone(stage, start, end)
+                ends |= fits << end
             self._inside[key] = ends, end - start
         return self._inside[key]
 

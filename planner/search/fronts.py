@@ -3,9 +3,8 @@
 Only counts per kind matter, so that a choice is a point: its seconds, kept bytes and transients.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +66,18 @@ FrontCache = dict[tuple[Group, ...], Front]
 """By what blocks a run has."""
 
 
+@lru_cache(maxsize=4096)
 def alike(
     number: int,
     *,
-    seconds: Sequence[float],
-    kept: Sequence[int],
-    highest: Sequence[tuple[int, int]],
-    allowed: Sequence[bool],
+    seconds: tuple[float, ...],
+    kept: tuple[int, ...],
+    highest: Highest,
+    allowed: tuple[bool, ...],
 ) -> Front:
     """Choices for one group of alike blocks, for the counts of each kind worth it.
+
+    Many configurations that differ in what they hold and move ask for the same ones.
 
     Args:
         number: Blocks of the group.
@@ -85,14 +87,17 @@ def alike(
         allowed: Which kinds there are to choose from.
     """
     counts = all_counts(number)
-    counts = counts[(counts[:, ~np.array(allowed)] == 0).all(axis=1)]
+    for kind in np.flatnonzero(~np.array(allowed)):
+        counts = counts[counts[:, kind] == 0]
     sums = counts @ np.array(seconds), counts @ np.array(kept)
-    tops = np.where(counts[:, :, None] > 0, np.array(highest), 0).max(axis=1)
-    at = undominated(*sums, tops)
+    tops = np.zeros((2, len(counts)), dtype=np.int64)
+    for numbers, top in zip(counts.T, highest, strict=True):  # numpy is slow along short axes
+        np.maximum(tops, np.array(top)[:, None], out=tops, where=numbers > 0)
+    at = undominated(*sums, tops.T)
     return Front(
         seconds=sums[0][at],
         kept=sums[1][at],
-        highest=tops[at],
+        highest=tops.T[at],
         num_blocks=number,
         counts=counts[at],
         places=np.arange(len(at)),
@@ -129,12 +134,17 @@ def undominated(
 ) -> NDArray[np.intp]:
     """Places of the points that no other beats in all four, fastest first."""
     order = np.lexsort((*highest.T, kept, seconds))
-    kept, highest = kept[order], highest[order]
+    kept, (starting, ending) = kept[order], highest[order].T
     worth_it = np.zeros(len(order), dtype=bool)
-    for top in set(map(tuple, highest.tolist())):
-        lower = np.where((highest <= top).all(axis=1), kept, np.iinfo(np.int64).max)
-        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], lower[:-1]]))
-        worth_it |= (highest == top).all(axis=1) & (kept < before)
+    left = ~worth_it
+    while left.any():  # of those with the same transients
+        place, most = left.argmax(), np.iinfo(np.int64).max
+        start, end = starting[place], ending[place]
+        lower = np.where((starting <= start) & (ending <= end), kept, most)
+        before = np.minimum.accumulate(np.concatenate([[most], lower[:-1]]))
+        are_alike = (starting == start) & (ending == end)
+        worth_it |= are_alike & (kept < before)
+        left &= ~are_alike
     return order[worth_it]
 
 

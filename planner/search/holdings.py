@@ -13,16 +13,16 @@ path through the action list, and no rank's end, prefers the other.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.bounds import paths_of_rank
+from planner.search.column_tables import ColumnTable, numbers_of
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.rank_units import StageChoices, possible_units
-from planner.strategy.moments import RankMoment
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
@@ -64,13 +64,13 @@ def _listings(
 ) -> "list[_Listing] | None":
     """The ranks' choices, None where what ranks may hold cannot add up to the model in time."""
     pp = search.configuration.degrees.pp
-    tables: dict[int, _Table] = {}
+    tables: dict[int, ColumnTable] = {}
     listings: list[_Listing] = []
     for rank in range(pp):
         columns_of = [stages[stage] for stage in search.configuration.stages_of(rank)]
         for columns in columns_of:
             if id(columns) not in tables:
-                tables[id(columns)] = _Table(search, columns)
+                tables[id(columns)] = ColumnTable(search, columns)
         mine = [tables[id(columns)] for columns in columns_of]
         listing = _Listing(search, mine, rank, limit_s)
         if not listing.may_fit():
@@ -84,78 +84,6 @@ def _listings(
         held = listing.possible_units(least)
         sums = {units + before for units in held for before in sums}
     return listings if search.num_units in sums else None
-
-
-class _Table:
-    """The columns of a stage as arrays, a row each."""
-
-    def __init__(self, search: ConfigurationSearch, columns: Sequence[Column]) -> None:
-        self.columns = columns
-        self.lengths = np.array([column.end - column.first for column in columns])
-        self.seconds: Floats = np.array([c.parts_s for c in columns])
-        """``Column.parts_s``."""
-        self.own_s: Floats = np.array(_own_s(search, columns))
-        self.reductions: Floats = np.array([float(c.state.reduction_bytes) for c in columns])
-        self._static: Floats = np.array([[float(c.state.static_bytes)] for c in columns])
-        self._activations: Floats = np.array(
-            [
-                [
-                    float(c.mix.kept_bytes + c.state.beside_bytes),
-                    c.mix.kept_bytes - c.mix.left_bytes,
-                ]
-                for c in columns
-            ]
-        )
-        self._waiting: Floats = np.array(
-            [
-                [
-                    float(kept + c.state.waiting.gradients - c.state.waiting.released),
-                    float(c.state.waiting.released),
-                ]
-                for c, kept in zip(columns, self._activations[:, 0], strict=True)
-            ]
-        )
-        self._state: Floats = np.array(
-            [
-                [
-                    float(c.state.gradient_bytes),
-                    c.state.late_gathered_bytes,
-                    c.state.new_gradient_bytes,
-                ]
-                for c in columns
-            ]
-        )
-        self._transients: Floats = np.array(
-            [[float(c.mix.temporary_bytes), c.mix.early_temporary_bytes] for c in columns]
-        )
-
-    def path_s(self, counts: Floats) -> Floats:
-        """Seconds along paths that take each part of a column so often."""
-        seconds: Floats = self.seconds @ counts.T
-        return seconds
-
-    def held_bytes(self, moments: Floats) -> Floats:
-        """``Column.held_bytes`` at each moment (``_numbers``)."""
-        in_flight, is_ending, follows_backward, has_gradients, *divided = moments.T
-        waiting, is_dividing, has_new_gradients = divided
-        held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
-        held += self._waiting[:, :1] * waiting + self._waiting[:, 1:] * is_dividing
-        state = self._state @ np.stack([has_gradients, follows_backward, has_new_gradients])
-        in_all: Floats = self._static + np.maximum(0.0, held) + state
-        return in_all
-
-    def transient_bytes(self, moments: Floats) -> Floats:
-        """``Mix.transient_bytes`` at each moment."""
-        transients: Floats = self._transients[:, (moments[:, 1] + moments[:, 5]).astype(int)]
-        return transients
-
-
-def _numbers(moments: Sequence[RankMoment]) -> Floats:
-    """The numbers of each moment of a rank, by stage of it."""
-    return np.array(
-        [[astuple(at) for at in moment] for moment in moments],
-        dtype=float,
-    )
 
 
 @dataclass(slots=True)
@@ -185,7 +113,7 @@ class _Listing:
     def __init__(
         self,
         search: ConfigurationSearch,
-        tables: Sequence[_Table],
+        tables: Sequence[ColumnTable],
         rank: int,
         limit_s: float,
     ) -> None:
@@ -196,7 +124,7 @@ class _Listing:
         paths = paths_of_rank(search.configuration, rank)
         self._counts = np.array([path.counts for path in paths], dtype=float)
         self._others = [stage for stage in range(stages) if stage not in mine]
-        moments = _numbers(search.fullest_moments(rank))
+        moments = numbers_of(search.fullest_moments(rank))
         self._stages = [
             _Choices(
                 places=np.arange(len(table.columns))[:, None],
@@ -307,18 +235,6 @@ def _extended(found: _Choices, stage: _Choices) -> _Choices:
         transients=np.maximum(found.transients[before], stage.transients[added]),
         reductions=found.reductions[before] + stage.reductions[added],
     )
-
-
-def _own_s(
-    search: ConfigurationSearch, columns: Sequence[Column]
-) -> list[tuple[float, float, float]]:
-    """Each part of each column's units, at the least."""
-    known: dict[tuple[int, int], tuple[float, float, float]] = {}
-    for column in columns:
-        run = (column.first, column.end)
-        if run not in known:
-            known[run] = search.least_parts_s(*run)
-    return [known[column.first, column.end] for column in columns]
 
 
 def _least(later: Sequence[Floats]) -> Floats | float:

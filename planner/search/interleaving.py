@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.search.bounds import least_s
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.vocabulary import Recomputation
+
+Floats = NDArray[np.float64]
+StageRanges = tuple[NDArray[np.intp], NDArray[np.intp]]
+"""By unit: the first of some stages, and one past the last."""
 
 
 def sharpen(search: ConfigurationSearch) -> None:
@@ -39,14 +44,15 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
 
     Of divided backwards, the share of the part that other stages wait for.
     """
-    forward, backward = [1.0], [1.0]
-    for unit in range(search.num_units):
-        whole_s = search.least_s(unit, unit + 1)
-        if whole_s > 0:
-            forward_s, backward_s, _ = search.least_parts_s(unit, unit + 1)
-            forward.append(forward_s / whole_s)
-            backward.append(backward_s / whole_s)
-    return min(forward), min(backward)
+    compute_s, tp_s, *forward_parts_s, weight_s = (
+        np.diff(search.table.before(name))
+        for name in ("compute", "tp", "forward", "tp_forward", "weight")
+    )
+    whole_s, forward_s = compute_s + tp_s, np.add(*forward_parts_s)
+    backward_s = whole_s - forward_s - search.configuration.divides_backward * weight_s
+    takes = whole_s > 0
+    forward, backward = (part_s[takes] / whole_s[takes] for part_s in (forward_s, backward_s))
+    return float(forward.min(initial=1.0)), float(backward.min(initial=1.0))
 
 
 def _recompute_s(search: ConfigurationSearch) -> float | None:
@@ -58,61 +64,71 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     configuration, units, memory = search.configuration, search.table.units, search.table.memory
     counts, gradients = configuration.mean_starts
     stages = _possible_stages(search)
-    least = [min(counts[each]) for each in stages]
+    least = _least_of(counts, stages)
     needed = memory.least_static_bytes() + _least_gradients(search, gradients, stages)
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
     needed += 2 * configuration.num_microbatches * sum(sent[: configuration.num_stages - 1])
     # What lies in these buffers is no activation: of the first unit of all stages but one.
-    received = [memory.received_bytes(i) * least[i] for i in range(1, search.num_units)]
-    needed -= sum(sorted(received)[1 - configuration.num_stages :])
+    received = np.array([memory.received_bytes(i) for i in range(1, search.num_units)]) * least[1:]
+    needed -= sum(np.sort(received)[1 - configuration.num_stages :].tolist())
     needed += sum(
-        units[i].activation_bytes[Recomputation.NONE] * least[i] for i in (0, search.num_units - 1)
+        units[i].activation_bytes[Recomputation.NONE] * float(least[i])
+        for i in (0, search.num_units - 1)
     )
-    freed: list[tuple[float, float]] = []
-    fixed_s, first_block = 0.0, search.priced.model.blocks.start
-    known: dict[tuple[int, bool], tuple[tuple[float, float], list[tuple[float, float]]]] = {}
-    for index in range(1, search.num_units - 1):
-        key = (id(units[index]), index == first_block)  # nothing hides behind the first block
-        if key not in known:
-            choices = _choices(search, index)
-            known[key] = min(choices), _cheapest_first(choices)
-        (fastest_s, most_bytes), steps = known[key]
-        fixed_s += fastest_s
-        needed += most_bytes * least[index]
-        freed += [(seconds, size * least[index]) for seconds, size in steps if least[index]]
+    fastest, steps = _blocks(search)
+    fixed_s = sum(fastest[:, 0].tolist())
+    needed = sum((fastest[:, 1] * least[1:-1]).tolist(), start=needed)
+    seconds, sizes = steps[..., 0], steps[..., 1] * least[1:-1, None]
+    seconds, sizes = seconds[sizes > 0], sizes[sizes > 0]
+    order = np.argsort(seconds / sizes, kind="stable")
     short = needed - configuration.degrees.pp * search.room_bytes
-    for seconds, size in sorted(freed, key=lambda item: item[0] / item[1]):
+    for step_s, size in zip(seconds[order].tolist(), sizes[order].tolist(), strict=True):
         if short <= 0:
             break
         share = min(1.0, short / size)
-        fixed_s += share * seconds
+        fixed_s += share * step_s
         short -= share * size
     return fixed_s if short <= 0 else None
 
 
+def _blocks(search: ConfigurationSearch) -> tuple[Floats, Floats]:
+    """Seconds and kept bytes of each block's fastest recomputation, and steps from there on.
+
+    Those are of ``_cheapest_first``, filled up with such that free nothing.
+    """
+    kinds, of_block = np.unique(search.priced.model.first_alike[1:-1], return_inverse=True)
+    choices = [_choices(search, index) for index in kinds.tolist()]
+    fastest = np.array([min(each) for each in choices]).reshape(-1, 2)
+    steps = np.zeros((len(kinds), len(search.maker.kinds) - 1, 2))
+    for at, each in enumerate(choices):
+        for place, step in enumerate(_cheapest_first(each)):
+            steps[at, place] = step
+    return fastest[of_block], steps[of_block]
+
+
 def _least_gradients(
-    search: ConfigurationSearch, shares: Sequence[float], stages: Sequence[slice]
+    search: ConfigurationSearch, shares: Sequence[float], stages: StageRanges
 ) -> float:
     """Gradients of earlier backwards that all stages hold on the mean, at the least.
 
     Weights that several units read are counted for the stage that holds them least.
     """
-    memory, units, least = search.table.memory, search.table.units, min(shares)
-    tied = {unit for each in search.priced.model.tied for unit in each.units}
+    memory, model, least = search.table.memory, search.priced.model, min(shares)
+    tied = {unit for each in model.tied for unit in each.units}
     known: dict[int, float] = {}
     total = least * memory.gradient_bytes(0, search.num_units)
+    more = (_least_of(shares, stages) - least).tolist()
     for index in range(1, search.num_units - 1):
-        more = min(shares[stages[index]]) - least
-        if more and index not in tied:
-            unit = id(units[index])
+        if more[index] and index not in tied:
+            unit = model.first_alike[index]
             if unit not in known:
                 known[unit] = memory.gradient_bytes(index, index + 1)
-            total += more * known[unit]
+            total += more[index] * known[unit]
     return total
 
 
-def _possible_stages(search: ConfigurationSearch) -> list[slice]:
-    """The stages that each unit may lie in.
+def _possible_stages(search: ConfigurationSearch) -> StageRanges:
+    """The first of the stages that each unit may lie in, and one past the last.
 
     A unit that begins after some share of the model lies in a stage whose place in the model is
     near to that, since stages are near to even. The first unit lies in the first, the last in the
@@ -120,18 +136,24 @@ def _possible_stages(search: ConfigurationSearch) -> list[slice]:
     """
     slack_s, last = REACH_UNITS * search.unit_s, search.configuration.num_stages - 1
     longest_s, shortest_s = search.even_s + slack_s, search.even_s - slack_s
-    inner = range(1, search.num_units - 1)
-    before_s = np.array([search.least_s(0, index) for index in inner])
-    rest_s = np.array([search.least_s(index + 1, search.num_units) for index in inner])
-    earliest, latest = np.zeros(len(inner), dtype=int), np.full(len(inner), last)
+    compute_s, tp_s = (search.table.before(name) for name in ("compute", "tp"))
+    before_s = ((compute_s - compute_s[0]) + (tp_s - tp_s[0]))[1:-2]
+    rest_s = ((compute_s[-1] - compute_s) + (tp_s[-1] - tp_s))[2:-1]
+    earliest, latest = np.zeros(len(before_s), dtype=int), np.full(len(before_s), last)
     if shortest_s > 0:
         latest = np.minimum(latest, (before_s / shortest_s).astype(int) + 1)
     if longest_s > 0:
         earliest = np.maximum(0, (before_s / longest_s).astype(int) - 1)
         fewest = np.maximum(0.0, rest_s / longest_s - 1).astype(int)
         latest = np.minimum(latest, last - fewest)
-    between = map(slice, earliest.tolist(), (latest + 1).tolist())
-    return [slice(0, 1), *between, slice(last, last + 1)]
+    return np.array([0, *earliest, last]), np.array([1, *(latest + 1), last + 1])
+
+
+def _least_of(values: Sequence[float], stages: StageRanges) -> Floats:
+    """The least value of the stages that each unit may lie in."""
+    ends = np.column_stack(stages).ravel()
+    least: Floats = np.minimum.reduceat([*values, np.inf], ends)[::2]
+    return least
 
 
 def _cheapest_first(choices: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

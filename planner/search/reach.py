@@ -93,6 +93,7 @@ class Reach:
         starts = np.arange(len(positions))[:, None]
         self._runs = starts, starts + np.arange(1, max(2, int((furthest - starts[:, 0]).max())))
         self._recomputed = RunRecomputation(search, *self._runs) if recomputes else None
+        self._from: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
         self._rest_s: list[Floats] = []
         self._least: list[Floats] = []
         self._bound_completions()
@@ -120,8 +121,11 @@ class Reach:
             limit_s: The step less what comes once.
         """
         start = self._place[first]
-        taken_s, longest_s, rest_s = self._times(stage, slice(start, start + 1))
-        least_s = (passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s))[0]
+        if (stage, start) not in self._from:  # asked again under every limit
+            row = self._times(stage, slice(start, start + 1))
+            self._from[stage, start] = row[0][0], row[1][0], row[2][0]
+        taken_s, longest_s, rest_s = self._from[stage, start]
+        least_s = passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s)
         may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
         last = self.search.last_held(stage, first)
         for at in np.flatnonzero(may_end).tolist():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from planner.cost.stage_costs import StageCosts
 from planner.pricing.model_pricing import PricedModel
-from planner.search.columns import ColumnMaker
+from planner.search.column_maker import ColumnMaker
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.configuration import Configuration
 

@@ -1,8 +1,9 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import rank_spec
@@ -15,7 +16,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, Reason, Rejection
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.search.orders import MeshOrders
@@ -44,6 +45,9 @@ from planner.strategy.rules import (
 )
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
+
+_BESIDE_DEGREES = attrgetter(*({f.name for f in fields(Configuration)} - {"degrees"}))
+_BESIDE_DP = attrgetter(*({f.name for f in fields(ParallelDegrees)} - {"dp_replicate", "dp_shard"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,10 +299,8 @@ class LayoutSpace:
         """Configurations that differ in dp_shard alone."""
         alike: dict[Hashable, list[Configuration]] = {}
         for configuration in configurations:
-            degrees = replace(
-                configuration.degrees, dp_replicate=configuration.degrees.dp, dp_shard=1, ep=1
-            )
-            key = replace(configuration, degrees=degrees), configuration.degrees.ep
+            degrees = configuration.degrees
+            key = _BESIDE_DEGREES(configuration), degrees.dp, _BESIDE_DP(degrees)
             alike.setdefault(key, []).append(configuration)
         return alike.values()
 

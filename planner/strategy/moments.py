@@ -176,30 +176,25 @@ def _moment(numbers: Sequence[int]) -> StageMoment:
 
 def _backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) -> Moments:
     """Every backward of a rank when it starts and when it ends."""
-    stages = np.array([stage for stage, _ in row])
+    local = np.array([stage for stage, _ in row]) // pp
     is_forward = np.array([what == "F" for _, what in row])
-    acts = (stages // pp)[:, None] == np.arange(virtual_stages)
+    acts = local[:, None] == np.arange(virtual_stages)
     starts_back = acts & ~is_forward[:, None]
     steps = np.where(is_forward, 1, -1)[:, None] * acts
-    last = np.maximum.accumulate(np.where(acts, np.arange(len(row))[:, None], -1), axis=0)
-    last = np.vstack([np.full((1, virtual_stages), -1), last[:-1]])
-    follows = (last >= 0) & ~is_forward[last]
-    has_gradients = np.cumsum(starts_back, axis=0) > starts_back
-    starts = np.stack(
-        [
-            np.cumsum(steps, axis=0) - steps,
-            np.zeros_like(steps),
-            follows * moves.reshards,
-            has_gradients * moves.accumulates,
-        ],
-        axis=2,
-    )
-    ended = np.array([0, 1, moves.reshards, moves.accumulates])
-    ends = np.where(starts_back[:, :, None] & [False, True, True, True], ended, starts)
-    both = np.stack([starts, ends], axis=1)[~is_forward].reshape(-1, virtual_stages, 4)
-    whole = np.zeros((*both.shape[:2], len(fields(StageMoment))), dtype=np.int16)
-    whole[:, :, :4] = both
-    return whole
+    mine = local[~is_forward]
+    found = np.zeros((len(mine), 2, virtual_stages, len(fields(StageMoment))), dtype=np.int16)
+    in_flight, is_ending, follows_backward, has_gradients, *_ = np.moveaxis(found, 3, 0)
+    in_flight[:] = (np.cumsum(steps, axis=0) - steps)[~is_forward, None]
+    if moves.accumulates:
+        has_gradients[:] = (np.cumsum(starts_back, axis=0) > starts_back)[~is_forward, None]
+    if moves.reshards:
+        last = np.maximum.accumulate(np.where(acts, np.arange(len(row))[:, None], -1), axis=0)
+        last = np.vstack([np.full((1, virtual_stages), -1), last[:-1]])
+        follows_backward[:] = ((last >= 0) & ~is_forward[last])[~is_forward, None]
+    ends = np.arange(len(mine)), 1, mine
+    is_ending[ends] = True
+    follows_backward[ends], has_gradients[ends] = moves.reshards, moves.accumulates
+    return found.reshape(-1, virtual_stages, found.shape[3])
 
 
 def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) -> Moments:
@@ -243,7 +238,9 @@ def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateM
 
 def _fullest(moments: Moments) -> Moments:
     """Moments without those that hold no more than another on any stage, each once."""
-    first = {moment.tobytes(): place for place, moment in reversed(list(enumerate(moments)))}
+    data, width = moments.tobytes(), moments[0].nbytes
+    places = reversed(range(len(moments)))
+    first = {data[place * width : (place + 1) * width]: place for place in places}
     distinct = moments[sorted(first.values())]
     in_flight, is_ending, follows_backward, has_gradients, *divided = np.moveaxis(distinct, 2, 0)
     sizes = [in_flight, in_flight - is_ending, -is_ending, follows_backward, has_gradients]

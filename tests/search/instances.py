@@ -15,7 +15,7 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.profiles import load_cluster
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees

@@ -18,7 +18,7 @@ from instances import (
 )
 
 from planner.cost.held_stage import HeldStage
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.decide import Decision
 from planner.strategy.moments import StageMoment
 from planner.vocabulary import RECOMPUTATIONS

@@ -128,6 +128,18 @@ def test_some_cut_fits_where_enumeration_finds_one(model, cluster, share):
         assert fits_somehow(search) == some
 
 
+@given(st.one_of(models(), stretched_models()), clusters(), st.floats(0.0, 1.2))
+def test_runs_inside_a_stretch_fit_where_longer_ones_do(model, cluster, share):
+    for search in alone(model, cluster):
+        search.room_bytes = share * search.table.memory.static_bytes(0, search.num_units)
+        for stage in range(search.configuration.num_stages):
+            for start, last in search.stretch_ends.items():
+                runs = [(start, end) for end in range(start + 1, last + 1)]
+                fits = [search.fits_alone(stage, *run) for run in runs]
+                assert fits == sorted(fits, reverse=True)
+                assert fits == [mix_of(search, stage, run) is not None for run in runs]
+
+
 def mix_of(search, stage, run):
     moments = search.configuration.fullest_moments(stage)
     return search.maker.cheapest(*run, moments=moments, capacity_bytes=search.room_bytes)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from searches import space_for
 
 from planner.hardware.profiles import load_cluster
-from planner.search.columns import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_tables import ColumnTable, numbers_of
 from planner.search.combination import best_combination
-from planner.search.holdings import _Listing, _listings, _numbers, _Table
+from planner.search.holdings import _Listing, _listings
 from planner.search.rank_units import StageChoices, possible_units
 
 
@@ -94,7 +95,7 @@ def test_what_cannot_add_up_is_not_listed(searches):
             pp = search.configuration.degrees.pp
             if not all(stages) or _listings(search, stages, limit_s) is not None:
                 continue
-            tables = [_Table(search, columns) for columns in stages]
+            tables = [ColumnTable(search, columns) for columns in stages]
             listings = [_Listing(search, tables[r::pp], r, limit_s) for r in range(pp)]
             refused += 1
             sums = {0}
@@ -121,11 +122,11 @@ def test_tables_hold_what_their_columns_hold(searches):
         for stage, columns in enumerate(columns_of(search)):
             if not columns:
                 continue
-            table = _Table(search, columns)
+            table = ColumnTable(search, columns)
             local = stage // search.configuration.degrees.pp
             rank = stage % search.configuration.degrees.pp
             moments = [moment[local] for moment in search.fullest_moments(rank)]
-            numbers = _numbers([(moment,) for moment in moments])[:, 0]
+            numbers = numbers_of([(moment,) for moment in moments])[:, 0]
             held = [[column.held_bytes(at) for at in moments] for column in columns]
             transient = [[column.mix.transient_bytes(at) for at in moments] for column in columns]
             assert table.held_bytes(numbers) == pytest.approx(np.array(held), rel=1e-12)

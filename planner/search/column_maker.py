@@ -1,0 +1,308 @@
+"""Makes columns of the stage ILP: runs of units with the recomputation that fits.
+
+A stage of a configuration with one stage per rank needs, for each run of units, only the
+cheapest recomputation that fits. Where a rank holds several stages they compete for its memory:
+each run keeps several columns there, one for each kind of recomputation of all its blocks.
+
+Finding the mix is a multiple-choice knapsack: blocks of one structure are alike, so that only
+counts per kind matter, and the Pareto sets of the structures are merged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.cost.held_stage import left_bytes, moment_bytes
+from planner.cost.stage_costs import StageCosts
+from planner.search.columns import Column, Mix, RunState
+from planner.search.fronts import (
+    NO_BLOCKS,
+    Front,
+    FrontCache,
+    Group,
+    Highest,
+    Kind,
+    alike,
+    in_order,
+    joined,
+)
+from planner.strategy.moments import RankMoment, StageMoment
+from planner.vocabulary import RECOMPUTATIONS, Recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMixes:
+    """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
+
+    fronts: FrontCache = field(default_factory=dict)
+    """Undominated choices."""
+    mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
+    """One kind for all blocks of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """What a run may hold on a rank of its own."""
+
+    state: RunState
+    """What it holds whatever it recomputes."""
+    by_moment: Sequence[tuple[StageMoment, float]]
+    """What is left at each moment for activations and transients."""
+
+    def holds(self, mix: Mix) -> bool:
+        """Whether a recomputation fits."""
+        state = self.state
+        return all(
+            moment_bytes(
+                moment,
+                kept=mix.kept_bytes,
+                left=mix.left_bytes,
+                beside=state.beside_bytes,
+                waiting=state.waiting,
+            )
+            + (mix.early_temporary_bytes if moment.is_ending else mix.temporary_bytes)
+            <= room_bytes
+            for moment, room_bytes in self.by_moment
+        )
+
+
+class ColumnMaker:
+    """Makes the columns of one configuration."""
+
+    def __init__(self, table: StageCosts, *, kinds: Sequence[str], known: KnownMixes) -> None:
+        """Keep the table.
+
+        Args:
+            table: Prices of the configuration.
+            kinds: Recomputations to choose from, in the order of RECOMPUTATIONS.
+            known: What was found before for the same priced units; more is added.
+        """
+        self.table = table
+        self.kinds = tuple(kinds)
+        """Recomputations to choose from."""
+        self._last = len(table.units) - 1
+        self._has_tied = bool(table.model.tied)
+        self._by_kind: dict[int, Highest] = {}
+        self._alike: dict[tuple[int, int], dict[Kind, list[int]]] = {}
+        self._divides = table.configuration.divides_backward
+        self._fronts = known.fronts
+        self._mixes = known.mixes
+        self._states: dict[tuple[int, int], RunState] = {}
+
+    def uniform_mixes(self, first: int, end: int) -> list[Mix]:
+        """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
+        fixed = [self._fixed_mix(first, end, kind) for kind in self.kinds]
+        fixed.sort(key=lambda mix: (mix.recompute_s, mix.kept_bytes))
+        kept: list[Mix] = []
+        for mix in fixed:
+            if all(
+                mix.kept_bytes < other.kept_bytes
+                or mix.temporary_bytes < other.temporary_bytes
+                or mix.early_temporary_bytes < other.early_temporary_bytes
+                for other in kept
+            ):
+                kept.append(mix)
+        return kept
+
+    def leanest(self, first: int, end: int) -> Mix:
+        """The recomputation of a run that keeps the least, one kind for all blocks."""
+        uniform = [self._fixed_mix(first, end, kind) for kind in self.kinds]
+        return min(uniform, key=lambda mix: (mix.kept_bytes + mix.temporary_bytes, mix.recompute_s))
+
+    def fits(
+        self, first: int, end: int, *, moments: Sequence[RankMoment], capacity_bytes: float
+    ) -> bool:
+        """Whether a run fits a rank of its own, however it is recomputed.
+
+        The fastest recomputation for all blocks, or the leanest, tells of most that do.
+        """
+        room = self._room(first, end, moments, capacity_bytes)
+        if room is None:
+            return False
+        uniform = (self._fixed_mix(first, end, kind) for kind in (self.kinds[0], self.kinds[-1]))
+        return any(map(room.holds, uniform)) or self._mixed(first, end, room) is not None
+
+    def cheapest(
+        self, first: int, end: int, *, moments: Sequence[RankMoment], capacity_bytes: float
+    ) -> Mix | None:
+        """The fastest recomputation of a run that fits a rank of its own."""
+        room = self._room(first, end, moments, capacity_bytes)
+        if room is None:
+            return None
+        fastest = self._fixed_mix(first, end, self.kinds[0])
+        return fastest if room.holds(fastest) else self._mixed(first, end, room)
+
+    def _room(
+        self, first: int, end: int, moments: Sequence[RankMoment], capacity_bytes: float
+    ) -> _Room | None:
+        """Room of a run on a rank of its own, None where its state alone has none."""
+        state = self._state(first, end)
+        lacks_host = self.table.state.lacks(self.table.memory.host_bytes(first, end))
+        if state.reduction_bytes > capacity_bytes or lacks_host:
+            return None
+        by_moment = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
+        return _Room(state=state, by_moment=by_moment)
+
+    def _mixed(self, first: int, end: int, room: _Room) -> Mix | None:
+        """The fastest recomputation that fits, of a run whose fastest does not."""
+        if len(self.kinds) == 1:
+            return None
+        memory, beside = self.table.memory, room.state.beside_bytes
+        kept, highest, released, prologue = self._ends(first, end)
+        early_prologue = 0
+        if first == 0:
+            early_prologue = memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
+        front = self._front(first, end)
+        starting, ending = front.highest.T
+        early = np.maximum(early_prologue, ending)
+        late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
+        all_kept = front.kept + kept
+        left = front.kept // max(1, front.num_blocks) + self._prologue_bytes(first)
+        fitting = np.ones(len(front.kept), dtype=bool)
+        for moment, room_bytes in room.by_moment:
+            held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
+            fitting &= np.maximum(0, held) + (early if moment.is_ending else late) <= room_bytes
+        if not fitting.any():
+            return None
+        place = int(fitting.argmax())
+        kinds = self._kinds_of(first, end, front.counts_of(place))
+        seconds, kept = float(front.seconds[place]), int(front.kept[place])
+        return self._finished(first, end, kinds, recompute_s=seconds, kept_bytes=kept)
+
+    def _state(self, first: int, end: int) -> RunState:
+        """What a run holds whatever it recomputes."""
+        if (first, end) not in self._states:
+            memory = self.table.memory
+            self._states[first, end] = RunState(
+                static_bytes=memory.static_bytes(first, end),
+                gradient_bytes=memory.gradient_bytes(first, end),
+                late_gathered_bytes=memory.gathered.late_bytes(first, end),
+                reduction_bytes=memory.reduction_bytes(first, end),
+                beside_bytes=memory.beside_bytes(first, end),
+                waiting=memory.waiting_bytes(first, end),
+                new_gradient_bytes=memory.new_gradient_bytes(first, end),
+            )
+        return self._states[first, end]
+
+    def _ends(self, first: int, end: int) -> tuple[int, int, int, int]:
+        """What prologue and epilogue add to a run of blocks, if it has them.
+
+        Returns:
+            Activations kept, highest transient of the epilogue, what it has released when the
+            blocks run their backward, and the highest transient of the prologue.
+        """
+        units, none = self.table.units, (Recomputation.NONE,)
+        held = [units[i] for i in (0, self._last) if first <= i < end]
+        kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
+        transients = self.table.memory.transients
+        highest = released = prologue = 0
+        if end == self._last + 1:
+            highest = transients.start_bytes(self._last, end, none)
+            released = transients.released_bytes(self._last)
+        if first == 0 < self._last:
+            prologue = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
+        return kept, highest, released, prologue
+
+    def _prologue_bytes(self, first: int) -> int:
+        """Activations that the prologue keeps, if a run that begins with a unit has it."""
+        return 0 if first else self.table.units[0].activation_bytes[Recomputation.NONE]
+
+    def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
+        """Price a run with its recomputation chosen, as some stage."""
+        seconds = self.table.seconds_with(first, end, mix.recompute_s, stage=stage)
+        return Column(
+            first=first,
+            end=end,
+            mix=mix,
+            forward_s=seconds.forward_s,
+            backward_s=seconds.backward_s,
+            weight_s=self._divides * seconds.weight_backward_s,
+            step_s=seconds.step_comm_s + seconds.optimizer_s,
+            state=self._state(first, end),
+        )
+
+    def _fixed_mix(self, first: int, end: int, kind: str) -> Mix:
+        """The mix with one kind for all blocks."""
+        key = (first, end, kind)
+        if key not in self._mixes:
+            self._mixes[key] = self._made_mix(first, end, kind)
+        return self._mixes[key]
+
+    def _made_mix(self, first: int, end: int, kind: str) -> Mix:
+        blocks = [i for i in range(first, end) if i not in (0, self._last)]
+        recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
+        kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
+        kinds = dict.fromkeys(blocks, kind)
+        return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
+
+    def _alike_blocks(self, first: int, end: int) -> dict[Kind, list[int]]:
+        """Blocks of a run by what tells them apart."""
+        transients, start = self.table.memory.transients, self.table.model.blocks.start
+        if (first, end) in self._alike:
+            return self._alike[first, end]
+        blocks: dict[Kind, list[int]] = {}
+        for index in range(first, end):
+            if index not in (0, self._last):
+                highest = self._highest(index)
+                if self._has_tied and (more := transients.joined_bytes(index, first, end)):
+                    highest = tuple((begin + more, late) for begin, late in highest)
+                kind = self.table.units[index].structure, index == start, highest
+                blocks.setdefault(kind, []).append(index)
+        self._alike[first, end] = blocks
+        return blocks
+
+    def _highest(self, index: int) -> Highest:
+        """``Transients.by_kind``, looked up once for each unit."""
+        if index not in self._by_kind:
+            self._by_kind[index] = self.table.memory.transients.by_kind(index)
+        return self._by_kind[index]
+
+    def _front(self, first: int, end: int) -> Front:
+        """Choices of kinds for the blocks of a run that no other beats, fastest first.
+
+        They are those of the run without its last group and of this group; where blocks all
+        differ, runs that begin with the same one have all but the last in common.
+        """
+        blocks = self._alike_blocks(first, end)
+        key = tuple((kind, len(at)) for kind, at in blocks.items())
+        known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
+        front = self._fronts[key[:known]] if known else NO_BLOCKS
+        for at in range(known, len(key)):
+            front = joined(front, self._group(key[at], list(blocks.values())[at][0]))
+            self._fronts[key[: at + 1]] = front
+        return front
+
+    def _kinds_of(self, first: int, end: int, counts: Sequence[tuple[int, ...]]) -> dict[int, str]:
+        """Kind of each block of a run under a choice."""
+        kinds: dict[int, str] = {}
+        for indices, of_group in zip(self._alike_blocks(first, end).values(), counts, strict=True):
+            kinds.update(zip(indices, in_order(of_group), strict=True))
+        return kinds
+
+    def _group(self, group: Group, index: int) -> Front:
+        """Choices for alike blocks, one of which is given."""
+        unit, ((_, _, highest), number) = self.table.units[index], group
+        return alike(
+            number,
+            seconds=tuple(self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS),
+            kept=tuple(unit.activation_bytes[kind] for kind in RECOMPUTATIONS),
+            highest=highest,
+            allowed=tuple(kind in self.kinds for kind in RECOMPUTATIONS),
+        )
+
+    def _finished(
+        self, first: int, end: int, kinds: dict[int, str], *, recompute_s: float, kept_bytes: int
+    ) -> Mix:
+        """Add prologue and epilogue, which are not recomputed, and the transients."""
+        ends = {0, self._last} & set(range(first, end))
+        listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
+        kept = sum(self.table.units[index].activation_bytes[Recomputation.NONE] for index in ends)
+        return Mix(
+            kinds=listed,
+            recompute_s=recompute_s,
+            kept_bytes=kept_bytes + kept,
+            left_bytes=left_bytes(self._prologue_bytes(first), kept_bytes, len(kinds)),
+            temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
+            early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
+        )
