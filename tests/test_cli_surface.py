@@ -90,6 +90,7 @@ def test_what_can_be_fixed():
         "reshard_after_forward",
         "sequence_parallel",
         "compile",
+        "float8",
         "loss_chunks",
         "cpu_offload",
         "mesh_order",

@@ -44,10 +44,12 @@ from planner.strategy.rules import (
     heads_rule,
 )
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import RECOMPUTATIONS, Recomputation
+from planner.vocabulary import RECOMPUTATIONS, Axis, Recomputation
 
 _BESIDE_DEGREES = attrgetter(*({f.name for f in fields(Configuration)} - {"degrees"}))
-_BESIDE_DP = attrgetter(*({f.name for f in fields(ParallelDegrees)} - {"dp_replicate", "dp_shard"}))
+_BESIDE_DP = attrgetter(
+    *({f.name for f in fields(ParallelDegrees)} - {Axis.DP_REPLICATE, Axis.DP_SHARD})
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
