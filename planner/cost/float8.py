@@ -1,9 +1,9 @@
 """Products of linear layers in float8, as ``planner.runtime.float8`` takes them.
 
 Of (m, k) @ (k, n) each product rounds both operands: a kernel finds the largest element, of which
-small ones make a power of two; others multiply by it and round.
-Products take their second operand column after column, so that backward copies what lies
-otherwise. What is rounded lives as long as its product.
+small ones make a power of two; others multiply by it and round. Products take their second operand
+column after column, so that backward copies what lies otherwise. What is rounded lives as long as
+its product.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from planner.cost.fusion import Kernel
 from planner.cost.op import OpWork
 from planner.cost.work import forward_work
 from planner.graph.analysis.float8 import is_float8_product
-from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
+from planner.graph.operator_graph import OperatorGraph, Phase
 from planner.units import DTYPE_BYTES
 
 _SCALE_KERNELS, _INVERSE_KERNELS = 5, 1
@@ -38,28 +38,33 @@ class Float8Products:
             and is_float8_product(self.graph, forward)
         )
 
-    def works(self, kernel: Kernel) -> list[OpWork]:
-        """The kernels that a product consists of; what rounds them lies beside the first of it."""
+    def works(self, kernel: Kernel, *, for_weight: bool) -> list[OpWork]:
+        """The kernels that a product consists of.
+
+        Args:
+            kernel: A product, forward or backward.
+            for_weight: It makes the gradient of the weight, of what that of the input has rounded.
+        """
         rows, weight, result = self._sizes(kernel)
         itemsize = self._itemsize(kernel)
         if kernel.op.phase is Phase.FORWARD:
             rounds = [*self._scaled(rows, itemsize), *self._scaled(weight, itemsize)]
             adds = [_pointwise(result, itemsize)] if kernel.op.name == "addmm" else []
             return [*rounds, _product(kernel.work, rows + weight), *adds]
-        if self._is_for_weight(kernel.op):
+        if for_weight:
             rounds = [_copied(result), *self._turned(rows, itemsize)]
             return [*rounds, _product(kernel.work, result + rows)]
         rounds = [*self._scaled(result, itemsize), *self._turned(weight, itemsize)]
         return [*rounds, _product(kernel.work, result + weight)]
 
-    def held_bytes(self, kernel: Kernel) -> int:
-        """Most that a product holds beside what it reads and makes."""
+    def held_bytes(self, kernel: Kernel, *, for_weight: bool) -> int:
+        """Most that a product holds beside what it reads and makes (``works``)."""
         rows, weight, result = self._sizes(kernel)
         # Of what is being rounded there is a multiplied copy, too, unless that is one kernel.
         copies = 1 if self.rounds_at_once else 1 + self._itemsize(kernel)
         if kernel.op.phase is Phase.FORWARD:
             return round(max(copies * rows, rows + copies * weight))
-        if self._is_for_weight(kernel.op):
+        if for_weight:
             return round(2 * result + copies * rows)
         return round(max(copies * result, result + copies * weight))
 
@@ -71,10 +76,6 @@ class Float8Products:
 
     def _itemsize(self, kernel: Kernel) -> int:
         return DTYPE_BYTES[self.graph.values[kernel.op.outputs[0]].dtype]
-
-    def _is_for_weight(self, op: OpNode) -> bool:
-        made = {self.graph.values[value].storage for value in op.outputs}
-        return not made.isdisjoint(self.graph.parameter_gradients)
 
     def _scaled(self, size: float, itemsize: int) -> list[OpWork]:
         """Find the largest of so many elements, and round them."""
@@ -102,5 +103,5 @@ def _copied(size: float) -> OpWork:
 
 
 def _product(work: OpWork, operands: float) -> OpWork:
-    """The product itself, of so many elements of a byte."""
-    return replace(work, float8=True, read_bytes=operands, alignment_share=1.0)
+    """The product itself, of so many elements of a byte; measured curves are of other products."""
+    return replace(work, name="", float8=True, read_bytes=operands, alignment_share=1.0)

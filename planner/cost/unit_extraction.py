@@ -220,8 +220,9 @@ class _UnitView:
         found = loss_workspaces(self.graph, backward_ops, sums, self.shares)
         if self._float8 is not None:
             own = self._forward_kernels(self.problem.unit.forward_ops) + self._backward_kernels()
-            products = filter(self._float8.has, own)
-            found |= {each.op.id: self._float8.held_bytes(each) for each in products}
+            for each in filter(self._float8.has, own):
+                for_weight = self._is_for_weight(each)
+                found[each.op.id] = self._float8.held_bytes(each, for_weight=for_weight)
         return found
 
     def _own_storage(self, value: int) -> int | None:
@@ -346,7 +347,7 @@ class _UnitView:
     def _works(self, kernel: Kernel) -> list[OpWork]:
         """A kernel, or those that unfused attention and a product in float8 consist of."""
         if self._float8 is not None and self._float8.has(kernel):
-            return self._float8.works(kernel)
+            return self._float8.works(kernel, for_weight=self._is_for_weight(kernel))
         return attention_works(kernel.work, self.kernels, self._itemsize(kernel.op))
 
     def backward_works(self) -> tuple[tuple[OpWork, ...], tuple[OpWork, ...]]:
