@@ -284,7 +284,7 @@ def _check_experts(request: PlanRequest, fixed: Mapping[str, str]) -> None:
     ep = int(fixed.get(Axis.EP, "1"))
     named = {axis: int(fixed[axis]) for axis in (Axis.DP_SHARD, Axis.TP, Axis.CP) if axis in fixed}
     others = [degree for axis, degree in named.items() if axis != Axis.DP_SHARD]
-    # Of tp and cp one is 1, so that one above it says what the other is.
+    # Beside ep one of tp and cp is 1, so that one above it says what the other is.
     are_known = Axis.DP_SHARD in named and (len(others) == 2 or math.prod(others) > 1)
     ranks = math.prod(named.values()) if are_known else request.gpus
     if ranks % ep:

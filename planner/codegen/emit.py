@@ -107,23 +107,50 @@ def _meshes(plan: Plan) -> dict[str, object]:
     return {
         "mesh": _mesh(plan),
         "is_usual_mesh": is_usual_mesh(plan),
-        "state_mesh": "state_mesh(mesh)" if plan.degrees.cp > 1 else _data_mesh(plan),
+        "merges": plan.degrees.cp > 1,
+        "state_mesh": "state_mesh(merged)" if plan.degrees.cp > 1 else _data_mesh(plan),
         "data_mesh": _data_mesh(plan) if plan.degrees.cp > 1 else "shards",
     }
 
 
 def _split(plan: Plan) -> dict[str, object]:
     """What the script says of modules that are split over an axis."""
-    is_split = plan.degrees.splits_modules
+    axes = plan.degrees.split_axes
     return {
-        "is_split": is_split,
-        "split_axis": str(plan.degrees.split_axis),
-        "split_mesh": _split_mesh(plan),
-        "sequence": "None" if plan.degrees.split_axis is Axis.EP else "SEQUENCE_DIM",
+        "is_split": bool(axes),
+        "splits": [_axis_split(plan, axis) for axis in axes],
         "ep": plan.degrees.ep,
-        "block_groups": _block_groups(plan) if is_split else [],
-        "outer_modules": _outer_modules(plan) if is_split else [],
         "sequence_dim": plan.sequence_dim if plan.splits_stream else None,
+        "stream_axes": " and ".join(axis for axis in axes if _splits_stream(plan, axis)),
+        "stream_parts": " * ".join(
+            f'MESH["{axis}"]' for axis in axes if _splits_stream(plan, axis)
+        ),
+    }
+
+
+def _splits_stream(plan: Plan, axis: Axis) -> bool:
+    """Whether an axis splits the sequence of what flows between blocks."""
+    return axis is Axis.CP or (axis is Axis.TP and plan.sequence_parallel)
+
+
+def _axis_split(plan: Plan, axis: Axis) -> dict[str, object]:
+    """What the script says of modules that are split over one axis.
+
+    Those of cp around tp have names of their own.
+    """
+    is_around = axis is not plan.degrees.split_axis
+    mesh = {Axis.EP: "experts", Axis.TP: "merged" if plan.degrees.cp > 1 else "mesh"}
+    shares = plan.degrees.ep > 1 and axis is not Axis.EP
+    size = 'experts["ep"].size()' if axis is Axis.EP else f'MESH["{axis}"]'
+    return {
+        "axis": str(axis),
+        "names": "CONTEXT_" if is_around else "",
+        "mesh": f"{mesh.get(axis, 'mesh')}[{quote(axis)}]",
+        "over": f"SplitAxis({quote(axis)}, {size}{', EXPERT_RANKS' * shares})",
+        "shares": shares,
+        "sequence": "SEQUENCE_DIM" if _splits_stream(plan, axis) else "None",
+        "block_groups": _block_groups(plan, axis),
+        "outer_modules": _outer_modules(plan, axis),
     }
 
 
@@ -231,12 +258,6 @@ def _data_mesh(plan: Plan) -> str:
     return f"mesh[{', '.join(map(quote, axes))}]"
 
 
-def _split_mesh(plan: Plan) -> str:
-    """Take the axis over which modules are split from its mesh."""
-    axis = plan.degrees.split_axis
-    return f"{'experts' if axis == Axis.EP else 'mesh'}[{quote(axis)}]"
-
-
 def _blocks_source(blocks: Sequence[str]) -> str:
     """Name the blocks, as ranges where they are numbered."""
     items = []
@@ -306,10 +327,10 @@ def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
     return [modes[unit - stage.first_unit] for unit in held]
 
 
-def _block_groups(plan: Plan) -> list[_BlockGroup]:
+def _block_groups(plan: Plan, axis: Axis) -> list[_BlockGroup]:
     positions = _block_positions(plan)
     groups = []
-    for sharding in plan.shardings:
+    for sharding in (each for each in plan.shardings if each.axis == axis):
         blocks = [positions[unit] for unit in sharding.units if unit in positions]
         if blocks and sharding.modules:
             modules = tuple(_module_source(module, indent=12) for module in sharding.modules)
@@ -317,12 +338,12 @@ def _block_groups(plan: Plan) -> list[_BlockGroup]:
     return groups
 
 
-def _outer_modules(plan: Plan) -> list[str]:
+def _outer_modules(plan: Plan, axis: Axis) -> list[str]:
     positions = _block_positions(plan)
     return [
         _module_source(module, indent=4)
         for sharding in plan.shardings
-        if any(unit not in positions for unit in sharding.units)
+        if sharding.axis == axis and any(unit not in positions for unit in sharding.units)
         for module in sharding.modules
     ]
 

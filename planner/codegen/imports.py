@@ -89,12 +89,13 @@ def _split_imports(plan: Plan) -> dict[str, set[str]]:
     if sums_gradients(plan):
         used.add("sum_sequence_gradients")
     names = {"tensor_parallel": used, "dry_run": {"DryRun"}, "layout": {"SplitAxis"}}
+    names["module_edge"] = {"AxisShardings"}
     if any(group.modules for group in plan.shardings):
-        names["module_edge"] = {"ModuleSharding"}
+        names["module_edge"].add("ModuleSharding")
     if plan.splits_stream:
         names["anatomy"] = {"check_sequence"}
     if plan.degrees.cp > 1:
-        names["context_mesh"] = {"state_mesh"}
+        names["context_mesh"] = {"merged_mesh", "state_mesh"}
     if plan.degrees.ep > 1:
         names["expert_mesh"] = {"average_experts", "expert_mesh", "shard_experts"}
     return names
@@ -116,5 +117,8 @@ def is_usual_mesh(plan: Plan) -> bool:
 def sums_gradients(plan: Plan) -> bool:
     """Say whether modules see a part of their input only, whose gradients are summed over tp."""
     return plan.degrees.tp > 1 and any(
-        module.style == Style.ON_PART for each in plan.shardings for module in each.modules
+        module.style == Style.ON_PART
+        for each in plan.shardings
+        if each.axis == Axis.TP
+        for module in each.modules
     )

@@ -34,7 +34,7 @@ class UnitPasses:
         framework: FrameworkSpec,
         *,
         tp_shares_link: bool,
-        experts_share_link: bool = False,
+        second_shares_link: bool = False,
         hides: bool = True,
     ) -> None:
         """Keep the framework's overlap.
@@ -42,36 +42,36 @@ class UnitPasses:
         Args:
             framework: How much of its collectives and reductions it hides.
             tp_shares_link: Data-parallel traffic crosses a link of the tensor-parallel group.
-            experts_share_link: It crosses one of the ranks that share experts.
+            second_shares_link: It crosses one of the second axis (``second_axis``).
             hides: Whether traffic runs beside compute at all.
         """
-        self.key = (framework, tp_shares_link, experts_share_link, hides)
+        self.key = (framework, tp_shares_link, second_shares_link, hides)
         """Passes with equal keys are alike."""
         self._hides = hides
         self._exposed = 1 - framework.tp_overlap
         self._beside_weights = framework.hides_backward_collectives
         self._reducing = framework.gradient_overlap
         self._shares = tp_shares_link
-        self._experts_share = experts_share_link
+        self._second_share = second_shares_link
 
-    def busy_s(self, comm_s: float, experts_s: float) -> float:
+    def busy_s(self, comm_s: float, second_s: float) -> float:
         """Collectives of a pass that cross a link of data-parallel traffic.
 
         Args:
             comm_s: All of them.
-            experts_s: Those of them over the ranks that share experts.
+            second_s: Those of them over the second axis.
         """
-        others_s = comm_s - experts_s if self._shares else 0.0
-        return others_s + (experts_s if self._experts_share else 0.0)
+        others_s = comm_s - second_s if self._shares else 0.0
+        return others_s + (second_s if self._second_share else 0.0)
 
-    def experts_comm_s(self, unit: PricedUnit) -> float:
-        """What of the exposed collectives is over the ranks that share experts."""
+    def second_comm_s(self, unit: PricedUnit) -> float:
+        """What of the exposed collectives is over the second axis."""
         exposed = 0.0
-        for comm_s, experts_s, exposed_comm_s in (
-            (unit.forward_comm_s, unit.forward_experts_comm_s, self.forward_comm_s(unit)),
-            (unit.backward_comm_s, unit.backward_experts_comm_s, self.backward_comm_s(unit)),
+        for comm_s, second_s, exposed_comm_s in (
+            (unit.forward_comm_s, unit.forward_second_comm_s, self.forward_comm_s(unit)),
+            (unit.backward_comm_s, unit.backward_second_comm_s, self.backward_comm_s(unit)),
         ):
-            exposed += exposed_comm_s * experts_s / comm_s if experts_s else 0.0
+            exposed += exposed_comm_s * second_s / comm_s if second_s else 0.0
         return exposed
 
     def forward_comm_s(self, unit: PricedUnit) -> float:
@@ -96,7 +96,7 @@ class UnitPasses:
             return gathers_s
         return exposed_s(
             gathers_s,
-            busy_s=self.busy_s(unit.forward_comm_s, unit.forward_experts_comm_s),
+            busy_s=self.busy_s(unit.forward_comm_s, unit.forward_second_comm_s),
             window_s=unit.forward_s + self.forward_comm_s(unit),
         )
 
@@ -116,7 +116,7 @@ class UnitPasses:
         again = unit.recompute[kind]
         busy_s = self.busy_s(
             unit.backward_comm_s + again.comm_s,
-            unit.backward_experts_comm_s + again.experts_comm_s,
+            unit.backward_second_comm_s + again.second_comm_s,
         )
         window_s = unit.backward_s + self.backward_comm_s(unit) + self.recompute_s(unit, kind)
         return max(

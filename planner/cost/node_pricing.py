@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
-from planner.cost.unit_comm import change_comm, entry_comm, exit_comm
+from planner.cost.unit_comm import change_comm, left_share, node_comm
 from planner.cost.unit_work import CommWork
-from planner.cost.work import Shares, backward_work, forward_work, shares_of
+from planner.cost.work import Shares, backward_work, forward_work, shares_in
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
 from planner.hardware.spec import DeviceSpec
 from planner.hardware.topology import CommGroup
@@ -34,8 +34,8 @@ class RankSpec:
     """Compute dtype."""
     tp_group: CommGroup
     """Ranks and links of the axis over which modules are split: tp, cp or ep."""
-    expert_group: CommGroup | None = None
-    """The same of the ranks that share experts, None where each has all."""
+    second_group: CommGroup | None = None
+    """The same of the second axis, cp around tp or ep; None where there is none."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -90,7 +90,7 @@ def price_node(
         backward_ops: From ``backward_ops_by_forward``.
     """
     graph = problem.context.graph
-    share = shares_of(strategy, problem.context.ranks)
+    share = shares_in(problem, node, strategy)
     forward_s = backward_s = 0.0
     for op_id in node.ops:
         op = graph.nodes[op_id]
@@ -99,12 +99,13 @@ def price_node(
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
                 backward_s += _backward_op_s(graph, behind, op, share, rank)
-    exits = entry_comm(strategy) + exit_comm(graph, strategy, problem.context.ranks)
+    entries, exits = node_comm(problem, node, strategy)
+    ends = entries + exits
     return NodePrice(
         forward_s=forward_s,
         backward_s=backward_s,
-        forward_comm_s=sum(comm_s(comm, rank) for forward, _ in exits for comm in forward),
-        backward_comm_s=sum(comm_s(comm, rank) for _, backward in exits for comm in backward),
+        forward_comm_s=sum(comm_s(comm, rank) for forward, _ in ends for comm in forward),
+        backward_comm_s=sum(comm_s(comm, rank) for _, backward in ends for comm in backward),
     )
 
 
@@ -123,15 +124,17 @@ def _backward_op_s(
 
 
 def conversion_s(
-    graph: OperatorGraph, value: int, source: Layout, target: Layout, rank: RankSpec
+    problem: ShardingProblem, value: int, source: Layout, target: Layout, rank: RankSpec
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
-    forward, backward = change_comm(graph, value, source, target, rank.tp_group.num_ranks)
+    graph, ranks = problem.context.graph, rank.tp_group.num_ranks
+    share = left_share(problem, value)
+    forward, backward = change_comm(graph, value, source, target, ranks, share=share)
     return sum(comm_s(each, rank) for each in forward), sum(comm_s(each, rank) for each in backward)
 
 
 def comm_s(work: CommWork, rank: RankSpec) -> float:
-    """Seconds of one collective over the split axis, or over the ranks that share experts."""
-    group = rank.expert_group if work.over_experts else rank.tp_group
+    """Seconds of one collective over the split axis, or over the second."""
+    group = rank.second_group if work.over_second else rank.tp_group
     assert group is not None
     return _COLLECTIVE_S[work.kind](work.num_bytes, group)

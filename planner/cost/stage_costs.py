@@ -108,11 +108,11 @@ class StageCosts:
 
     def _unit_passes(self, ranks: CommGroup) -> UnitPasses:
         """What traffic of units crosses links of the data-parallel ranks."""
-        experts = self._group(Axis.EP)
+        second = self._group(self.configuration.degrees.second_axis)
         return UnitPasses(
             self.framework,
             tp_shares_link=self._tp_shares_link,
-            experts_share_link=ranks.num_ranks > 1 and shares_link(ranks, experts),
+            second_shares_link=ranks.num_ranks > 1 and shares_link(ranks, second),
             hides=self.cluster.hides_traffic,
         )
 
@@ -139,7 +139,7 @@ class StageCosts:
             "tp": sums(
                 lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
             ),
-            "experts": sums(lambda i: passes.experts_comm_s(units[i])),
+            "second": sums(lambda i: passes.second_comm_s(units[i])),
             "tp_busy": sums(lambda i: units[i].backward_comm_s),
             "summed": sums(lambda i: units[i].summed_gradient_bytes),
         }
@@ -258,7 +258,7 @@ class StageCosts:
             compute_s=compute_s,
             recompute_s=recompute_s,
             tp_comm_s=tp_s,
-            experts_comm_s=total("experts", first, end),
+            second_comm_s=total("second", first, end),
             dp_comm_s=every_s,
             pp_comm_s=transfers_s,
             forward_s=forward_s,

@@ -13,8 +13,8 @@ class StageSeconds:
     """What recomputation adds: its kernels and collectives, less the data-parallel traffic that
     hides behind them."""
     tp_comm_s: float
-    """Exposed collectives over the split axis and the ranks that share experts."""
-    experts_comm_s: float
+    """Exposed collectives over the split axis and the second beside it (``second_axis``)."""
+    second_comm_s: float
     """Those of them over the latter."""
     dp_comm_s: float
     """Exposed parameter gathers (and gradient reductions) of every microbatch."""

@@ -122,13 +122,15 @@ def _breakdown(
     busy_s = m * sum(time.microbatch_s for time in slowest)
     split_s = m * sum(time.tp_comm_s for time in slowest)
     axis = configuration.degrees.split_axis
-    experts_s = split_s if axis is Axis.EP else m * sum(time.experts_comm_s for time in slowest)
+    second = configuration.degrees.second_axis
+    second_s = split_s if axis is Axis.EP else m * sum(time.second_comm_s for time in slowest)
+    by_axis = {axis: split_s - second_s} | {second: second_s}
     return CostBreakdown(
         compute_s=m * sum(time.compute_s for time in slowest),
         recompute_s=m * sum(time.recompute_s for time in slowest),
-        tp_comm_s=split_s - experts_s if axis is Axis.TP else 0.0,
-        cp_comm_s=split_s - experts_s if axis is Axis.CP else 0.0,
-        ep_comm_s=experts_s,
+        tp_comm_s=by_axis.get(Axis.TP, 0.0),
+        cp_comm_s=by_axis.get(Axis.CP, 0.0),
+        ep_comm_s=by_axis.get(Axis.EP, 0.0),
         pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
         dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),
@@ -149,7 +151,7 @@ def rank_spec(
         device=cluster.device,
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, degrees.split_axis, order),
-        expert_group=axis_group(cluster, degrees, Axis.EP, order),
+        second_group=axis_group(cluster, degrees, degrees.second_axis, order),
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

@@ -1,19 +1,28 @@
 """Collectives of a unit with its layouts chosen: where layouts change, and inside its loss."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from planner.cost.op import OpWork
 from planner.cost.unit_work import CommWork
+from planner.cost.work import context_strategy, shares_of
 from planner.graph.operator_graph import OperatorGraph
 from planner.runtime.layout import Layout
 from planner.strategy.conversion import Collective, conversion, operand_bytes
-from planner.strategy.nodes import NodeStrategy, RoutedRows
+from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
+from planner.strategy.problem import ShardingProblem
 
 Comm = Sequence[CommWork]
 """Collectives of one pass."""
+Pair = tuple[Comm, Comm]
+"""Collectives forward and backward."""
 
 Conversions = tuple[tuple[int, Layout, Layout], ...]
 """Value, layout as made, layout as read."""
+
+
+def _whole(_: int) -> float:
+    return 1.0
 
 
 def gathered_values(chosen: Sequence[NodeStrategy], conversions: Conversions) -> frozenset[int]:
@@ -36,19 +45,67 @@ def joined_comm(parts: Iterable[Comm]) -> tuple[CommWork, ...]:
     return tuple(comm for part in parts for comm in part)
 
 
-def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[tuple[Comm, Comm]]:
-    """Collectives at a node's exits, inside its loss and its attention, forward and backward."""
+def node_comm(
+    problem: ShardingProblem, node: Node, strategy: NodeStrategy
+) -> tuple[list[Pair], list[Pair]]:
+    """Collectives in front of a node and at its exits, each forward and backward.
+
+    Where cp lies around the axis of the problem, a module's inputs come into their layout over the
+    inner axis first, and its outputs over cp: each moves the part that the other leaves.
+    """
+    graph, ranks = problem.context.graph, problem.context.ranks
+    outer = context_strategy(problem, node, strategy)
+    if outer is None:
+        return entry_comm(strategy), exit_comm(graph, strategy, ranks)
+    around = problem.around
+    assert around is not None
+    own, context = shares_of(strategy, ranks), shares_of(outer, around.ranks)
+    left = replace(context, layouts=outer.outputs)
+    read = replace(own, layouts=strategy.inputs)
+    second = [
+        change_comm(graph, value, source, target, around.ranks, share=read(value))
+        for value, source, target in around.conversions.get(node.index, ())
+    ]
+    entries = entry_comm(strategy) + [_over_second(pair) for pair in second]
+    exits = exit_comm(graph, strategy, ranks, left=left, inside=context)
+    beyond = exit_comm(graph, outer, around.ranks, left=own, inside=own)
+    return entries, exits + [_over_second(pair) for pair in beyond]
+
+
+def _over_second(pair: Pair) -> Pair:
+    forward, backward = ([replace(each, over_second=True) for each in comm] for comm in pair)
+    return forward, backward
+
+
+def exit_comm(
+    graph: OperatorGraph,
+    strategy: NodeStrategy,
+    ranks: int,
+    *,
+    left: Callable[[int], float] = _whole,
+    inside: Callable[[int], float] = _whole,
+) -> list[Pair]:
+    """Collectives at a node's exits, inside its loss and its attention, forward and backward.
+
+    Args:
+        graph: The model.
+        strategy: The node's.
+        ranks: Ranks of the axis.
+        left: Share of a value that is left which another axis leaves a rank.
+        inside: Share of a value inside the node which it does.
+    """
     found = [
-        change_comm(graph, value, strategy.layouts[value], layout, ranks)
+        change_comm(graph, value, strategy.layouts[value], layout, ranks, share=left(value))
         for value, layout in strategy.outputs.items()
         if value in strategy.layouts
     ]
     for sums in strategy.row_sums:
-        row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes)
+        share = inside(graph.nodes[sums.op].inputs[0])
+        row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes * share)
         found.append(([row] * sums.forward, [row] * sums.backward))
     found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
     for value, copies in strategy.exchanged.items():
-        exchange = _work(graph, value, "all_to_all", ranks, copies=copies)
+        exchange = _work(graph, value, "all_to_all", ranks, share=copies * inside(value))
         found.append(([exchange], [exchange]))
     if strategy.routed is not None:
         rows = _exchange(strategy.routed.rows_bytes)
@@ -56,7 +113,7 @@ def exit_comm(graph: OperatorGraph, strategy: NodeStrategy, ranks: int) -> list[
     return found
 
 
-def entry_comm(strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
+def entry_comm(strategy: NodeStrategy) -> list[Pair]:
     """Collectives in front of a node: how many rows go to each expert, the rows and weights."""
     routed = strategy.routed
     if routed is None:
@@ -67,7 +124,7 @@ def entry_comm(strategy: NodeStrategy) -> list[tuple[Comm, Comm]]:
 
 
 def _exchange(num_bytes: int) -> CommWork:
-    return CommWork(kind="all_to_all", num_bytes=num_bytes, over_experts=True)
+    return CommWork(kind="all_to_all", num_bytes=num_bytes, over_second=True)
 
 
 def routing_works(routed: RoutedRows) -> tuple[list[OpWork], list[OpWork]]:
@@ -90,21 +147,44 @@ def _moved(rows_bytes: int) -> OpWork:
     return OpWork(kind="embedding", flop=0, read_bytes=rows_bytes, write_bytes=rows_bytes)
 
 
+def left_share(problem: ShardingProblem, value: int) -> float:
+    """Share of a value that cp around the axis of a problem leaves a rank between nodes."""
+    around = problem.around
+    if around is None:
+        return 1.0
+    return 1 / around.ranks if around.left.get(value, around.boundary).is_shard else 1.0
+
+
 def change_comm(
-    graph: OperatorGraph, value: int, source: Layout, target: Layout, ranks: int
-) -> tuple[Comm, Comm]:
-    """Collectives of a change of layout of one value, forward and backward."""
+    graph: OperatorGraph,
+    value: int,
+    source: Layout,
+    target: Layout,
+    ranks: int,
+    *,
+    share: float = 1.0,
+) -> Pair:
+    """Collectives of a change of layout of one value, forward and backward.
+
+    Args:
+        graph: The model.
+        value: The value.
+        source: Its layout as it is made.
+        target: Its layout as it is read.
+        ranks: Ranks of the axis.
+        share: What another axis leaves a rank of it.
+    """
     change = conversion(source, target)
     has_gradient = graph.values[value].requires_grad
     forward, backward = (
-        [] if kind is None else [_work(graph, value, kind, ranks)]
+        [] if kind is None else [_work(graph, value, kind, ranks, share=share)]
         for kind in (change.forward, change.backward if has_gradient else None)
     )
     return forward, backward
 
 
 def _work(
-    graph: OperatorGraph, value: int, kind: Collective, ranks: int, *, copies: int = 1
+    graph: OperatorGraph, value: int, kind: Collective, ranks: int, *, share: float = 1.0
 ) -> CommWork:
-    tensor_bytes = graph.values[value].size_bytes * copies
+    tensor_bytes = graph.values[value].size_bytes * share
     return CommWork(kind=kind, num_bytes=operand_bytes(kind, tensor_bytes, ranks))

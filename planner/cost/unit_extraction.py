@@ -13,17 +13,18 @@ from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
 from planner.cost.unit_comm import (
     Conversions,
+    Pair,
     change_comm,
-    entry_comm,
-    exit_comm,
     gathered_values,
     joined_comm,
+    left_share,
+    node_comm,
     return_works,
     routing_works,
 )
 from planner.cost.unit_parameters import UnitParameters
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
-from planner.cost.work import Shares, backward_work, forward_work, shares_of, unowned_work
+from planner.cost.work import Shares, backward_work, forward_work, shares_in, unowned_work
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.retained import (
     block_ops,
@@ -32,6 +33,7 @@ from planner.graph.analysis.retained import (
 )
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
+from planner.runtime.layout import Layout
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
@@ -109,14 +111,14 @@ def _boundary_comm(
     view: "_UnitView", conversions: Conversions
 ) -> tuple[tuple[CommWork, ...], tuple[CommWork, ...]]:
     """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
-    ranks = view.problem.context.ranks
     ends = [
         pair
         for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True)
         if node.ops and node.ops[-1] in view.own_ops
-        for pair in (*entry_comm(strategy), *exit_comm(view.graph, strategy, ranks))
+        for side in node_comm(view.problem, node, strategy)
+        for pair in side
     ]
-    found = ends + [change_comm(view.graph, *change, ranks) for change in conversions]
+    found = ends + [view.change(*change) for change in conversions]
     return joined_comm(forward for forward, _ in found), joined_comm(back for _, back in found)
 
 
@@ -150,15 +152,16 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
         computed = again - view.kept_ops if kind == Recomputation.SELECTIVE else again
     comm: list[CommWork] = []
     for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True):
-        if not again.isdisjoint(node.ops):
-            comm += joined_comm(forward for forward, _ in entry_comm(strategy))
-        if node.ops and node.ops[-1] in again and strategy.outputs:
-            for forward, _ in exit_comm(graph, strategy, view.problem.context.ranks):
-                comm += forward
+        if again.isdisjoint(node.ops):
+            continue
+        entries, exits = node_comm(view.problem, node, strategy)
+        comm += joined_comm(forward for forward, _ in entries)
+        if node.ops[-1] in again and strategy.outputs:
+            comm += joined_comm(forward for forward, _ in exits)
     read = {v for op in again for v in graph.nodes[op].inputs}
     for value, p, q in conversions:
         if value in read or value in view.saved_values:
-            comm += change_comm(graph, value, p, q, view.problem.context.ranks)[0]
+            comm += view.change(value, p, q)[0]
     ops = [op for op in unit.forward_ops if op in computed]
     return RankWork(ops=tuple(view.forward_works(ops, again)), comm=tuple(comm))
 
@@ -189,7 +192,10 @@ class _UnitView:
         self.own_ops = frozenset(problem.unit.forward_ops)
         self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
-        self.share_of_node = [shares_of(strategy, self._tp) for strategy in chosen]
+        self.share_of_node = [
+            shares_in(problem, node, strategy)
+            for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
+        ]
         self.shares: dict[int, Shares] = {
             op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
         }
@@ -205,6 +211,11 @@ class _UnitView:
             forward = self._forward_kernels(problem.unit.forward_ops)
             joins_norms = kernels.pointwise != "by_hand"
             self._fusion = PointwiseFusion(self.graph, forward, joins_norms=joins_norms)
+
+    def change(self, value: int, source: Layout, target: Layout) -> Pair:
+        """Collectives of a change of layout of a value between nodes."""
+        share = left_share(self.problem, value)
+        return change_comm(self.graph, value, source, target, self._tp, share=share)
 
     def inner_storages(self) -> set[int]:
         """Storages that are never in memory: tensors inside fused kernels."""
@@ -247,7 +258,7 @@ class _UnitView:
                 part = 1 / self._tp if storage in self._gathered_again else share(value)
                 if storage in self._saved_before and part == self._boundary_share():
                     continue
-                inside = op.name in ATTENTIONS and value in share.copies
+                inside = op.name in ATTENTIONS and share.is_copied(value)
                 for kept in self._kept(storage):
                     found[kept, part, inside] = int(self.graph.storages[kept].size_bytes * part)
         return found
@@ -281,7 +292,9 @@ class _UnitView:
         )
 
     def _boundary_share(self) -> float:
-        return 1 / self._tp if self.problem.boundary.is_shard else 1.0
+        problem, around = self.problem, self.problem.around
+        share = 1 / self._tp if problem.boundary.is_shard else 1.0
+        return share / around.ranks if around and around.boundary.is_shard else share
 
     def activation_bytes(self, kind: str) -> int:
         """Bytes kept between forward and backward for one microbatch."""

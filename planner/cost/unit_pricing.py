@@ -18,8 +18,8 @@ class Recompute:
     """Kernels run again."""
     comm_s: float
     """Collectives run again."""
-    experts_comm_s: float = 0.0
-    """Those of them that are over the ranks that share experts."""
+    second_comm_s: float = 0.0
+    """Those of them that are over the second axis: cp around tp, or ep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class PricedUnit:
     weight_backward_s: float
     """The part of ``backward_s`` that only the parameters' gradients need."""
     forward_comm_s: float
-    """Collectives of the forward pass over the split axis and the ranks that share experts."""
+    """Collectives of the forward pass over the split axis and the second beside it."""
     backward_comm_s: float
     """Those of the backward pass."""
     recompute: Mapping[str, Recompute]
@@ -57,9 +57,9 @@ class PricedUnit:
     """All its parameters in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
-    forward_experts_comm_s: float = 0.0
-    """Those of ``forward_comm_s`` that are over the ranks that share experts."""
-    backward_experts_comm_s: float = 0.0
+    forward_second_comm_s: float = 0.0
+    """Those of ``forward_comm_s`` that are over the second axis."""
+    backward_second_comm_s: float = 0.0
     """Those of ``backward_comm_s``."""
     experts_trained_bytes: int = 0
     """Those of ``trained_bytes`` that are of experts which other ranks have not."""
@@ -98,7 +98,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
     for kind, again in work.recompute.items():
         compute_s, again_comm_s = _pass_s(again, rank)
         recompute[kind] = Recompute(
-            compute_s=compute_s, comm_s=again_comm_s, experts_comm_s=_experts_s(again, rank)
+            compute_s=compute_s, comm_s=again_comm_s, second_comm_s=_second_s(again, rank)
         )
     return PricedUnit(
         structure=work.structure,
@@ -107,8 +107,8 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         weight_backward_s=_pass_s(weight, rank)[0],
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
-        forward_experts_comm_s=_experts_s(work.forward, rank),
-        backward_experts_comm_s=_experts_s(whole, rank),
+        forward_second_comm_s=_second_s(work.forward, rank),
+        backward_second_comm_s=_second_s(whole, rank),
         recompute=recompute,
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
@@ -142,9 +142,9 @@ def _pass_s(work: RankWork, rank: RankSpec) -> tuple[float, float]:
     return max(kernels_s, issued_s - collectives_s), collectives_s
 
 
-def _experts_s(work: RankWork, rank: RankSpec) -> float:
-    """Seconds of the collectives over the ranks that share experts."""
-    return sum(comm_s(comm, rank) for comm in work.comm if comm.over_experts)
+def _second_s(work: RankWork, rank: RankSpec) -> float:
+    """Seconds of the collectives over the second axis."""
+    return sum(comm_s(comm, rank) for comm in work.comm if comm.over_second)
 
 
 def master_bytes(dtype: str) -> int:

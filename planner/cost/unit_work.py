@@ -13,14 +13,14 @@ from planner.strategy.conversion import Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommWork:
-    """One collective over the split axis: tp, cp or ep; or over ep beside tp."""
+    """One collective over the split axis, tp, cp or ep, or over the second axis beside it."""
 
     kind: Collective
     """Which."""
     num_bytes: float
     """Bytes of the whole tensor; of one that ranks exchange, what one of them hands out."""
-    over_experts: bool = False
-    """Whether it is over the ranks that share experts."""
+    over_second: bool = False
+    """Whether it is over the second: the ranks of cp around tp, or those that share experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

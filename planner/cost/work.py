@@ -1,15 +1,17 @@
 """The work of one op on one rank, given the layouts of its operands."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.cost.op import ROW_ALIGNMENT, OpKind, OpWork
 from planner.graph.analysis.causal import masked_flop
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, StorageKind
-from planner.runtime.layout import Layout
-from planner.runtime.op_rules import ATTENTIONS, MATMULS
-from planner.strategy.nodes import NodeStrategy, RoutedRows
+from planner.runtime.layout import Layout, shard
+from planner.runtime.op_rules import ATTENTIONS, MATMULS, head_copies
+from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
+from planner.strategy.problem import ShardingProblem
+from planner.strategy.region_strategies import HEADS
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype
 
@@ -52,6 +54,8 @@ class Shares:
     """How often ranks have a split value together, where more than once."""
     otherwise: float = 1.0
     """Share of values without a layout."""
+    around: "Shares | None" = None
+    """Those over cp, of what they leave a rank, where tp splits it."""
     routed: RoutedRows | None = None
     """What goes to the ranks of experts: a rank computes as much less as it has fewer rows, not as
     it has fewer weights."""
@@ -61,8 +65,21 @@ class Shares:
         """Share of an op's work, None where the shares of what it reads and makes tell it."""
         return None if self.routed is None else 1 / self.routed.readers
 
+    @property
+    def axes(self) -> tuple["Shares", ...]:
+        """Those of each axis by itself."""
+        return (self,) if self.around is None else (replace(self, around=None), self.around)
+
+    def is_copied(self, value: int) -> bool:
+        """Whether ranks exchange a value for attention."""
+        return any(value in each.copies for each in self.axes)
+
     def __call__(self, value: int) -> float:
         """Return the share of a value."""
+        share = self._own(value)
+        return share if self.around is None else share * self.around(value)
+
+    def _own(self, value: int) -> float:
         if self.routed is not None and value in self.routed.weights:
             return 1 / self.routed.ranks
         layout = self.layouts.get(value)
@@ -76,6 +93,36 @@ def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
     return Shares(
         layouts=strategy.layouts, ranks=ranks, copies=strategy.exchanged, routed=strategy.routed
     )
+
+
+def shares_in(problem: ShardingProblem, node: Node, strategy: NodeStrategy) -> Shares:
+    """Shares of a node's strategy in its problem, over cp as over the axis of the problem."""
+    own, outer = (
+        shares_of(strategy, problem.context.ranks),
+        context_strategy(problem, node, strategy),
+    )
+    if outer is None:
+        return own
+    assert problem.around is not None
+    return replace(own, around=shares_of(outer, problem.around.ranks))
+
+
+def context_strategy(
+    problem: ShardingProblem, node: Node, strategy: NodeStrategy
+) -> NodeStrategy | None:
+    """How a node runs over cp around the axis of its problem, None where nothing is.
+
+    Of the heads that the inner axis leaves, those of grouped queries may have to go out oftener.
+    """
+    if problem.around is None:
+        return None
+    outer, values = problem.around.chosen[node.index], problem.context.graph.values
+    sent = {}
+    for value in outer.exchanged:
+        is_split = strategy.layouts.get(value) == shard(HEADS)
+        heads = values[value].shape[HEADS] // (problem.context.ranks if is_split else 1)
+        sent[value] = head_copies(heads, problem.around.ranks)
+    return replace(outer, exchanged=sent)
 
 
 def op_kind(name: str) -> OpKind:
@@ -97,8 +144,8 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
         op: The op.
         share: Share of each value that the rank holds.
     """
-    reads, writes = [share(v) for v in op.inputs], [share(v) for v in op.outputs]
-    return _known_work(graph, op, reads, writes, share.of_work)
+    parts = [([each(v) for v in op.inputs], [each(v) for v in op.outputs]) for each in share.axes]
+    return _known_work(graph, op, parts, share.of_work)
 
 
 def unowned_work(op: OpNode, share: float) -> OpWork:
@@ -123,22 +170,20 @@ def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shar
         forward: The forward op that it differentiates.
         share: Share of each forward value that the rank holds.
     """
-    reads, writes = backward_shares(graph, op, forward, share)
-    return _known_work(graph, op, reads, writes, share.of_work)
+    parts = [_backward_shares(graph, op, forward, each) for each in share.axes]
+    return _known_work(graph, op, parts, share.of_work)
 
 
-def _known_work(
-    graph: OperatorGraph,
-    op: OpNode,
-    input_shares: list[float],
-    output_shares: list[float],
-    fixed: float | None,
-) -> OpWork:
+_Parts = Sequence[tuple[list[float], list[float]]]
+"""Shares of what an op reads and writes, over each axis."""
+
+
+def _known_work(graph: OperatorGraph, op: OpNode, parts: _Parts, fixed: float | None) -> OpWork:
     """``_work``, made once: most strategies of a unit split an op alike."""
-    key = "work", op.id, *input_shares, *output_shares, fixed
+    key = "work", op.id, *(share for axis in parts for side in axis for share in side), fixed
     work: OpWork | None = graph.known.get(key)
     if work is None:
-        work = _work(graph, op, input_shares, output_shares, fixed=fixed)
+        work = _work(graph, op, parts, fixed=fixed)
         graph.known[key] = work
     return work
 
@@ -147,6 +192,23 @@ def backward_shares(
     graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
 ) -> tuple[list[float], list[float]]:
     """Shares of what a backward op reads and writes; arguments as of ``backward_work``."""
+    return _over_all([_backward_shares(graph, op, forward, each) for each in share.axes])
+
+
+def _over_all(parts: _Parts) -> tuple[list[float], list[float]]:
+    """Shares over all axes together."""
+    if len(parts) == 1:
+        return parts[0]
+    reads, writes = zip(*parts, strict=True)
+    return [prod(each) for each in zip(*reads, strict=True)], [
+        prod(each) for each in zip(*writes, strict=True)
+    ]
+
+
+def _backward_shares(
+    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
+) -> tuple[list[float], list[float]]:
+    """Those over one axis."""
     known = {*forward.inputs, *forward.outputs, *share.layouts}
 
     def part(value: int) -> float:
@@ -169,8 +231,7 @@ def gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Sha
 def _work(
     graph: OperatorGraph,
     op: OpNode,
-    input_shares: list[float],
-    output_shares: list[float],
+    parts: _Parts,
     *,
     fixed: float | None,
 ) -> OpWork:
@@ -179,6 +240,7 @@ def _work(
     Its FLOPs by ``fixed`` where that is known.
     """
     kind = op_kind(op.name)
+    input_shares, output_shares = _over_all(parts)
     part = min((*input_shares, *output_shares), default=1.0) if fixed is None else fixed
     # What looks rows up in a table reads as many, though the rank has less of the table.
     looks_up = kind == "embedding" and fixed is not None
@@ -187,7 +249,7 @@ def _work(
     batch, m, n, k = 1, 0, 0, 0
     alignment_share = 1.0
     if op.name in MATMULS and len(op.inputs) >= 2:
-        batch, m, n, k = _matmul_sizes(graph, op, input_shares)
+        batch, m, n, k = _matmul_sizes(graph, op, [reads for reads, _ in parts])
         alignment_share = _alignment_share(graph, op, m, n, k)
     elif op.name in _RECURRENT:
         m, n, k = _recurrent_sizes(graph, op)
@@ -217,25 +279,25 @@ def _scaled(graph: OperatorGraph, values: tuple[int, ...], shares: list[float]) 
 
 
 def _matmul_sizes(
-    graph: OperatorGraph, op: OpNode, shares: list[float]
+    graph: OperatorGraph, op: OpNode, shares: Sequence[list[float]]
 ) -> tuple[int, int, int, int]:
-    """Batch, m, n, k of a product on one rank.
+    """Batch, m, n, k of a product on one rank, from the shares of its operands over each axis.
 
     Split operands tell which size is divided: both of them k, only the left one m, only the
     right one n; a batch of products is divided as a whole.
     """
     left, right = (graph.values[value].shape for value in op.inputs[-2:])
     sizes = [left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1]]
-    left_share, right_share = shares[-2:]
-    ranks = round(1 / min(left_share, right_share))
-    if ranks > 1:
-        if sizes[0] > 1:
-            divided = 0
-        elif left_share == right_share:
-            divided = 3
-        else:
-            divided = 1 if left_share < 1 else 2
-        sizes[divided] = max(1, sizes[divided] // ranks)
+    for left_share, right_share in (each[-2:] for each in shares):
+        ranks = round(1 / min(left_share, right_share))
+        if ranks > 1:
+            if sizes[0] > 1:
+                divided = 0
+            elif left_share == right_share:
+                divided = 3
+            else:
+                divided = 1 if left_share < 1 else 2
+            sizes[divided] = max(1, sizes[divided] // ranks)
     batch, m, n, k = sizes
     return batch, m, n, k
 

@@ -14,7 +14,7 @@ from planner.runtime import known_data
 from planner.runtime.anatomy import examine
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
-from planner.runtime.module_edge import ModuleSharding
+from planner.runtime.module_edge import AxisShardings, ModuleSharding
 from planner.vocabulary import Style
 
 SOME_RANKS = 2
@@ -35,6 +35,18 @@ class TriedModule:
     """Layout of its first input."""
     output_layout: str
     """Layout of its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedLayout:
+    """How modules are to run over one axis."""
+
+    over: SplitAxis
+    """The axis."""
+    sequence_dim: int | None
+    """Dim of the stream that is split, None where it is whole."""
+    modules: tuple[TriedModule, ...]
+    """Instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,36 +78,26 @@ class LayoutTrial:
         self._known: dict[Hashable, Refusal | None] = {}
         self._outside: dict[int, frozenset[tuple[int, ...]]] = {}
 
-    def block(
-        self,
-        unit: Unit,
-        modules: Sequence[TriedModule],
-        over: SplitAxis,
-        sequence_dim: int | None,
-    ) -> Refusal | None:
+    def block(self, unit: Unit, layouts: Sequence[TriedLayout]) -> Refusal | None:
         """Try the layout of a block, forward and backward; None where it runs.
 
         Args:
             unit: A block.
-            modules: Its instructions.
-            over: The axis.
-            sequence_dim: Dim of the stream that is split, None where it is whole.
+            layouts: How its modules run over each axis, the inner one first.
         """
         assert unit.block is not None
-        over = _heard(over, modules)
-        key = (unit.block, tuple(modules), over, sequence_dim)
-        if key not in self._known:
-            self._known[key] = self._try(modules, over, sequence_dim, unit.block)
-        return self._known[key]
+        return self._answer(layouts, unit.block)
 
-    def ends(
-        self, modules: Sequence[TriedModule], over: SplitAxis, sequence_dim: int | None
-    ) -> Refusal | None:
+    def ends(self, layouts: Sequence[TriedLayout]) -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs."""
-        over = _heard(over, modules)
-        key = ("ends", tuple(modules), over)
+        return self._answer(layouts, None)
+
+    def _answer(self, layouts: Sequence[TriedLayout], block: int | None) -> Refusal | None:
+        """What comes of a try, made once."""
+        heard = tuple(replace(each, over=_heard(each.over, each.modules)) for each in layouts)
+        key = (block, heard)
         if key not in self._known:
-            self._known[key] = self._try(modules, over, sequence_dim, None)
+            self._known[key] = self._try(heard, block)
         return self._known[key]
 
     def loss(self, module: str, num_chunks: int) -> Refusal | None:
@@ -110,27 +112,14 @@ class LayoutTrial:
             self._known[key] = self._tried(lambda dry_run: dry_run.loss(module, num_chunks))
         return self._known[key]
 
-    def _try(
-        self,
-        modules: Sequence[TriedModule],
-        over: SplitAxis,
-        sequence_dim: int | None,
-        block: int | None,
-    ) -> Refusal | None:
-        shardings = [
-            ModuleSharding(
-                each.module, each.style, each.split, each.input_layout, each.output_layout
-            )
-            for each in modules
-        ]  # fmt: skip
+    def _try(self, layouts: Sequence[TriedLayout], block: int | None) -> Refusal | None:
+        axes = [_as_run(each, block) for each in layouts]
         if block is None:
-            return self._tried(lambda dry_run: dry_run.ends(shardings, over, sequence_dim))
+            return self._tried(lambda dry_run: dry_run.ends(axes))
         if block not in self._outside:
             self._outside[block] = self._read_outside(block)
         outside = self._outside[block]
-        return self._tried(
-            lambda dry_run: dry_run.block(block, shardings, over, sequence_dim, outside)
-        )
+        return self._tried(lambda dry_run: dry_run.block(block, axes, outside))
 
     def _read_outside(self, block: int) -> frozenset[tuple[int, ...]]:
         """Shapes of what a block makes and code outside of it reads, whatever way it takes."""
@@ -200,6 +189,17 @@ class LayoutTrial:
             anatomy = examine(model, blocks, inputs, dtype, reads, around)
             microbatch = inputs, batch.targets
             return DryRun.looked_at(model, anatomy, self._model, microbatch, dtype, reads)
+
+
+def _as_run(layout: TriedLayout, block: int | None) -> AxisShardings:
+    """A layout of a block, or of what lies around the blocks, as the runtime takes it."""
+    modules = [
+        ModuleSharding(each.module, each.style, each.split, each.input_layout, each.output_layout)
+        for each in layout.modules
+    ]
+    if block is None:
+        return AxisShardings(layout.over, layout.sequence_dim, outer=modules)
+    return AxisShardings(layout.over, layout.sequence_dim, blocks=[((block,), modules)])
 
 
 def _heard(over: SplitAxis, modules: Sequence[TriedModule]) -> SplitAxis:

@@ -30,7 +30,7 @@ def draw_warnings(
     places = tuple(dict.fromkeys((*split, *staged)))
     if not places:
         return ()
-    axis = plan.degrees.split_axis
+    axis = " and ".join(plan.degrees.split_axes)
     reasons = [
         *([f"each rank of {axis} draws for its own part of a tensor"] if split else ()),
         *(["stages do not draw what the blocks of others would"] if staged else ()),

@@ -62,7 +62,7 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more, and tp or cp is 1.
+    """Every degree is 1 or more, of tp, cp and ep one is 1.
 
     ep divides dp_shard and tp or cp, and holds the latter.
     """
@@ -71,8 +71,8 @@ def _degrees(plan: Plan) -> Iterator[str]:
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
     axis, ranks = degrees.sample_axis, degrees.sample_ranks
-    if degrees.tp > 1 < degrees.cp:
-        yield f"modules are split over one axis, not over tp {degrees.tp} and cp {degrees.cp}"
+    if degrees.tp > 1 < degrees.cp and degrees.ep > 1:
+        yield f"ep is {degrees.ep} beside tp {degrees.tp} and cp {degrees.cp}"
     elif degrees.ep > 1 and degrees.dp_shard * ranks % degrees.ep:
         lenders = f"dp_shard {degrees.dp_shard} x {axis} {ranks}"
         yield f"ep is {degrees.ep}, but does not divide {lenders}"
@@ -168,30 +168,46 @@ def _recomputation(plan: Plan) -> Iterator[str]:
 def _split_modules(plan: Plan) -> Iterator[str]:
     """Modules are split exactly where tp, cp or ep is above 1, as it splits them."""
     degrees = plan.degrees
-    axis = degrees.split_axis
-    styles = {module.style for sharding in plan.shardings for module in sharding.modules}
     if not degrees.splits_modules and (plan.shardings or plan.sequence_parallel):
         yield "tp, cp and ep are 1, but modules or the sequence are split"
-    if degrees.splits_modules and styles.isdisjoint(split_styles(axis)):
-        yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
-    if degrees.splits_modules and plan.compile:
-        yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
-    if degrees.sample_ranks > 1 and plan.float8:
-        yield f"{axis} is {getattr(degrees, axis)}, but linear layers multiply in float8"
-    if degrees.ep > 1 and Style.EXPERTS not in styles:
+    for axis in degrees.split_axes:
+        styles = _styles(plan, axis)
+        if styles.isdisjoint(split_styles(axis)):
+            yield f"{axis} is {getattr(degrees, axis)}, but no module is split over it"
+        if axis is not Axis.TP and not styles.isdisjoint(SPLIT_STYLES):
+            yield f"{axis} is {getattr(degrees, axis)}, but parameters are split as over tp"
+    for name in {sharding.axis for sharding in plan.shardings}.difference(degrees.split_axes):
+        yield f"modules are split over {name}, which is no axis over which this plan splits them"
+    if degrees.tp == 1 and plan.sequence_parallel:
+        yield "tp is 1, but the stream is split over it"
+    if degrees.ep > 1 and Style.EXPERTS not in _styles(plan, degrees.split_axis):
         yield f"ep is {degrees.ep}, but no module's experts are shared"
-    if axis is not Axis.TP and (plan.sequence_parallel or not styles.isdisjoint(SPLIT_STYLES)):
-        yield f"{axis} is above 1, but parameters or the stream are split as over tp"
-    if plan.loss_chunks > 1 and (degrees.tp > 1 or degrees.cp > 1):
-        yield f"{axis} is {getattr(degrees, axis)}, but the loss is taken in chunks of whole rows"
+
+
+def _whole_modules(plan: Plan) -> Iterator[str]:
+    """What runs whole on a rank is split over no axis: compiled blocks, float8, chunks of a loss."""
+    degrees, axis = plan.degrees, plan.degrees.split_axis
+    split = f"{axis} is {getattr(degrees, axis)}"
+    if degrees.splits_modules and plan.compile:
+        yield f"{split}, but blocks are compiled"
+    if degrees.sample_ranks > 1 and plan.float8:
+        yield f"{split}, but linear layers multiply in float8"
+    if plan.loss_chunks > 1 and degrees.sample_ranks > 1:
+        yield f"{split}, but the loss is taken in chunks of whole rows"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 
 
+def _styles(plan: Plan, axis: str) -> set[str]:
+    """How modules run over an axis."""
+    return {m.style for each in plan.shardings if each.axis == axis for m in each.modules}
+
+
 def _sharded_units(plan: Plan) -> Iterator[str]:
-    """Groups of existing units, no unit in two, blocks apart from prologue and epilogue."""
-    seen: set[int] = set()
+    """Groups of existing units, over an axis no unit in two, blocks apart from what is around."""
+    by_axis: dict[str, set[int]] = {}
     for sharding in plan.shardings:
+        seen = by_axis.setdefault(sharding.axis, set())
         units = set(sharding.units)
         if not units or not (sharding.modules or sharding.whole):
             yield f"units {sharding.units} have {len(sharding.modules)} sharded modules"
@@ -201,7 +217,7 @@ def _sharded_units(plan: Plan) -> Iterator[str]:
             yield f"units {sharding.units} are not all among the {len(plan.units)}"
         if units & set(blocks(plan)) and units - set(blocks(plan)):
             yield f"units {sharding.units} are blocks and others"
-        seen |= units
+        seen.update(units)
 
 
 def _sharded_modules(plan: Plan) -> Iterator[str]:
@@ -240,9 +256,10 @@ def _layouts(plan: Plan) -> Iterator[str]:
 def _spelled(plan: Plan, sharding: UnitSharding, allowed: frozenset[str]) -> frozenset[str]:
     """Write out what the stream is; its last dim may be the sequence in tensors of two dims."""
     in_blocks = set(sharding.units) <= set(blocks(plan))
-    split = plan.splits_stream and (in_blocks or plan.degrees.cp > 1)
+    is_context = sharding.axis == Axis.CP
+    split = (plan.sequence_parallel and in_blocks) or is_context
     stream = {f"Shard({plan.sequence_dim})", _LAST} if split and _STREAM in allowed else set()
-    if stream and (plan.degrees.cp > 1 or plan.degrees.ep > 1):
+    if stream and (is_context or plan.degrees.ep > 1):
         stream.add(_ROWS)  # of tensors whose first dim has samples and sequence
     return (allowed - {_STREAM}) | stream
 
@@ -268,6 +285,7 @@ def _tied_parameters(plan: Plan) -> Iterator[str]:
     split_of = {
         path: module
         for sharding, module in instructions(plan)
+        if sharding.axis == plan.degrees.split_axis
         for path in paths(plan, sharding, module)
     }
     for group in plan.tied_parameters:
@@ -343,6 +361,7 @@ LAYOUT_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "pipeline ranks": _pipeline_ranks,
     "recomputation": _recomputation,
     "split modules": _split_modules,
+    "whole modules": _whole_modules,
     "sharded units": _sharded_units,
     "sharded modules": _sharded_modules,
     "layouts": _layouts,

@@ -15,6 +15,7 @@ from planner.plan.layout_rules import instructions, paths
 from planner.plan.types import Plan
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.rules import broken_rule
+from planner.vocabulary import Axis
 
 if TYPE_CHECKING:
     from planner.graph.sizes.family import GraphFamily
@@ -71,10 +72,10 @@ def _model_sizes(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
     broken = broken_rule(plan.degrees, facts, plan.global_batch_size)
     if broken:
         yield broken.detail
-    axis = plan.degrees.split_axis
-    ranks = plan.degrees.split_ranks
-    if plan.splits_stream and (facts.sequence or 1) % ranks:
-        yield f"a sequence of {facts.sequence} is split over {axis} {ranks}"
+    axes = [axis for axis in plan.degrees.split_axes if axis is Axis.CP or plan.sequence_parallel]
+    if (facts.sequence or 1) % math.prod(getattr(plan.degrees, axis) for axis in axes):
+        split = " and ".join(f"{axis} {getattr(plan.degrees, axis)}" for axis in axes)
+        yield f"a sequence of {facts.sequence} is split over {split}"
     for policy, reason in facts.recompute_refusals.items():
         if any(policy in stage.activation_checkpointing for stage in plan.stages):
             yield f"blocks are recomputed ({policy}), but {reason}"

@@ -25,7 +25,7 @@ from planner.request import PlanRequest
 from planner.strategy.mesh import ParallelDegrees
 from planner.vocabulary import Recomputation
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of plan.json; raised when a reader of the old form would misread the new one."""
 
 _Decoded = TypeVar("_Decoded")

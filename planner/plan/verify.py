@@ -3,7 +3,7 @@
 The rules, in the order in which they are held; the first that is broken is reported.
 
 * of the layout: units, degrees, mesh, batch, schedule, stages, pipeline ranks, recomputation,
-  split modules, sharded units, sharded modules, layouts, fused projections, tied
+  split modules, whole modules, sharded units, sharded modules, layouts, fused projections, tied
   parameters, crossings, loss, offload;
 * of the prices: numbers, idle parts, busy time, bubble, rank memories;
 * on the cluster: devices, float8, memory, host memory, reserve, MFU;

@@ -9,8 +9,16 @@ from planner.runtime.layout import SplitAxis
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.mesh import split_axis
 from planner.strategy.nodes import FoldedUnit
-from planner.strategy.problem import ShardingProblem, sharding_problem
+from planner.strategy.problem import (
+    ContextLayouts,
+    ShardingProblem,
+    inside_context,
+    sharding_problem,
+)
 from planner.vocabulary import Axis
+
+Axes = tuple[tuple[str, int], ...]
+"""Names of axes with their ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +28,7 @@ class ShardingChoice:
     tp: int
     """Tensor-parallel ranks."""
     cp: int = 1
-    """Context-parallel ranks; 1 where tp is more."""
+    """Context-parallel ranks, of which each has a part that tp splits in turn."""
     ep: int = 1
     """Expert-parallel ranks, those of tp or cp among them."""
     sequence_parallel: bool
@@ -38,7 +46,7 @@ class ShardingChoice:
 
     @property
     def ranks(self) -> int:
-        """Ranks over which modules are split."""
+        """Ranks over which modules are split, the inner ones of tp and cp."""
         return int(getattr(self, split_axis(self)))
 
     @property
@@ -48,9 +56,28 @@ class ShardingChoice:
         return SplitAxis(name, self.ranks, experts=1 if name is Axis.EP else self.ep)
 
     @property
-    def splits_stream(self) -> bool:
-        """Whether a rank has a part of what flows between blocks."""
-        return self.sequence_parallel or self.cp > 1
+    def axes(self) -> "Axes":
+        """The axes over which modules are split, the inner one first, with their ranks."""
+        own = (self.over.name, self.over.size)
+        return (own,) if self.context is None else (own, (self.context.over.name, self.cp))
+
+    @property
+    def context(self) -> "ShardingChoice | None":
+        """The choice of layouts over cp around those over tp, None where there is no such axis."""
+        if self.tp == 1 or self.cp == 1:
+            return None
+        return replace(self, tp=1, sequence_parallel=False, split_tables=False)
+
+    @property
+    def sequence_dim(self) -> int | None:
+        """Dim of the stream that the axis splits, None where it leaves it whole."""
+        is_context = self.over.is_context
+        return SEQUENCE_DIM if self.sequence_parallel or is_context else None
+
+    @property
+    def stream_parts(self) -> int:
+        """Ranks that have different parts of what flows between blocks."""
+        return self.cp * (self.tp if self.sequence_parallel else 1)
 
 
 def unit_problem(
@@ -58,16 +85,18 @@ def unit_problem(
     folded: FoldedUnit,
     choice: ShardingChoice,
     whole: frozenset[str] = frozenset(),
+    around: ContextLayouts | None = None,
 ) -> ShardingProblem:
     """The sharding problem of a unit under a choice, with some modules left whole."""
-    return sharding_problem(
+    problem = sharding_problem(
         graph,
         folded,
         over=choice.over,
-        sequence_dim=SEQUENCE_DIM if choice.splits_stream else None,
+        sequence_dim=choice.sequence_dim,
         split_tables=choice.split_tables if choice.tp > 1 else None,
         whole=whole,
     )
+    return problem if around is None else inside_context(problem, around)
 
 
 def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> ShardingChoice:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
-from planner.graph.trial import LayoutTrial, Refusal, TriedModule
+from planner.graph.trial import LayoutTrial, Refusal, TriedLayout, TriedModule
+from planner.pricing.choice import ShardingChoice
 from planner.pricing.sharding_ilp import ShardingSolution
-from planner.runtime.layout import REPLICATE, Layout, SplitAxis
+from planner.runtime.layout import REPLICATE, Layout
 from planner.strategy.nodes import NodeKind, NodeStrategy
+from planner.strategy.problem import ContextLayouts
 from planner.strategy.sharding import ModuleSharding, SplitParameter, WholeModule
 from planner.vocabulary import Style, split_styles
 
@@ -30,7 +32,10 @@ class RunnableUnit:
 
 
 def runnable_block(
-    trial: LayoutTrial, unit: Unit, solve: Solve, *, over: SplitAxis, sequence_dim: int | None
+    trial: LayoutTrial,
+    unit: Unit,
+    solve: Solve,
+    layouts: Callable[[Sequence[ModuleSharding]], Sequence[TriedLayout]],
 ) -> RunnableUnit | Refusal | None:
     """Find the best layout of a block that runs.
 
@@ -38,8 +43,7 @@ def runnable_block(
         trial: Tries layouts.
         unit: The block.
         solve: Solves its problem.
-        over: The axis.
-        sequence_dim: Dim of the stream that is split, None where it is whole.
+        layouts: Gives what is to be tried for instructions, over one axis or two.
 
     Returns:
         The layout, or why none runs; None where there is none to run.
@@ -51,7 +55,7 @@ def runnable_block(
         if solution is None:
             return refusal
         modules = module_shardings(solution)
-        found = trial.block(unit, tried(modules), over, sequence_dim)
+        found = trial.block(unit, layouts(modules))
         if found is None:
             kept = [WholeModule(module=path, reason=reason) for path, reason in whole.items()]
             return RunnableUnit(solution=solution, whole=tuple(kept))
@@ -62,6 +66,26 @@ def runnable_block(
         if not failed:
             return refusal
         whole |= dict.fromkeys(failed, found.reason)
+
+
+def context_layouts(solution: ShardingSolution) -> ContextLayouts:
+    """A unit's layouts over cp as those over tp inside its parts take them."""
+    problem, chosen = solution.problem, solution.chosen
+    conversions: dict[int, list[tuple[int, Layout, Layout]]] = {}
+    for value, source, target in solution.conversions:
+        reader = next(
+            node.index
+            for node, each in zip(problem.folded.nodes, chosen, strict=True)
+            if node.kind is NodeKind.MODULE and each.inputs.get(value) == target
+        )
+        conversions.setdefault(reader, []).append((value, source, target))
+    return ContextLayouts(
+        ranks=problem.context.ranks,
+        chosen=chosen,
+        boundary=problem.boundary,
+        left={value: layout for each in chosen for value, layout in each.outputs.items()},
+        conversions={node: tuple(changes) for node, changes in conversions.items()},
+    )
 
 
 def _split_modules(solution: ShardingSolution, modules: Sequence[ModuleSharding]) -> list[str]:
@@ -80,8 +104,14 @@ def _around(module: str, split: list[str]) -> list[str]:
     return split
 
 
-def tried(modules: Sequence[ModuleSharding]) -> tuple[TriedModule, ...]:
-    """Instructions as the runtime takes them."""
+def tried_over(choice: ShardingChoice, modules: Sequence[ModuleSharding]) -> TriedLayout:
+    """Instructions over the axis of a choice as the runtime takes them."""
+    return TriedLayout(
+        over=choice.over, sequence_dim=choice.sequence_dim, modules=_tried_modules(modules)
+    )
+
+
+def _tried_modules(modules: Sequence[ModuleSharding]) -> tuple[TriedModule, ...]:
     return tuple(
         TriedModule(
             module=each.module,

@@ -12,6 +12,7 @@ asked). So one program of the largest microbatch bounds all smaller ones, and ea
 the way those below it. Layouts that run are no faster than the fastest.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from math import lcm
@@ -50,7 +51,7 @@ class LeastWork:
 
     def expect(self, choice: ShardingChoice) -> None:
         """Note a choice that may be asked for: a larger one will bound it."""
-        family = _family(choice)
+        family = _family(choice if choice.context is None else _without_context(choice))
         self._largest[family] = lcm(self._largest.get(family, 1), choice.microbatch_size)
 
     def by_larger_s(self, choice: ShardingChoice) -> float:
@@ -62,6 +63,8 @@ class LeastWork:
         Returns:
             Seconds, forward and backward, through all units; 0 where larger ones tell nothing.
         """
+        if choice.context is not None:
+            return self._of_a_part_s(self.by_larger_s, choice)
         size, family = choice.microbatch_size, _family(choice)
         if not self._holds or _is_otherwise(choice) or not self._graphs.evaluates(size):
             return 0.0
@@ -82,6 +85,8 @@ class LeastWork:
         0 where there are no layouts. Blocks that are compiled or multiply in float8 are not
         bounded, nor losses in chunks.
         """
+        if choice.context is not None:
+            return self._of_a_part_s(self.solved_s, choice)
         size = choice.microbatch_size
         solved = self._solved.setdefault(_family(choice), {})
         if size not in solved:
@@ -89,6 +94,16 @@ class LeastWork:
                 0.0 if _is_otherwise(choice) else self._solve_s(choice) * (1 - _TOLERANCE)
             )
         return solved[size]
+
+    def _of_a_part_s(
+        self, known_s: Callable[[ShardingChoice], float], choice: ShardingChoice
+    ) -> float:
+        """What a microbatch takes at the least over tp of which ranks of cp have parts.
+
+        None of the kernels and collectives on a part takes less than its share of what the same
+        layouts over tp take on the whole, and those over cp come beside them.
+        """
+        return known_s(_without_context(choice)) / choice.cp if self._holds else 0.0
 
     def _solve_s(self, choice: ShardingChoice) -> float:
         sizes = self._solver.sizes(choice.microbatch_size)
@@ -108,6 +123,11 @@ class LeastWork:
 def _is_otherwise(choice: ShardingChoice) -> bool:
     """Whether blocks run other kernels than programs of layouts price."""
     return choice.compile or choice.float8
+
+
+def _without_context(choice: ShardingChoice) -> ShardingChoice:
+    """The same over tp alone."""
+    return replace(choice, cp=1)
 
 
 def _family(choice: ShardingChoice) -> ShardingChoice:

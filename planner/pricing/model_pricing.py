@@ -18,13 +18,14 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import MeshAxis, comm_group
-from planner.pricing.choice import ShardingChoice
+from planner.pricing.choice import Axes, ShardingChoice
 from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.least_work import LeastWork
 from planner.pricing.sharding_ilp import ShardingSolution
 from planner.pricing.unit_layouts import UnitLayouts, UnitSolver
-from planner.runtime.layout import REPLICATE, Layout, SplitAxis, shard
+from planner.runtime.layout import REPLICATE, Layout, shard
 from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.placement import Strides, canonical_stride
 from planner.strategy.sharding import WholeModule
 from planner.vocabulary import Axis
 
@@ -46,6 +47,8 @@ class PricedModel:
     """Graph at this microbatch size."""
     whole: Mapping[str, tuple[WholeModule, ...]] = field(default_factory=dict)
     """Modules that the script could not run split, by unit structure."""
+    context: Mapping[str, ShardingSolution] = field(default_factory=dict)
+    """Layouts over cp around those, by unit structure; empty where there is no such axis."""
 
 
 class ModelPricer:
@@ -83,38 +86,54 @@ class ModelPricer:
         """What microbatches take at the least."""
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._unit_works: UnitWorks = {}
-        self._priced: dict[tuple[ShardingChoice, float, int], PricedModel | None] = {}
+        self._priced: dict[tuple[ShardingChoice, float, Strides | None], PricedModel | None] = {}
 
-    def rank(self, choice: ShardingChoice, *, stride: int = 1) -> RankSpec:
-        """Device, links between the ranks of the split axis, and host times.
+    def rank(self, choice: ShardingChoice, *, strides: Strides | None = None) -> RankSpec:
+        """Device, links between the ranks of the axes that split modules, and host times.
 
         Args:
             choice: Over how many ranks modules are split.
-            stride: Distance of neighbours on that axis. Layouts are chosen with 1.
+            strides: Distances of neighbours on these axes; None for ranks side by side, tp inside
+                cp, by which layouts are chosen.
         """
-        experts = MeshAxis(size=choice.ep, stride=stride if choice.over.is_inside_blocks else 1)
+        strides = strides or self._side_by_side(choice)
+        if choice.context is None:
+            stride = strides.split if choice.over.is_inside_blocks else 1
+            second = MeshAxis(size=choice.ep, stride=stride)
+        else:
+            second = MeshAxis(size=choice.cp, stride=strides.second)
         return RankSpec(
             device=self.cluster.device,
             dtype=self._dtype,
-            tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=stride)),
-            expert_group=comm_group(self.cluster, experts),
+            tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=strides.split)),
+            second_group=comm_group(self.cluster, second),
             collective_host_s=self._collective_host_s,
         )
 
+    def _side_by_side(self, choice: ShardingChoice) -> Strides:
+        if choice.context is None:
+            return Strides()
+        around = MeshAxis(size=choice.cp, stride=choice.tp)
+        return Strides(second=canonical_stride(self.cluster, around))
+
     def priced(
-        self, choice: ShardingChoice, *, network_host_s: float = 0.0, stride: int = 1
+        self,
+        choice: ShardingChoice,
+        *,
+        network_host_s: float = 0.0,
+        strides: Strides | None = None,
     ) -> PricedModel | None:
         """Price all units, None where some unit cannot run under the choice.
 
         Args:
             choice: The layouts.
             network_host_s: As in ``RankSpec``.
-            stride: As in ``rank``.
+            strides: As in ``rank``.
         """
-        key = (choice, network_host_s, stride)
+        key = (choice, network_host_s, strides)
         if key not in self._priced:
             work, solutions = self.work(choice), self._layouts.of(choice)
-            rank = replace(self.rank(choice, stride=stride), network_host_s=network_host_s)
+            rank = replace(self.rank(choice, strides=strides), network_host_s=network_host_s)
             self._priced[key] = (
                 None
                 if work is None or solutions is None
@@ -124,6 +143,7 @@ class ModelPricer:
                     solutions=solutions,
                     graph=self._graphs.at(choice.microbatch_size),
                     whole={each: self._layouts.whole(choice, each) for each in solutions},
+                    context=self._layouts.around(choice),
                 )
             )
         return self._priced[key]
@@ -156,13 +176,13 @@ class ModelPricer:
             )
         return self._works[choice]
 
-    def reason(self, over: SplitAxis) -> str | None:
-        """Why the script cannot run a layout over an axis, where it was tried and refused."""
-        return self._layouts.reasons.get(over)
+    def reason(self, axes: Axes) -> str | None:
+        """Why the script cannot run a layout over axes, where it was tried and refused."""
+        return self._layouts.reasons.get(axes)
 
-    def is_unpaid(self, over: SplitAxis) -> bool:
-        """Whether modules could be split over an axis, and each is faster whole."""
-        return over in self._layouts.unpaid
+    def is_unpaid(self, axes: Axes) -> bool:
+        """Whether modules could be split over axes, and each is faster whole."""
+        return axes in self._layouts.unpaid
 
     def _reference_rank(self, choice: ShardingChoice) -> RankSpec:
         """Prices that layouts are chosen by.
@@ -178,8 +198,8 @@ class ModelPricer:
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
         group = comm_group(replace(node, links=tuple(links)), MeshAxis(size=choice.tp, stride=1))
-        experts = self.rank(choice).expert_group
-        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, expert_group=experts)
+        experts = self.rank(choice).second_group
+        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, second_group=experts)
 
 
 UnitWorks = dict[tuple[int, bool, KernelForms, int], tuple[ShardingSolution, UnitWork]]
@@ -335,13 +355,13 @@ def _entering_bytes(sizes: GraphSizes, choice: ShardingChoice, kernels: KernelFo
     The gather inside the node that follows a transfer split over tp is not priced: its links are
     some ten times as fast.
     """
-    parts = choice.ranks if choice.splits_stream or kernels.splits_transfers else 1
+    parts = max(choice.stream_parts, choice.ranks if kernels.splits_transfers else 1)
     return [num_bytes // parts for num_bytes in sizes.crossing_bytes]
 
 
 def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> list[int]:
     """Bytes on a rank that each unit counts, under any recomputation, of what a cut sends it."""
-    parts = choice.ranks if choice.splits_stream else 1
+    parts = choice.stream_parts
     return [num_bytes // parts for num_bytes in sizes.received_bytes]
 
 

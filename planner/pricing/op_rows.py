@@ -9,14 +9,14 @@ from planner.cost.node_pricing import (
     forward_op_s,
     price_node,
 )
-from planner.cost.work import forward_work, shares_of
+from planner.cost.work import forward_work, shares_in
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
 from planner.plan.types import Plan
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.pricing.sharding_ilp import ShardingSolution
-from planner.strategy.placement import canonical_stride, mesh_axis
+from planner.strategy.placement import mesh_strides
 from planner.vocabulary import Style
 
 
@@ -46,8 +46,7 @@ def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
     choice = plan_choice(plan)
     priced = pricer.priced(choice)
     assert priced is not None
-    axis = mesh_axis(plan.degrees, plan.degrees.split_axis, plan.mesh_order)
-    rank = pricer.rank(choice, stride=canonical_stride(pricer.cluster, axis))
+    rank = pricer.rank(choice, strides=mesh_strides(pricer.cluster, plan.degrees, plan.mesh_order))
     stage_of_unit = {
         unit: stage.index
         for stage in plan.stages
@@ -77,14 +76,14 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) 
     backward_ops = backward_ops_by_forward(problem)
     for node, strategy in zip(problem.folded.nodes, solution.chosen, strict=True):
         price = price_node(problem, node, strategy, rank, backward_ops)
-        share = shares_of(strategy, problem.context.ranks)
+        share = shares_in(problem, node, strategy)
         for position, op_id in enumerate(node.ops):
             op = graph.nodes[op_id]
             work = forward_work(graph, op, share)
             comm_s = price.forward_comm_s if position == len(node.ops) - 1 else 0.0
             for value in op.inputs if node.inputs else ():
                 if value in entering and value in node.inputs:
-                    comm_s += conversion_s(graph, value, *entering.pop(value), rank)[0]
+                    comm_s += conversion_s(problem, value, *entering.pop(value), rank)[0]
             placement = strategy.layouts.get(op.outputs[0]) if op.outputs else None
             rows[op_id] = (
                 op.name,

@@ -180,7 +180,7 @@ class _Model:
     def _payment(self, value: int, p: Layout, q: Layout) -> Term:
         """The variable g[v,p,q], made on first use with its price in the objective."""
         if (value, p, q) not in self._paid:
-            seconds = sum(conversion_s(self._problem.context.graph, value, p, q, self._rank))
+            seconds = sum(conversion_s(self._problem, value, p, q, self._rank))
             term: Term = (1.0, self.minimisation.binary())
             self.minimisation.add_cost([(seconds * self._scale, term[1])])
             self._paid[value, p, q] = term
@@ -217,9 +217,8 @@ def _decode(
         strategies[k] for strategies, k in zip(problem.strategies, positions, strict=True)
     )
     conversions = conversions_of(problem, chosen)
-    graph = problem.context.graph
     objective_s = sum(row[k].total_s for row, k in zip(prices, positions, strict=True))
-    objective_s += sum(sum(conversion_s(graph, v, p, q, rank)) for v, p, q in conversions)
+    objective_s += sum(sum(conversion_s(problem, v, p, q, rank)) for v, p, q in conversions)
     return ShardingSolution(
         problem=problem,
         chosen=chosen,

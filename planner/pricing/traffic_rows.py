@@ -120,11 +120,11 @@ class _Counted:
 
     def _between_parts(self, stage: StagePlan) -> Iterator[_Moved]:
         """What the layouts of the units move in every microbatch."""
-        axis = self._plan.degrees.split_axis
+        axis, second = self._plan.degrees.split_axis, self._plan.degrees.second_axis
         for unit, kind in zip(self._units(stage), stage.activation_checkpointing, strict=True):
             passes = (unit.forward, unit.input_backward, unit.weight_backward, unit.recompute[kind])
             for comm in (comm for each in passes for comm in each.comm):
-                over = Axis.EP if comm.over_experts else axis
+                over = second if comm.over_second else axis
                 yield _Moved(comm.kind, over, self._plan.num_microbatches, comm.num_bytes)
 
     def _summed(self, stages: list[StagePlan]) -> Iterator[_Moved]:
@@ -220,7 +220,7 @@ class _Counted:
 
     def _crossing(self, cut: CutPoint) -> Iterator[tuple[float, bool]]:
         """Bytes on a rank of each tensor that crosses, and whether its gradient comes back."""
-        parts = self._plan.degrees.split_ranks if self._plan.splits_stream else 1
+        parts = plan_choice(self._plan).stream_parts
         for number in cut.values:
             value = self._graph.values[number]
             yield value.size_bytes / parts, value.requires_grad

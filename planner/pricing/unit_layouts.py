@@ -1,19 +1,23 @@
 """The layouts of a model's units under each choice: solved, and tried by the script's runtime."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from planner.cost.node_pricing import RankSpec
 from planner.errors import SolverError
 from planner.graph.operator_graph import Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
-from planner.graph.trial import Refusal
-from planner.pricing.choice import ShardingChoice, choice_of_unit, unit_problem
+from planner.graph.trial import Refusal, TriedLayout
+from planner.pricing.choice import Axes, ShardingChoice, choice_of_unit, unit_problem
 from planner.pricing.graph_sizes import GraphSizes
-from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
+from planner.pricing.instructions import (
+    RunnableUnit,
+    context_layouts,
+    module_shardings,
+    runnable_block,
+    tried_over,
+)
 from planner.pricing.sharding_ilp import ShardingSolution, is_solvable, solve_sharding
-from planner.runtime.layout import SplitAxis
-from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.sharding import ModuleSharding, WholeModule
 from planner.vocabulary import split_styles
 
@@ -43,13 +47,31 @@ class UnitSolver:
         return self._sizes[microbatch_size]
 
     def solve(
-        self, unit: Unit, choice: ShardingChoice, whole: frozenset[str] = frozenset()
+        self,
+        unit: Unit,
+        choice: ShardingChoice,
+        whole: frozenset[str] = frozenset(),
+        around: ShardingSolution | None = None,
     ) -> ShardingSolution | None:
-        """The best layouts of a unit with some modules left whole, None where there are none."""
+        """The best layouts of a unit, None where there are none.
+
+        Args:
+            unit: The unit.
+            choice: What they are chosen under.
+            whole: Modules that are not split.
+            around: Its layouts over cp where the choice has tp inside its parts; None for the best.
+        """
         sizes = self.sizes(choice.microbatch_size)
-        question = (unit.structure, choice_of_unit(sizes, unit, choice), whole)
+        if choice.context is not None and around is None:
+            around = self.solve(unit, choice.context)
+            if around is None:
+                return None
+        question = (unit.structure, choice_of_unit(sizes, unit, choice), whole, id(around))
         if question not in self._solved:
-            problem = unit_problem(sizes.graph, sizes.folded(unit), choice, whole)
+            problem = unit_problem(
+                sizes.graph, sizes.folded(unit), choice, whole,
+                None if around is None else context_layouts(around),
+            )  # fmt: skip
             try:
                 solvable = is_solvable(problem)
                 found = solve_sharding(problem, self._rank(choice)) if solvable else None
@@ -59,7 +81,8 @@ class UnitSolver:
         return self._solved[question]
 
 
-_Question = tuple[str, ShardingChoice, frozenset[str]]
+_Question = tuple[str, ShardingChoice, frozenset[str], int]
+"""Of a unit's structure; the last tells its layouts over cp, which are kept, apart."""
 
 _NO_RULE = "no rule says how all of it runs on a part of the sequence"
 
@@ -82,9 +105,9 @@ class UnitLayouts:
         self._solutions: dict[ShardingChoice, dict[str, ShardingSolution] | None] = {}
         self._units: dict[tuple[str, ShardingChoice], RunnableUnit | Refusal | None] = {}
         self._confirmed: set[ShardingChoice] = set()
-        self.reasons: dict[SplitAxis, str] = {}
-        """Why the script cannot run a layout over an axis, where it was tried and refused."""
-        self.unpaid: set[SplitAxis] = set()
+        self.reasons: dict[Axes, str] = {}
+        """Why the script cannot run a layout over axes, where it was tried and refused."""
+        self.unpaid: set[Axes] = set()
         """Axes over which modules could be split, and each is faster whole."""
 
     def of(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
@@ -121,10 +144,13 @@ class UnitLayouts:
     def _solve(self, choice: ShardingChoice) -> dict[str, ShardingSolution] | None:
         sizes = self._solver.sizes(choice.microbatch_size)
         solutions: dict[str, ShardingSolution] = {}
+        if choice.context is not None and self.of(choice.context) is None:
+            self._blame(choice)
+            return None
         for unit in sizes.representatives:
             solution = self._solve_unit(sizes, unit, choice)
             if solution is None:
-                if choice.cp > 1:
+                if choice.over.is_context:
                     found = Refusal(module="", reason=_NO_RULE)
                     self._note(choice, unit.name, found)
                 return None
@@ -132,7 +158,7 @@ class UnitLayouts:
         if choice.ranks == 1:
             return solutions
         if not _shards_anything(solutions):
-            self.unpaid |= {choice.over} if _could_shard(solutions) else set()
+            self.unpaid |= {choice.axes} if _could_shard(solutions) else set()
             return None
         return solutions if self._ends_run(choice, solutions) else None
 
@@ -153,30 +179,53 @@ class UnitLayouts:
 
     def _found(self, unit: Unit, choice: ShardingChoice) -> RunnableUnit | Refusal | None:
         """Layouts of a unit, or why none runs; None where there are none to run."""
-        solve = partial(self._solver.solve, unit, choice)
+        around = self.around(choice).get(unit.structure)
+        solve = partial(self._solver.solve, unit, choice, around=around)
         if choice.ranks == 1 or not self._is_tried or unit.kind is not UnitKind.BLOCK:
             solution = solve()
             return None if solution is None else RunnableUnit(solution=solution, whole=())
+        outer = [] if around is None else [_tried_context(choice, around)]
         return runnable_block(
             self._graphs.trial(self._size_of_trial(choice)), unit, solve,
-            over=choice.over, sequence_dim=SEQUENCE_DIM if choice.splits_stream else None,
+            lambda modules: (tried_over(choice, modules), *outer),
         )  # fmt: skip
+
+    def around(self, choice: ShardingChoice) -> Mapping[str, ShardingSolution]:
+        """Layouts over cp around those of a choice, by unit structure; none where none is."""
+        return (self.of(choice.context) or {}) if choice.context is not None else {}
+
+    def _blame(self, choice: ShardingChoice) -> None:
+        """Take over why the layouts over cp do not run that a choice needs."""
+        context = choice.context
+        if context is not None and context.axes in self.reasons:
+            self.reasons.setdefault(choice.axes, self.reasons[context.axes])
 
     def _ends_run(self, choice: ShardingChoice, solutions: dict[str, ShardingSolution]) -> bool:
         """Whether what lies around the blocks runs as it was chosen."""
         if not self._is_tried or choice.over.is_inside_blocks:
             return True
-        ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
-        modules = [module for each in ends for module in module_shardings(each)]
-        found = self._graphs.trial(self._size_of_trial(choice)).ends(
-            tried(modules), choice.over, SEQUENCE_DIM if choice.cp > 1 else None
-        )
+        layouts = [tried_over(choice, _around_blocks(solutions))]
+        if choice.context is not None:
+            layouts.append(tried_over(choice.context, _around_blocks(self.around(choice))))
+        found = self._graphs.trial(self._size_of_trial(choice)).ends(layouts)
         if found is not None:
             self._note(choice, found.module or "the model around its blocks", found)
         return found is None
 
     def _note(self, choice: ShardingChoice, place: str, found: Refusal) -> None:
-        self.reasons.setdefault(choice.over, f"{found.module or place}: {found.reason}")
+        self.reasons.setdefault(choice.axes, f"{found.module or place}: {found.reason}")
+
+
+def _around_blocks(solutions: Mapping[str, ShardingSolution]) -> list[ModuleSharding]:
+    """Instructions for what lies around the blocks."""
+    ends = [each for each in solutions.values() if each.problem.unit.kind is not UnitKind.BLOCK]
+    return [module for each in ends for module in module_shardings(each)]
+
+
+def _tried_context(choice: ShardingChoice, around: ShardingSolution) -> TriedLayout:
+    """A block's layout over cp around that of a choice."""
+    assert choice.context is not None
+    return tried_over(choice.context, module_shardings(around))
 
 
 def _instructions(

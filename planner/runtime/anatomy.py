@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
@@ -346,26 +345,23 @@ def _with_copies(function: FunctionType, copies: Mapping[int, Any]) -> FunctionT
     return new
 
 
-def check_sequence(anatomy: Anatomy, mesh: DeviceMesh, sequence_dim: int | None) -> None:
-    """Check that the stream flows from block to block and splits evenly over the mesh.
+def check_sequence(anatomy: Anatomy, size: int, sequence_dim: int) -> None:
+    """Check that the stream flows from block to block and splits evenly over ranks.
 
     Args:
         anatomy: What the model consists of.
-        mesh: The ranks over which the stream is split.
-        sequence_dim: Dim of the stream that is split; None for none.
+        size: Ranks over which the stream is split.
+        sequence_dim: Dim of the stream that is split.
 
     Raises:
         ValueError: It does not or cannot.
     """
-    if sequence_dim is None:
-        return
     for path, stream in zip(anatomy.blocks, anatomy.streams[1:], strict=True):
         if anatomy.sketch((path, 0)) is not stream:
             raise ValueError(
                 f"splitting the sequence needs blocks that hand one tensor to the next, but {path} "
-                "does not: set SEQUENCE_DIM to None"
+                "does not: plan without sequence_parallel and cp"
             )
-    size = mesh.size()
     for stream in anatomy.streams:
         if stream.shape[sequence_dim] % size:
             raise ValueError(

@@ -19,7 +19,7 @@ from .chunked_loss import take_loss_in_chunks
 from .known_data import DataRead, KnownData
 from .layout import REPLICATE, SplitAxis
 from .model import run_model
-from .module_edge import ModuleSharding
+from .module_edge import AxisShardings
 from .part import OffersLoss
 from .split_part import SplitPart
 from .split_tensor import Ranks, SplitTensor
@@ -120,45 +120,35 @@ class DryRun:
         twin = meta_twin(model, dtype)
         return cls(twin, anatomy, user, given, wanted, dtype, inputs, reads)
 
-    def run(
-        self,
-        block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
-        outer_shardings: Sequence[ModuleSharding],
-        over: SplitAxis,
-        sequence_dim: int | None,
-    ) -> None:
+    def run(self, *axes: AxisShardings) -> None:
         """Run one block of each kind, and what lies around the blocks.
 
         Args:
-            block_shardings: Positions of blocks of one kind and what holds for them.
-            outer_shardings: What holds for modules outside the blocks.
-            over: The axis.
-            sequence_dim: Dim of the stream that is split inside blocks (over cp everywhere), None
-                where it is whole.
+            axes: How modules run over each axis, the inner one first.
 
         Raises:
             DryRunError: Something does not run.
         """
-        for positions, shardings in block_shardings:
-            self.block(positions[min(1, len(positions) - 1)], shardings, over, sequence_dim)
-        if not over.is_inside_blocks:
-            self.ends(outer_shardings, over, sequence_dim)
+        kinds: dict[tuple[int, ...], list[int]] = {}
+        for position in range(len(self.anatomy.blocks)):
+            kind = tuple(id(each.of_block(position)) for each in axes)
+            kinds.setdefault(kind, []).append(position)
+        for positions in kinds.values():
+            self.block(positions[min(1, len(positions) - 1)], axes)
+        if not any(each.axis.is_inside_blocks for each in axes):
+            self.ends(axes)
 
     def block(
         self,
         position: int,
-        shardings: Sequence[ModuleSharding],
-        over: SplitAxis,
-        sequence_dim: int | None,
+        axes: Sequence[AxisShardings],
         read_outside: Collection[tuple[int, ...]] = (),
     ) -> None:
         """Run one block under its layout, the others left out.
 
         Args:
             position: Which.
-            shardings: What holds for its modules.
-            over: The axis.
-            sequence_dim: Dim of the stream that is split, None where it is whole.
+            axes: How modules run over each axis, the inner one first.
             read_outside: Shapes of what it makes and code outside of it reads.
 
         Raises:
@@ -168,7 +158,9 @@ class DryRun:
         part = self._part((position,), self._sources)
         part.first_block, part.blocks, part.last_block = position, (path,), path
         part.is_last = False
-        _parallel(part, over, sequence_dim).apply([((position,), shardings)], ())
+        for each in axes:
+            shardings = [((position,), each.of_block(position))]
+            _parallel(part, each.axis, each.sequence_dim).apply(shardings, ())
         seen: list[Tree] = []
 
         def note(_: nn.Module, __: Args, output: Tree) -> None:
@@ -185,19 +177,22 @@ class DryRun:
         noting.remove()
         _check_left(part.model, path, read_outside)
 
-    def ends(
-        self, shardings: Sequence[ModuleSharding], over: SplitAxis, sequence_dim: int | None
-    ) -> None:
+    def ends(self, axes: Sequence[AxisShardings]) -> None:
         """Run what lies around the blocks under its layout, all blocks left out.
+
+        Args:
+            axes: How modules run over each axis, the inner one first.
 
         Raises:
             DryRunError: It does not run.
         """
         part = self._part(())
-        parallel = _parallel(part, over, None)
-        parallel.apply((), shardings)
-        if over.is_context and sequence_dim is not None and self.anatomy.blocks:
-            parallel.split_output(self.anatomy.blocks[-1], sequence_dim)
+        for each in axes:
+            parallel = _parallel(part, each.axis, None)
+            parallel.apply((), each.outer)
+            dim = each.sequence_dim if each.axis.is_context else None
+            if dim is not None and self.anatomy.blocks:
+                parallel.split_output(self.anatomy.blocks[-1], dim)
         self._run_ends(part)
 
     def loss(self, module: str, num_chunks: int) -> None:
@@ -276,20 +271,20 @@ def _on_meta(tree: Tree) -> Tree:
 
 
 def _parallel(part: SplitPart, over: SplitAxis, sequence_dim: int | None) -> TensorParallel:
-    shared = _first_of(over.size)
+    shared = _first_of(over.size, int(over.is_context))
     experts = shared if over.is_inside_blocks else _first_of(over.experts)
     return TensorParallel(part, over, shared, sequence_dim, experts)
 
 
-def _first_of(size: int) -> Shared:
-    """The first of some ranks."""
+def _first_of(size: int, level: int = 0) -> Shared:
+    """The first of some ranks, of a level (``Ranks``)."""
 
     def distribute(whole: Tensor, dim: int) -> Tensor:
         if whole.shape[dim] % size:
             raise DryRunError("", f"{whole.shape[dim]} is no multiple of {size}")
         return whole.narrow(dim, 0, whole.shape[dim] // size).clone()
 
-    return Shared(Ranks(rank=0, size=size, group=None), distribute)
+    return Shared(Ranks(rank=0, size=size, group=None, level=level), distribute)
 
 
 @contextmanager

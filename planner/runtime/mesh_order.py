@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from .meshes import axis_names
+
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The order in which FSDP2 and DTensor want axes, and in which torch slices them."""
 
@@ -37,13 +39,18 @@ def divided_mesh(mesh: DeviceMesh, sizes: Mapping[str, int]) -> DeviceMesh:
 
     Args:
         mesh: The mesh.
-        sizes: Ranks on the axes, in the order of its own; what was two is the last.
+        sizes: Ranks on the axes, in the order of its own; what was two is the last, or lies around
+            an axis of its own that is.
     """
-    ranks = _flat(mesh.mesh.tolist())
-    last = [*sizes.values()][-1]
+    ranks, names = _flat(mesh.mesh.tolist()), [*sizes]
+    inside = sizes[names.pop()] if names[-1] in axis_names(mesh) else 1
+    length = sizes[names[-1]] * inside
     # Ranks of a group go by their numbers, and so must places on an axis that was two.
-    rows = [sorted(ranks[at : at + last]) for at in range(0, len(ranks), last)]
-    return _mesh_of(mesh.device_type, [rank for row in rows for rank in row], sizes)
+    ordered: list[int] = []
+    for start in range(0, len(ranks), length):
+        rows = [sorted(ranks[start + at : start + length : inside]) for at in range(inside)]
+        ordered += [rank for column in zip(*rows, strict=True) for rank in column]
+    return _mesh_of(mesh.device_type, ordered, sizes)
 
 
 def _flat(ranks: _Ranks) -> list[int]:

@@ -1,7 +1,7 @@
 """What happens where a split module begins and ends."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,24 @@ class ModuleSharding:
     """Layout that the first input must have."""
     output_layout: str = "Replicate"
     """Layout that the output leaves with."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisShardings:
+    """How modules run over one axis."""
+
+    axis: SplitAxis
+    """The axis."""
+    sequence_dim: int | None
+    """Dim of the stream that is split inside blocks (over cp everywhere), None for none."""
+    blocks: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]] = ()
+    """Positions of blocks, and what holds for each of them."""
+    outer: Sequence[ModuleSharding] = ()
+    """What holds for modules outside the blocks."""
+
+    def of_block(self, position: int) -> Sequence[ModuleSharding]:
+        """What holds for a block."""
+        return next((modules for blocks, modules in self.blocks if position in blocks), ())
 
 
 def placement(layout: str, ndim: int) -> Layout:
@@ -97,7 +115,8 @@ class ModuleEdge:
     def _cover(self, module: nn.Module) -> None:
         for name, layout in self.layouts.items():
             holder, last = holder_of(module, name)
-            parameter: Tensor | None = holder._parameters[last]
+            # Over cp what is shown may be what the axis inside shows.
+            parameter: Tensor | None = holder.__dict__.get(last, holder._parameters[last])
             assert parameter is not None
             if layout.is_shard:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -125,9 +144,9 @@ class ModuleEdge:
         So q, k and v (gate and up) share one collective forward and one backward.
         """
         is_moved = x.is_floating_point() or isinstance(x, SplitTensor) or target.is_shard
-        if layout_of(x) == target or not is_moved:
+        if layout_of(x, self.ranks) == target or not is_moved:
             return x
-        key = (x._version, target, torch.is_grad_enabled())
+        key = (x._version, target, self.ranks.level, torch.is_grad_enabled())
         kept = x.__dict__.get("_in_layout")
         if kept is not None and kept[0] == key:
             shared: Tensor = kept[1]
@@ -138,7 +157,7 @@ class ModuleEdge:
 
     def _in_pieces(self, x: Tensor, layout: str) -> Layout:
         """Read a layout; a split dim lies in the pieces in which it does, or as the stream does."""
-        target, source = placement(layout, x.ndim), layout_of(x)
+        target, source = placement(layout, x.ndim), layout_of(x, self.ranks)
         if target.is_shard and source.is_shard and target.dim == source.dim:
             return Layout(target.kind, target.dim, source.outer)
         joins_dims = self.axis.is_context or self.axis.experts > 1

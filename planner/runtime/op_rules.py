@@ -176,7 +176,7 @@ def _attention(call: Call, _: int) -> Found:
     A mask or bias has the same dims or is broadcast along the split one.
     """
     split = call.first.split
-    if split is None or split.outer != 1 or split.dim not in (0, 1):
+    if split is None or split.dim not in (0, 1):
         return None
     if any(each.split != split for each in call.operands[1:3]):
         return None

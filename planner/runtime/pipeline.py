@@ -19,7 +19,6 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from .data import joined_batch, mixed_seed
-from .meshes import axis_names
 from .parallel_model import ParallelModel
 from .stages import Stage
 from .trees import Function, Microbatch, Tree, tensors_of
@@ -108,7 +107,7 @@ def pipeline_schedule(
     schedule: str,
     num_microbatches: int,
     *,
-    sequence_dim: int | None = None,
+    split: tuple[int, int] | None = None,
 ) -> Schedule:
     """Make a schedule with this rank's stages.
 
@@ -117,15 +116,13 @@ def pipeline_schedule(
         mesh: The whole mesh, with a pp axis.
         schedule: Name by which torch knows it.
         num_microbatches: Microbatches per step.
-        sequence_dim: Dim of the stream that is split over tp or cp, None where it is whole.
+        split: Dim of the stream that is split, and into how many parts; None where it is whole.
     """
     for stage in stages:
         for _, block in stage.block_items()[:1]:
             block.register_forward_pre_hook(functools.partial(_draw_apart, stage.index))
     device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
-    axis = "cp" if "cp" in axis_names(mesh) else "tp"
-    split = None if sequence_dim is None else (sequence_dim, mesh[axis].size())
     made: list[PipelineStage] = [
         _Stage(
             stage,

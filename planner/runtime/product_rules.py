@@ -185,7 +185,7 @@ def _beside_zeros(call: Call, splits: Sequence[Layout | None]) -> list[Layout | 
 def _attention_backward(call: Call, tp: int) -> Found:
     """Gradients of query, key and value (and bias) lie as these do."""
     split = call.first.split
-    if split is None or split.outer != 1 or split.dim not in (0, 1):
+    if split is None or split.dim not in (0, 1):
         return None
     return [split if len(target) == 4 else REPLICATE for target in call.targets]
 

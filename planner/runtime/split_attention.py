@@ -3,13 +3,15 @@
 from torch import Tensor
 from torch.nn import functional
 
-from .layout import shard
+from .layout import Layout, shard
 from .op_rules import head_copies
-from .split_tensor import Ranks, SplitTensor, changed
+from .split_tensor import Ranks, SplitTensor, changed, layout_inside
 from .trees import Tree
+from .unread import SplitError
 
 _TOKENS = shard(2)
-_HEADS = shard(1)
+_HEADS = 1
+"""Dim of the heads."""
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Tree, **kwargs: Tree) -> Tensor:
@@ -24,14 +26,30 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Tree, **kwargs:
         return attend(*operands, *args, **kwargs)
     assert isinstance(query, SplitTensor)
     ranks = query.ranks
-    q, k, v = (changed(_sent(x, ranks), _HEADS, ranks) for x in operands)
+    if query.shape[_HEADS] // _pieces(query) % ranks.size:
+        raise SplitError(f"{query.shape[_HEADS]} heads do not divide over the ranks that have them")
+    q, k, v = (changed(_sent(x, ranks), _heads(x), ranks) for x in operands)
     return changed(attend(q, k, v, *args, **kwargs), _TOKENS, ranks)
+
+
+def _pieces(heads: Tensor) -> int:
+    """Parts of the heads that the axis inside has, each of which is split."""
+    inside = layout_inside(heads)
+    if not (inside.is_shard and inside.dim == _HEADS):
+        return 1
+    assert isinstance(heads, SplitTensor)
+    assert isinstance(heads.local, SplitTensor)
+    return inside.outer * heads.local.ranks.size
+
+
+def _heads(tensor: Tensor) -> Layout:
+    return shard(_HEADS, _pieces(tensor))
 
 
 def _sent(heads: Tensor, ranks: Ranks) -> Tensor:
     """Repeat the heads of grouped queries where there are not enough for all ranks."""
-    copies = head_copies(heads.shape[1], ranks.size)
-    return heads if copies == 1 else heads.repeat_interleave(copies, 1)
+    copies = head_copies(heads.shape[_HEADS] // _pieces(heads), ranks.size)
+    return heads if copies == 1 else heads.repeat_interleave(copies, _HEADS)
 
 
 def allow_split_tokens() -> None:

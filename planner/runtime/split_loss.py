@@ -5,9 +5,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from .layout import PARTIAL, Layout
+from .layout import PARTIAL, REPLICATE, Layout
 from .split_ops import SPECIAL
-from .split_tensor import SplitTensor, unwrapped, wrapped
+from .split_tensor import SplitTensor, layout_inside, unwrapped, wrapped
 from .trees import Args, Function, Kwargs, Tree
 
 _NONE, _MEAN, _SUM = range(3)
@@ -16,6 +16,13 @@ _NONE, _MEAN, _SUM = range(3)
 
 def _embedding(ids: Tensor, weight: Tensor, *args: Tree, **kwargs: Tree) -> Tensor:
     """Look up the tokens whose rows this rank has; zeros for the others make a sum over ranks."""
+    if isinstance(weight, SplitTensor) and layout_inside(weight) != REPLICATE:
+        found = _embedding(unwrapped(ids), unwrapped(weight), *args, **kwargs)
+        return (
+            wrapped(found, ids.layout_over_ranks, ids.ranks)
+            if isinstance(ids, SplitTensor)
+            else found
+        )
     if not isinstance(weight, SplitTensor) or weight.layout_over_ranks != Layout("shard", 0):
         return functional.embedding(ids, weight, *args, **kwargs)
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")

@@ -16,7 +16,7 @@ from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard, through_reshap
 from .op_call import Call, Found, Operand, Shape
 from .op_rules import _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
-from .split_tensor import Ranks, SplitTensor, layout_of
+from .split_tensor import Ranks, SplitTensor, is_over, layout_of
 from .trees import Args, Function, Kwargs, Tree
 from .unread import SplitError, UnreadTensor, refuse_unread
 
@@ -77,6 +77,9 @@ name; ``NotImplemented`` where it is not theirs."""
 def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     """Run an op some of whose operands are split.
 
+    What ranks have of them may be split in turn: it is run over the outer ranks, and what that
+    runs on their parts over the inner ones.
+
     Raises:
         SplitError: It cannot run on them.
     """
@@ -87,16 +90,21 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
             return result
     tensors = _tensors_in((*args, *kwargs.values()))
     refuse_unread(tensors)
-    ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
+    ranks = _outermost(tensors)
     if name in _LIKE_BASE and (made := _like_base(name, args, ranks)) is not None:
         return made
     if name in _MADE_WHOLE or name == "_fused_sdp_choice":
         return func(*_local(args), **_local(kwargs))
-    key = _key(func, tensors, args, kwargs)
+    key = _key(func, tensors, args, kwargs, ranks)
     decision = _DECISIONS.get(key)
     if decision is None:
         decision = _DECISIONS[key] = _decide(func, tensors, args, kwargs, ranks)
     return _run(func, tensors, args, kwargs, (decision, ranks))
+
+
+def _outermost(tensors: Sequence[Tensor]) -> Ranks:
+    found = (each.ranks for each in tensors if isinstance(each, SplitTensor))
+    return max(found, key=lambda ranks: ranks.level)
 
 
 def _like_base(name: str, args: Args, ranks: Ranks) -> Tree:
@@ -104,7 +112,7 @@ def _like_base(name: str, args: Args, ranks: Ranks) -> Tree:
     source, size, stride = args[:3]
     whole, offset = torch.empty(size, device="meta"), args[3] if len(args) > 3 else 0
     is_whole = tuple(stride) == whole.stride() and whole.numel() == source.numel() and not offset
-    layout = layout_of(source)
+    layout = layout_of(source, ranks)
     if not is_whole or not layout.is_shard or not source.local.is_contiguous():
         return None
     found = through_reshape(layout, tuple(source.shape), tuple(size), ranks.size)
@@ -121,18 +129,19 @@ def _like_base(name: str, args: Args, ranks: Ranks) -> Tree:
 SplitTensor.run = run_split
 
 
-def _key(func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs) -> _Key:
+def _key(
+    func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs, ranks: Ranks
+) -> _Key:
     grad = torch.is_grad_enabled()
     looks = tuple(
         (
             each.shape,
-            each.layout_over_ranks if isinstance(each, SplitTensor) else None,
+            each.layout_over_ranks if is_over(each, ranks) else None,
             each.dtype,
             grad and each.requires_grad,
         )
         for each in tensors
     )
-    ranks = next(each.ranks for each in tensors if isinstance(each, SplitTensor))
     named = tuple((name, _plain(value)) for name, value in kwargs.items())
     return func, looks, _plain(args), named, ranks.size
 
@@ -148,9 +157,9 @@ def _decide(
         results = _tensors_in((_on_meta(func, args, kwargs),))
         targets = [tuple(each.shape) for each in results]
     op = _Op(name, torch.Tag.pointwise in func.tags, _plain(args))
-    operands = [_operand(each) for each in tensors]
+    operands = [_operand(each, ranks) for each in tensors]
     call = Call(op, operands, targets)
-    _check_gradients(call, tensors)
+    _check_gradients(call, tensors, ranks)
     found, parts = _layouts(call, ranks.size)
     if found is None or not all(
         not layout.is_shard or can_shard(target, layout, ranks.size)
@@ -160,28 +169,28 @@ def _decide(
         if func._schema.is_mutable or not targets:
             raise SplitError(refusal)
         return _Decision((), (), {}, refusal)
-    is_same = layout_of(tensors[0]) == found[0] if tensors else False
+    is_same = layout_of(tensors[0], ranks) == found[0] if tensors else False
     if func._schema.is_mutable and not is_same:
         raise SplitError(f"{_words(call)}: it would write a part over what is not split so")
     positions = _positions(call, found, targets, ranks.size)
     return _Decision(tuple(found), parts, positions)
 
 
-def _operand(tensor: Tensor) -> Operand:
+def _operand(tensor: Tensor, ranks: Ranks) -> Operand:
     shape = tuple(tensor.shape)
-    if not isinstance(tensor, SplitTensor):
+    if not is_over(tensor, ranks):
         return Operand(shape, None)
     layout = tensor.layout_over_ranks
     return Operand(shape, layout if layout.is_shard or layout == PARTIAL else None)
 
 
-def _check_gradients(call: Call, tensors: Sequence[Tensor]) -> None:
+def _check_gradients(call: Call, tensors: Sequence[Tensor], ranks: Ranks) -> None:
     """Refuse a whole tensor whose gradient each rank would know a part of."""
     if not torch.is_grad_enabled():
         return
     joins_parts = call.op.name in _JOINS and any(each.split for each in call.operands)
     for each in tensors:
-        is_split = isinstance(each, SplitTensor) and not (
+        is_split = is_over(each, ranks) and not (
             joins_parts and not each.layout_over_ranks.is_shard
         )
         if each.requires_grad and not is_split:
@@ -279,7 +288,7 @@ def _run(
 
     def part(_: Tensor) -> Tensor:
         tensor, wanted = next(parts)
-        local = tensor.local if isinstance(tensor, SplitTensor) else tensor
+        local = tensor.local if is_over(tensor, ranks) else tensor
         is_whole = wanted is not None and local.shape == tensor.shape
         return ranks.part(local, wanted) if is_whole and wanted is not None else local
 
@@ -289,7 +298,7 @@ def _run(
         local_args = tuple(decision.positions.get(i, each) for i, each in enumerate(local_args))
     name = func.overloadpacket.__name__
     if PARTIAL in decision.layouts and ranks.rank > 0:
-        local_args = _without_summand(name, tensors, local_args)
+        local_args = _without_summand(name, tensors, local_args, ranks)
     result = _call(func, name, local_args, local_kwargs)
     if func._schema.is_mutable:
         return args[0]
@@ -298,16 +307,21 @@ def _run(
 
 
 def _wrap(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+    if isinstance(local, UnreadTensor):
+        sizes = list(local.shape)
+        if layout.is_shard:
+            sizes[layout.dim] *= ranks.size
+        whole = torch.empty(sizes, dtype=local.dtype, device="meta")
+        return UnreadTensor(whole, local.device, local.refusal)
     return local if layout == REPLICATE else SplitTensor(local, layout, ranks)
 
 
-def _without_summand(name: str, tensors: Sequence[Tensor], args: Args) -> Args:
+def _without_summand(name: str, tensors: Sequence[Tensor], args: Args, ranks: Ranks) -> Args:
     """Leave out what is whole and is added to a sum over ranks: the first rank adds it."""
     position = _SUMMANDS.get(name)
     if position is None or not isinstance(args[position], Tensor | int | float):
         return args
-    of_sum = position < len(tensors) and isinstance(tensors[position], SplitTensor)
-    if of_sum and tensors[position].layout_over_ranks == PARTIAL:  # type: ignore[attr-defined]
+    if position < len(tensors) and layout_of(tensors[position], ranks) == PARTIAL:
         return args
     value = args[position]
     zero = torch.zeros_like(value) if isinstance(value, Tensor) else 0

@@ -2,19 +2,21 @@
 
 The user's code sees shapes of the whole tensor: views, expands and masks are written for them, and
 so are rotary tables. Ops run on the parts, by the rules of ``op_rules`` (``split_ops``).
+
+What a rank of cp holds may be split over tp in turn: its part is a split tensor itself.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .layout import PARTIAL, REPLICATE, Layout
+from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout
 from .trees import Args, Function, Kwargs, Tree
-from .unread import refuse_unread
+from .unread import SplitError, refuse_unread
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -27,6 +29,8 @@ class Ranks:
     """How many there are."""
     group: dist.ProcessGroup | None
     """None in a dry run, where nothing but shapes is known."""
+    level: int = 0
+    """0 where their parts are plain tensors, 1 where they may be split over ranks of level 0."""
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Return the sum over ranks, or what else ``op`` says."""
@@ -105,7 +109,10 @@ class SplitTensor(Tensor):
         made: SplitTensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=local.dtype, device=local.device
         )
-        made.local, made.layout_over_ranks, made.ranks = local.detach(), layout, ranks
+        held = (
+            local.detach() if local.requires_grad or not isinstance(local, SplitTensor) else local
+        )
+        made.local, made.layout_over_ranks, made.ranks = held, layout, ranks
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -126,15 +133,60 @@ class SplitTensor(Tensor):
         return cls.run(func, args, kwargs or {})
 
 
-def layout_of(tensor: Tensor) -> Layout:
-    """Return the layout of a tensor; a plain one is whole on each rank."""
-    return tensor.layout_over_ranks if isinstance(tensor, SplitTensor) else REPLICATE
+def is_over(tensor: Tree, ranks: Ranks) -> TypeGuard[SplitTensor]:
+    """Whether something is a tensor that is split over some ranks, whatever it is over others."""
+    return isinstance(tensor, SplitTensor) and tensor.ranks.level == ranks.level
+
+
+def layout_of(tensor: Tensor, ranks: Ranks) -> Layout:
+    """Return the layout of a tensor over some ranks; one that is not split is whole on each."""
+    if is_over(tensor, ranks):
+        return tensor.layout_over_ranks
+    if isinstance(tensor, SplitTensor) and tensor.ranks.level > ranks.level:
+        return layout_of(tensor.local, ranks)
+    return REPLICATE
+
+
+def layout_inside(tensor: Tensor) -> Layout:
+    """Return how what a rank has of a tensor is split in turn."""
+    local = tensor.local if isinstance(tensor, SplitTensor) else tensor
+    return local.layout_over_ranks if isinstance(local, SplitTensor) else REPLICATE
 
 
 def _converted(tensor: Tensor, target: Layout, ranks: Ranks) -> Tensor:
     """Bring a tensor to another layout, outside autograd."""
-    source = layout_of(tensor)
-    local = tensor.local if isinstance(tensor, SplitTensor) else tensor
+    if isinstance(tensor, SplitTensor) and tensor.ranks.level > ranks.level:
+        part = _converted(tensor.local, target, ranks)
+        return SplitTensor(part, tensor.layout_over_ranks, tensor.ranks)
+    source = layout_of(tensor, ranks)
+    local = tensor.local if is_over(tensor, ranks) else tensor
+    if isinstance(local, SplitTensor):
+        within = local.layout_over_ranks, local.ranks
+        before, after = (_in_a_part(each, *within) for each in (source, target))
+        local = SplitTensor(_moved(local.local, before, after, ranks), *within)
+    else:
+        local = _moved(local, source, target, ranks)
+    return local if target == REPLICATE else SplitTensor(local, target, ranks)
+
+
+def _in_a_part(layout: Layout, inside: Layout, within: Ranks) -> Layout:
+    """Return a layout as it is of one of the parts that each rank's tensor is split into.
+
+    Raises:
+        SplitError: The parts are strewn over it.
+    """
+    if not (layout.is_shard and inside.is_shard and layout.dim == inside.dim):
+        return layout
+    if layout.outer % (inside.outer * within.size):
+        raise SplitError(
+            f"dim {layout.dim} is split over ranks inside those that exchange it: its parts would "
+            "not lie in order"
+        )
+    return Layout(layout.kind, layout.dim, layout.outer // within.size)
+
+
+def _moved(local: Tensor, source: Layout, target: Layout, ranks: Ranks) -> Tensor:
+    """Bring what a rank holds to another layout."""
     if source == PARTIAL and target != PARTIAL:
         local = ranks.scattered(local, target) if target.is_shard else ranks.reduced(local)
     elif source.is_shard and target.is_shard and source != target:
@@ -148,7 +200,7 @@ def _converted(tensor: Tensor, target: Layout, ranks: Ranks) -> Tensor:
         local = local.new_empty(0).set_(local)  # type: ignore[call-overload]
     if target == PARTIAL and source != PARTIAL:
         local = local if ranks.rank == 0 else torch.zeros_like(local)
-    return local if target == REPLICATE else SplitTensor(local, target, ranks)
+    return local
 
 
 class _Change(torch.autograd.Function):
@@ -162,7 +214,7 @@ class _Change(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> tuple[Tensor, None, None, None]:
         refuse_unread([grad])
-        if layout_of(grad) != ctx.back:
+        if layout_of(grad, ctx.ranks) != ctx.back:
             grad = _converted(grad, ctx.back, ctx.ranks)
         if ctx.back == PARTIAL:  # of a plain parameter
             assert isinstance(grad, SplitTensor)
@@ -182,7 +234,7 @@ def changed(
         gradient: Layout in which its gradient goes back, PARTIAL for this rank's summand as a
             plain tensor; None for that of the tensor, where the gradient of a sum is whole.
     """
-    source = layout_of(tensor)
+    source = layout_of(tensor, ranks)
     if source == target and gradient is None:
         return tensor
     back = gradient or (source if source.is_shard else REPLICATE)
@@ -220,9 +272,9 @@ class _Wrap(torch.autograd.Function):
         refuse_unread([grad])
         # Each summand of a sum over ranks has the gradient of the sum.
         back = ctx.layout if ctx.layout.is_shard else REPLICATE
-        if layout_of(grad) != back:
+        if layout_of(grad, ctx.ranks) != back:
             grad = _converted(grad, back, ctx.ranks)
-        return grad.local if isinstance(grad, SplitTensor) else grad, None, None
+        return grad.local if is_over(grad, ctx.ranks) else grad, None, None
 
 
 def wrapped(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
@@ -239,7 +291,8 @@ class _Unwrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> Tensor:
-        return SplitTensor(grad, ctx.layout, ctx.ranks)
+        is_sum = ctx.layout == REPLICATE_PARTIAL_GRAD
+        return SplitTensor(grad, PARTIAL if is_sum else ctx.layout, ctx.ranks)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:

@@ -61,10 +61,10 @@ class Shared:
     """Gives each rank its part of a parameter."""
 
     @classmethod
-    def over(cls, mesh: DeviceMesh) -> "Shared":
-        """Return it for a mesh of one axis."""
+    def over(cls, mesh: DeviceMesh, level: int = 0) -> "Shared":
+        """Return it for a mesh of one axis, of a level (``Ranks``)."""
         group = mesh.get_group()
-        ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group)
+        ranks = Ranks(rank=mesh.get_local_rank(), size=mesh.size(), group=group, level=level)
 
         def distribute(whole: Tensor, dim: int) -> Tensor:
             return distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
@@ -108,7 +108,7 @@ class TensorParallel:
             experts: The axis of the ranks that share experts, where it is another.
         """
         name = (mesh.mesh_dim_names or ("tp",))[0]
-        shared = Shared.over(mesh)
+        shared = Shared.over(mesh, int(name == "cp"))
         of_experts = shared if experts is None else Shared.over(experts)
         axis = SplitAxis(name, mesh.size(), 1 if experts is None else experts.size())
         return cls(part, axis, shared, sequence_dim, of_experts)
@@ -142,7 +142,8 @@ class TensorParallel:
         self._tie_containers()
         self._check_ties()
         self._made.clear()  # FSDP2 keeps its own shards: these would live on beside them
-        self.part.make_whole = lambda tensor: changed(tensor, REPLICATE, self.ranks)
+        inside = self.part.make_whole
+        self.part.make_whole = lambda tensor: inside(changed(tensor, REPLICATE, self.ranks))
         if self.sequence_dim is not None:
             self._split_stream(shard(self.sequence_dim))
 
@@ -171,8 +172,10 @@ class TensorParallel:
             rows = None if self.axis.is_inside_blocks else edge
             Experts(path, tuple(parts), number, shared.ranks, rows).register(module)
             return
+        # Parts over tp lie inside those over cp: they are made last, and made whole first.
+        is_around = self.axis.is_context
         module.register_forward_pre_hook(edge.enter, with_kwargs=True)
-        module.register_forward_hook(edge.leave)
+        module.register_forward_hook(edge.leave, prepend=is_around)
         module.register_forward_hook(edge.uncover, always_call=True)
 
     def _distributed(self, parameter: nn.Parameter, layout: Layout, shared: Shared) -> nn.Parameter:
@@ -235,10 +238,8 @@ class TensorParallel:
 
         def check(path: str, _: nn.Module, __: Args, output: Tree) -> Tree:
             stream = first_tensor(output)
-            if layout_of(stream) != layout:
-                raise SplitError(
-                    f"{path} returns its stream as {layout_of(stream)}, not as {layout}"
-                )
+            if (found := layout_of(stream, ranks)) != layout:
+                raise SplitError(f"{path} returns its stream as {found}, not as {layout}")
             if stream._is_view():  # FSDP2 warns of outputs that are views
                 stream = changed(stream, layout, ranks, gradient=layout)
             return with_tensors(output, {0: stream})
@@ -254,10 +255,13 @@ class TensorParallel:
             block.register_forward_hook(functools.partial(check, path))
         if part.is_first and part.blocks:
             first = part.model.get_submodule(part.blocks[0])
-            first.register_forward_pre_hook(scatter, with_kwargs=True)
-        part.after_blocks = None if self.axis.is_context else gather
-        part.receive = lambda local: wrapped(local, layout, ranks)
-        part.send = lambda stream: unwrapped(changed(stream, layout, ranks))
+            is_around = self.axis.is_context
+            first.register_forward_pre_hook(scatter, with_kwargs=True, prepend=is_around)
+        if not self.axis.is_context:
+            part.after_blocks = gather
+        receive, send = part.receive, part.send
+        part.receive = lambda local: wrapped(receive(local), layout, ranks)
+        part.send = lambda stream: send(unwrapped(changed(stream, layout, ranks)))
 
 
 def sum_sequence_gradients(parts: Sequence[SplitPart], mesh: DeviceMesh) -> None:

@@ -137,11 +137,13 @@ def _stages(
 
 
 def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
-    """Tensor-parallel instructions for the script, by structure."""
+    """Instructions for the script over each axis, by structure."""
     found = []
-    for structure, solution in priced.solutions.items():
-        units = tuple(u.index for u in priced.graph.units if u.structure == structure)
-        modules, whole = module_shardings(solution), priced.whole.get(structure, ())
-        if modules or whole:
-            found.append(UnitSharding(units=units, modules=modules, whole=whole))
+    for solutions, refused in ((priced.solutions, priced.whole), (priced.context, {})):
+        for structure, solution in solutions.items():
+            units = tuple(u.index for u in priced.graph.units if u.structure == structure)
+            modules, whole = module_shardings(solution), refused.get(structure, ())
+            if modules or whole:
+                axis = solution.problem.context.axis
+                found.append(UnitSharding(axis=axis, units=units, modules=modules, whole=whole))
     return tuple(found)

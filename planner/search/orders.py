@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.placement import MeshOrder, canonical_stride, mesh_axis, mesh_orders
+from planner.strategy.placement import MeshOrder, Strides, mesh_orders, mesh_strides
 from planner.strategy.rules import BrokenRule
 from planner.vocabulary import ORDER_SIGN, Axis
 
@@ -26,9 +26,9 @@ class MeshOrders:
         """Orders that the request and the runtime take, the most usual one first."""
         return mesh_orders(self._cluster, degrees, self._kept)
 
-    def stride(self, degrees: ParallelDegrees, order: MeshOrder) -> int:
-        """Distance of the ranks over which modules are split, the least for their links."""
-        return canonical_stride(self._cluster, mesh_axis(degrees, degrees.split_axis, order))
+    def strides(self, degrees: ParallelDegrees, order: MeshOrder) -> Strides:
+        """Distances of the ranks over which modules are split, the least for their links."""
+        return mesh_strides(self._cluster, degrees, order)
 
     def broken_rule(self, degrees: ParallelDegrees) -> BrokenRule | None:
         """Refuse degrees that have none of the orders that the request asks for."""
@@ -59,7 +59,7 @@ class MeshOrders:
             return ()
         usual = f"the usual one with {' around '.join(self._kept)}" if self._kept else "the usual"
         words = f"orders of the mesh beside {usual} for layouts within {near:.0%} of the fastest"
-        splits = any(len({self.stride(each, o) for o in self.of(each)}) > 1 for each in layouts)
+        splits = any(len({self.strides(each, o) for o in self.of(each)}) > 1 for each in layouts)
         if splits:
             words += ", modules laid out as on the innermost links"
         if any(each.ep > 1 < each.sample_ranks for each in layouts):

@@ -13,7 +13,6 @@ from planner.plan.types import Plan, Reason, Rejection, SearchOutcome, SolverRep
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
-from planner.runtime.layout import SplitAxis
 from planner.search.decide import NEAR_SHARE, Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
@@ -140,23 +139,24 @@ class Search:
         return (self._unsplit_one(each) for each in legal if id(each) not in known)
 
     def _unsplit_one(self, configuration: Configuration) -> Rejection:
-        """Say why a configuration has no layout over tp or cp."""
+        """Say why a configuration has no layout over its axes."""
         degrees = configuration.degrees
-        over = SplitAxis(degrees.split_axis, degrees.split_ranks)
-        reason = self._space.pricer.reason(over)
-        if reason is None and self._space.pricer.is_unpaid(over):
+        axes = tuple((str(axis), int(getattr(degrees, axis))) for axis in degrees.split_axes)
+        split = " and ".join(f"{axis} {size}" for axis, size in axes)
+        reason = self._space.pricer.reason(axes)
+        if reason is None and self._space.pricer.is_unpaid(axes):
             detail = (
-                f"with {over.name} {over.size} each module is faster whole than split, by the "
+                f"with {split} each module is faster whole than split, by the "
                 "times of these devices and links: all ranks would compute the same"
             )
             return refusal(configuration, rule=_UNPAID, why=partial(Reason, detail=detail))
         if reason is None:
-            detail = f"no module of the model can be split over {over.name} {over.size}"
+            detail = f"no module of the model can be split over {split}"
             if self._request.fixed.sequence_parallel:
                 detail += " with sequence_parallel=true; with false more modules may be"
             why = partial(Reason, detail=detail)
             return refusal(configuration, rule="nothing to split", why=why)
-        detail = f"the script cannot run {over.name} {over.size}: {reason}"
+        detail = f"the script cannot run {split}: {reason}"
         return refusal(configuration, rule=_THE_SCRIPT, why=partial(Reason, detail=detail))
 
     def _candidates(self, incumbents: Incumbents) -> list[Plan]:
@@ -187,12 +187,8 @@ class Search:
         opened: Any = dict.fromkeys(axes)
         free = replace(self._request, fixed=replace(self._request.fixed, **opened))
         legal, _ = LayoutSpace(self._space.graphs, self._cluster, free, tries_all=True).legal()
-        unsplit = {each.degrees.split_axis for each in self._rejections if each.rule in _FOUND_LATE}
-        left = [
-            each.degrees
-            for each in legal
-            if not (each.degrees.splits_modules and each.degrees.split_axis in unsplit)
-        ]
+        unsplit = {each.degrees.split_axes for each in self._rejections if each.rule in _FOUND_LATE}
+        left = [each.degrees for each in legal if each.degrees.split_axes not in unsplit - {()}]
         possible = [axis for axis in PLANNED_AXES if any(getattr(d, axis) > 1 for d in left)]
         if not axes or not possible:
             return "change the number of GPUs or the global batch size, or fix fewer values"

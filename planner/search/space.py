@@ -33,6 +33,7 @@ from planner.strategy.fixed_rules import (
     stream_rule,
 )
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.placement import Strides
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
@@ -117,7 +118,7 @@ class LayoutSpace:
         )
         self.orders = MeshOrders(cluster, request.fixed.mesh_order or ())
         self._tried_chunks = False
-        self._known: dict[tuple[ShardingChoice, float, int, Hashable], KnownMixes] = {}
+        self._known: dict[tuple[ShardingChoice, float, Strides, Hashable], KnownMixes] = {}
 
     @property
     def tries_contexts(self) -> bool:
@@ -363,14 +364,16 @@ class LayoutSpace:
         choice = _choice(configuration, split=split)
         rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
         host_s = rank.network_host_s
-        stride = self.orders.stride(configuration.degrees, configuration.mesh_order)
-        priced = self.pricer.priced(choice, network_host_s=host_s, stride=stride) if kinds else None
+        strides = self.orders.strides(configuration.degrees, configuration.mesh_order)
+        priced = (
+            self.pricer.priced(choice, network_host_s=host_s, strides=strides) if kinds else None
+        )
         if priced is None:
             return None
         table = StageCosts(
             priced.model, configuration, self.cluster, self.framework, moves_state=moves_state
         )
-        key = (choice, host_s, stride, table.recomputation_key)
+        key = (choice, host_s, strides, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)
 

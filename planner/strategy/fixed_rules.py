@@ -126,10 +126,13 @@ def stream_rule(
             "on, but they do not hand on one tensor of (batch, sequence, features); "
             "sequence_parallel can be false",
         )
+    ranks = degrees.sample_ranks
+    by = f"tp {tp}" if degrees.cp == 1 else f"(tp {tp} * cp {degrees.cp} = {ranks})"
+    can_be = "tp" if degrees.cp == 1 else "their product"
     return BrokenRule(
         rule="sequence % tp",
-        detail=f"sequence_parallel=true: sequence {facts.sequence} % tp {tp} = "
-        f"{facts.sequence % tp}; tp can be {listed(divisors(facts.sequence))}, or "
+        detail=f"sequence_parallel=true: sequence {facts.sequence} % {by} = "
+        f"{facts.sequence % ranks}; {can_be} can be {listed(divisors(facts.sequence))}, or "
         "sequence_parallel false",
     )
 

@@ -26,10 +26,20 @@ class SplitDegrees(Protocol):
 
 
 def split_axis(degrees: SplitDegrees) -> Axis:
-    """Return the axis over which modules are split: ep where nothing else is."""
+    """Return the axis over which modules are split, the inner one of tp and cp.
+
+    ep where nothing else is.
+    """
+    if degrees.tp > 1:
+        return Axis.TP
     if degrees.cp > 1:
         return Axis.CP
-    return Axis.EP if degrees.ep > 1 and degrees.tp == 1 else Axis.TP
+    return Axis.EP if degrees.ep > 1 else Axis.TP
+
+
+def second_axis(degrees: SplitDegrees) -> Axis:
+    """Return the axis whose ranks exchange beside those: of cp around tp, or of ep, if any."""
+    return Axis.CP if degrees.tp > 1 < degrees.cp else Axis.EP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +67,23 @@ class ParallelDegrees:
     def split_axis(self) -> Axis:
         """The axis over which modules are split: tp (of one rank where none is), cp or ep.
 
-        Under tp and cp, experts may be those of the ranks of ep.
+        Under tp and cp, experts may be those of the ranks of ep; tp may split what ranks of cp
+        have.
         """
         return split_axis(self)
+
+    @property
+    def second_axis(self) -> Axis:
+        """The axis whose ranks exchange beside those: cp around tp, else ep."""
+        return second_axis(self)
+
+    @property
+    def split_axes(self) -> tuple[Axis, ...]:
+        """The axes over which modules are split, the inner one first."""
+        if not self.splits_modules:
+            return ()
+        around = (Axis.CP,) if self.second_axis is Axis.CP else ()
+        return (self.split_axis, *around)
 
     @property
     def split_ranks(self) -> int:
@@ -91,7 +115,7 @@ class ParallelDegrees:
 
     @property
     def sample_axis(self) -> Axis:
-        """The axis whose ranks have the same samples; modules are split over one of the two."""
+        """The axis whose ranks have the same samples, where it is one of the two."""
         return Axis.CP if self.cp > 1 else Axis.TP
 
     @property

@@ -5,6 +5,7 @@ each axis crosses, and with how many ranks side by side; orders that agree in th
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
 
@@ -100,7 +101,7 @@ def _links_of_axes(
     """What prices depend on of an order."""
     pipeline = mesh_axis(degrees, Axis.PP, order)
     groups = (
-        (mesh_axis(degrees, degrees.split_axis, order),),
+        *((mesh_axis(degrees, axis, order),) for axis in degrees.split_axes),
         state_axes(degrees, order),
         expert_axes(degrees, order),
         (mesh_axis(degrees, Axis.DP_REPLICATE, order),),
@@ -122,6 +123,25 @@ def _canonical(units: tuple[int, ...], axis: MeshAxis) -> int:
         if (units[-1] // axis.size) % stride == 0
         and crossed_links(units, (MeshAxis(size=axis.size, stride=stride),)) == wanted
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strides:
+    """Distances of neighbours on axes that split modules, the least for their links."""
+
+    split: int = 1
+    """On the split axis."""
+    second: int = 1
+    """On cp around it."""
+
+
+def mesh_strides(cluster: ClusterSpec, degrees: ParallelDegrees, order: MeshOrder) -> Strides:
+    """Return them for a mesh."""
+    split, *around = (
+        canonical_stride(cluster, mesh_axis(degrees, axis, order))
+        for axis in degrees.split_axes or (degrees.split_axis,)
+    )
+    return Strides(split=split, second=around[0] if around else 1)
 
 
 def canonical_stride(cluster: ClusterSpec, axis: MeshAxis) -> int:

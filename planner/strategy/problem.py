@@ -1,5 +1,6 @@
 """The sharding problem of one unit: its nodes and their strategies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -9,9 +10,30 @@ from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy
-from planner.strategy.region_strategies import exchanged, region_strategies
+from planner.strategy.region_strategies import HEADS, exchanged, region_strategies
 from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLayouts:
+    """How a unit lies on cp, where tp splits in turn what each of its ranks has.
+
+    The two split a tensor one after the other, and each follows through ops by the rules for one
+    axis: what is local to the ranks of one is local to those of both. So a rank has of a tensor the
+    product of its shares.
+    """
+
+    ranks: int
+    """Ranks of cp."""
+    chosen: tuple[NodeStrategy, ...]
+    """The strategy of each node."""
+    boundary: Layout
+    """Layout in which values enter and leave the unit."""
+    left: Mapping[int, Layout]
+    """Layout in which each value is left for others."""
+    conversions: Mapping[int, tuple[tuple[int, Layout, Layout], ...]]
+    """Changes of layout in front of modules, by the node that first needs each: value, from, to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +48,8 @@ class ShardingProblem:
     """Nodes and the values between them."""
     strategies: tuple[tuple[NodeStrategy, ...], ...]
     """Strategies of each node; an empty tuple makes the problem infeasible."""
+    around: ContextLayouts | None = None
+    """The unit on cp, where the problem is about tp inside its parts."""
 
     @property
     def boundary(self) -> Layout:
@@ -83,6 +107,22 @@ def sharding_problem(
             tuple(replace(each, exchanged=exchanged(node, each, context)) for each in allowed)
         )
     return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+
+
+def inside_context(problem: ShardingProblem, around: ContextLayouts) -> ShardingProblem:
+    """The same problem on the parts that ranks of cp have of the unit.
+
+    What is local to the ranks of each axis by itself is local to those of both where the sizes that
+    both split divide: the sequence of the stream, and the heads inside attention.
+    """
+    fits = around.boundary != problem.boundary or _stream_fits(
+        problem.folded, replace(problem.context, ranks=problem.context.ranks * around.ranks)
+    )
+    strategies = tuple(
+        tuple(each for each in ways if fits and _leaves_heads(node, each, problem.context, around))
+        for node, ways in zip(problem.folded.nodes, problem.strategies, strict=True)
+    )
+    return replace(problem, strategies=strategies, around=around)
 
 
 def _context(
@@ -281,6 +321,19 @@ def _treats_tables(
 
 def _constant(node: Node) -> NodeStrategy:
     return NodeStrategy(style="region", inputs={}, outputs={}, layouts={})
+
+
+def _leaves_heads(
+    node: Node, strategy: NodeStrategy, context: UnitContext, around: ContextLayouts
+) -> bool:
+    """Whether attention has as many heads for each rank of cp of those that tp leaves it."""
+    graph = context.graph
+    queries = {op.inputs[0] for op in map(graph.nodes.__getitem__, node.ops) if op.inputs}
+    return all(
+        graph.values[query].shape[HEADS] // context.ranks % around.ranks == 0
+        for query in queries & around.chosen[node.index].exchanged.keys()
+        if strategy.layouts.get(query) == shard(HEADS)
+    )
 
 
 def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:

@@ -116,6 +116,8 @@ def _reduces(op: OpNode) -> bool:
     return op.arguments[3] != 0
 
 
+HEADS = 1
+"""Dim of queries, keys and values that is their heads."""
 TOKENS = 2
 """Dim of queries, keys and values that is the sequence: (batch, heads, tokens, head_dim)."""
 

@@ -79,7 +79,6 @@ def enumerate_degrees(
     """
     contexts = contexts or (fixed.cp or 1) > 1
     experts = experts or (fixed.ep or 1) > 1
-    asked = {axis for axis in SPLIT_AXES if (getattr(fixed, axis) or 1) > 1}
     for pp in divisors(gpus):
         for tp in divisors(gpus // pp):
             for cp in divisors(gpus // pp // tp) if contexts else (1,):
@@ -95,14 +94,9 @@ def enumerate_degrees(
                             pp=pp,
                             ep=ep,
                         )
-                        split = {axis for axis in SPLIT_AXES if getattr(degrees, axis) > 1}
-                        goes = not split >= _APART or asked >= _APART
+                        goes = fixed.ep is not None or not (tp > 1 < cp and ep > 1)
                         if _keeps(degrees, fixed) and goes:
                             yield degrees
-
-
-_APART = frozenset({Axis.TP, Axis.CP})
-"""Axes over which modules are not split at the same time."""
 
 
 def _expert_ranks(dp_shard: int, sample_ranks: int, fixed: FixedValues) -> list[int]:
@@ -178,8 +172,11 @@ def heads_rule(
     """Tensor parallelism that does not divide the heads is tried where it is asked for alone.
 
     Attention is then whole on each rank, while other modules are split: seldom the best layout, and
-    each degree more is one for which all units are laid out and tried.
+    each degree more is one for which all units are laid out and tried. So is cp around it that does
+    not divide the heads which it leaves.
     """
+    if fixed.tp is None and (refused := _all_heads_rule(degrees, facts)):
+        return refused
     for name, sizes in (("heads", facts.heads), ("kv_heads", facts.kv_heads)):
         for size in sizes if fixed.tp is None else ():
             if size % degrees.tp:
@@ -191,17 +188,24 @@ def heads_rule(
     return None
 
 
+def _all_heads_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
+    """Leave each rank of tp and cp a head of its own."""
+    ranks = degrees.tp * degrees.cp
+    for size in facts.heads if degrees.tp > 1 < degrees.cp else ():
+        if size % ranks:
+            return BrokenRule(
+                rule="heads % (tp * cp)",
+                detail=f"heads {size} % (tp {degrees.tp} * cp {degrees.cp} = {ranks}) = "
+                f"{size % ranks}; their product can be {listed(divisors(size))}",
+            )
+    return None
+
+
 def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
     """Context parallelism splits the stream's sequence, and inside attention its heads."""
     cp = degrees.cp
     if cp == 1:
         return None
-    if degrees.tp > 1:
-        return BrokenRule(
-            rule="cp with tp",
-            detail=f"cp {cp} with tp {degrees.tp}: modules are split over one of them; cp can be "
-            "1, or tp 1",
-        )
     if facts.sequence is None:
         return BrokenRule(
             rule="cp needs a sequence",
@@ -224,6 +228,12 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
     ep = degrees.ep
     if ep == 1:
         return None
+    if degrees.tp > 1 < degrees.cp:
+        return BrokenRule(
+            rule="ep with tp and cp",
+            detail=f"ep {ep} with tp {degrees.tp} and cp {degrees.cp}: the ranks of one of the two "
+            "are among those that share experts; ep can be 1, or tp, or cp",
+        )
     if not facts.experts:
         return BrokenRule(
             rule="ep needs experts",
@@ -373,8 +383,9 @@ def _reshards(degrees: ParallelDegrees, fixed: FixedValues) -> tuple[bool, ...]:
 
 
 def can_split_stream(degrees: ParallelDegrees, facts: ModelFacts) -> bool:
-    """Whether tp divides the sequence of what blocks hand on."""
-    return degrees.tp > 1 and facts.sequence is not None and facts.sequence % degrees.tp == 0
+    """Whether tp divides the sequence of what blocks hand on, or what cp leaves of it."""
+    tp, ranks = degrees.tp, degrees.sample_ranks
+    return tp > 1 and facts.sequence is not None and facts.sequence % ranks == 0
 
 
 def _options(*, possible: bool, fixed: bool | None) -> tuple[bool, ...]:

@@ -50,8 +50,10 @@ class WholeModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSharding:
-    """Tensor-parallel instructions for all units of one structure."""
+    """Instructions for all units of one structure, over one axis."""
 
+    axis: str
+    """tp, cp or ep."""
     units: tuple[int, ...]
     """Units that run so."""
     modules: tuple[ModuleSharding, ...]

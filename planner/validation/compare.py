@@ -133,12 +133,15 @@ def _beside_trace(saved: SavedPlan, trace: TorchTrace, path: Path) -> Comparison
             hint="Give the trace together with the plan of its script.",
         )
     costs, seen = saved.plan.costs, trace.median
-    split = f"{saved.plan.degrees.split_axis}_comm_s"
+    degrees = saved.plan.degrees
+    axes = degrees.split_axes or (degrees.split_axis,)
+    split = "split_comm_s" if len(axes) > 1 else f"{axes[0]}_comm_s"
+    split_s = sum(getattr(costs, f"{axis}_comm_s") for axis in axes)
     once_s = min(costs.optimizer_s, _once_s(saved))
     pairs = (
         (STEP_PART, costs.step_time_s, seen.step_time_s),
         ("compute_s", costs.compute_s + costs.recompute_s, seen.compute_s),
-        (split, getattr(costs, split), seen.split_comm_s),
+        (split, split_s, seen.split_comm_s),
         ("dp_comm_s", costs.dp_comm_s, seen.dp_comm_s),
         ("pp_comm_s", costs.pp_comm_s, seen.pp_comm_s),
         ("bubble_s", costs.bubble_s, seen.bubble_s),

@@ -280,7 +280,7 @@ def test_each_line_is_noted_once():
         lambda scores: scores.t().topk(2, dim=0)[1].t(),
     ],
 )
-def test_tokens_are_spread_evenly_over_experts(route):
+def test_tokens_are_spread_evenly_over_second(route):
     def forward(self, x):
         chosen = route(self.linear(x))
         out = torch.zeros_like(x)

@@ -146,6 +146,6 @@ def test_what_needs_more_than_its_own_experts_is_none(before, tmp_path):
 
 
 @pytest.mark.parametrize("after", RESULTS)
-def test_what_is_no_sum_over_experts_is_none(after, tmp_path):
+def test_what_is_no_sum_over_second_is_none(after, tmp_path):
     *_, found = experts_in(written(tmp_path, "", after))
     assert any(found.values()) == RESULTS[after]
