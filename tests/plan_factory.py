@@ -138,7 +138,7 @@ def make_shardings():
         split=(SplitParameter(name="weight", dim=1),),
         input_layout="Shard(-1)",
     )
-    return (UnitSharding(units=tuple(range(1, NUM_BLOCKS + 1)), modules=(column, row)),)
+    return (UnitSharding(axis="tp", units=tuple(range(1, NUM_BLOCKS + 1)), modules=(column, row)),)
 
 
 def make_cluster(num_gpus=8, gpus_per_node=8):

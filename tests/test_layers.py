@@ -40,10 +40,9 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         (
-            *("float64_groups", "layout", "mesh_order", "meshes", "processes", "stored_order"),
-            "trees",
+            *("float64_groups", "layout", "meshes", "processes", "stored_order", "trees"),
         ),
-        ("answers", "unread"),
+        ("answers", "mesh_order", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("own_experts", "split_tensor", "streams"),
@@ -221,7 +220,7 @@ ORDERS = {
     "codegen": (
         ("source", "undrawn"),
         ("expected", "model_files", "reads"),
-        ("imports",),
+        ("imports", "splits"),
         ("emit", "kernels"),
         ("trial",),
         ("files",),

@@ -5,7 +5,6 @@ modules of ``planner/runtime`` that it imports, which are copied beside it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from planner.codegen.source import (
     LINE_LENGTH,
     call_of,
     quote,
-    range_of,
     runs_of,
-    tuple_of,
     wrapped_tuple,
 )
+from planner.codegen.splits import block_positions, split_source
 from planner.errors import CodegenError
 from planner.graph.operator_graph import ModuleOutput
 from planner.hardware.spec import ClusterSpec
@@ -29,7 +27,6 @@ from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.rendering import render
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import rank_of_stage
-from planner.strategy.sharding import ModuleSharding
 from planner.units import format_bytes, format_count, format_s
 from planner.vocabulary import (
     PLANNED_SCHEDULES,
@@ -40,14 +37,6 @@ from planner.vocabulary import (
 
 MOST_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built whole on every rank: each draws its own shards."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BlockGroup:
-    """Tensor-parallel instructions of blocks of one structure, as source text."""
-
-    blocks: str
-    modules: tuple[str, ...]
 
 
 def emit_script(
@@ -98,7 +87,7 @@ def emit_script(
         gradient_sums=_gradient_sums(plan),
         needs=needs,
         **_meshes(plan),
-        **_split(plan),
+        **split_source(plan),
     )
 
 
@@ -110,47 +99,6 @@ def _meshes(plan: Plan) -> dict[str, object]:
         "merges": plan.degrees.cp > 1,
         "state_mesh": "state_mesh(merged)" if plan.degrees.cp > 1 else _data_mesh(plan),
         "data_mesh": _data_mesh(plan) if plan.degrees.cp > 1 else "shards",
-    }
-
-
-def _split(plan: Plan) -> dict[str, object]:
-    """What the script says of modules that are split over an axis."""
-    axes = plan.degrees.split_axes
-    return {
-        "is_split": bool(axes),
-        "splits": [_axis_split(plan, axis) for axis in axes],
-        "ep": plan.degrees.ep,
-        "sequence_dim": plan.sequence_dim if plan.splits_stream else None,
-        "stream_axes": " and ".join(axis for axis in axes if _splits_stream(plan, axis)),
-        "stream_parts": " * ".join(
-            f'MESH["{axis}"]' for axis in axes if _splits_stream(plan, axis)
-        ),
-    }
-
-
-def _splits_stream(plan: Plan, axis: Axis) -> bool:
-    """Whether an axis splits the sequence of what flows between blocks."""
-    return axis is Axis.CP or (axis is Axis.TP and plan.sequence_parallel)
-
-
-def _axis_split(plan: Plan, axis: Axis) -> dict[str, object]:
-    """What the script says of modules that are split over one axis.
-
-    Those of cp around tp have names of their own.
-    """
-    is_around = axis is not plan.degrees.split_axis
-    mesh = {Axis.EP: "experts", Axis.TP: "merged" if plan.degrees.cp > 1 else "mesh"}
-    shares = plan.degrees.ep > 1 and axis is not Axis.EP
-    size = 'experts["ep"].size()' if axis is Axis.EP else f'MESH["{axis}"]'
-    return {
-        "axis": str(axis),
-        "names": "CONTEXT_" if is_around else "",
-        "mesh": f"{mesh.get(axis, 'mesh')}[{quote(axis)}]",
-        "over": f"SplitAxis({quote(axis)}, {size}{', EXPERT_RANKS' * shares})",
-        "shares": shares,
-        "sequence": "SEQUENCE_DIM" if _splits_stream(plan, axis) else "None",
-        "block_groups": _block_groups(plan, axis),
-        "outer_modules": _outer_modules(plan, axis),
     }
 
 
@@ -218,13 +166,7 @@ def _check_sequence(plan: Plan) -> None:
 
 def block_names(plan: Plan) -> list[str]:
     """Name the blocks in execution order."""
-    return [plan.units[unit] for unit in _block_positions(plan)]
-
-
-def _block_positions(plan: Plan) -> dict[int, int]:
-    """Map the position of a unit to the position of its block."""
-    units = [i for i, unit in enumerate(plan.units) if unit not in ("prologue", "epilogue")]
-    return {} if plan.units == ("model",) else {unit: block for block, unit in enumerate(units)}
+    return [plan.units[unit] for unit in block_positions(plan)]
 
 
 def _model_words(model: ModelRef) -> str:
@@ -274,7 +216,7 @@ def _blocks_source(blocks: Sequence[str]) -> str:
 
 def blocks_of_stage(plan: Plan, stage: StagePlan) -> range:
     """Positions among the blocks of those that a stage runs."""
-    positions = _block_positions(plan)
+    positions = block_positions(plan)
     held = _held(plan, stage)
     before = [b for u, b in positions.items() if u < stage.first_unit]
     first = positions[held[0]] if held else (max(before) + 1 if before else 0)
@@ -283,7 +225,7 @@ def blocks_of_stage(plan: Plan, stage: StagePlan) -> range:
 
 def _held(plan: Plan, stage: StagePlan) -> list[int]:
     """Units of a stage that are blocks."""
-    positions = _block_positions(plan)
+    positions = block_positions(plan)
     return [u for u in range(stage.first_unit, stage.end_unit) if u in positions]
 
 
@@ -309,7 +251,7 @@ def _output(output: ModuleOutput) -> str:
 def _whole_recompute(plan: Plan) -> str:
     """Recomputation of all blocks of a plan without pipeline, "" for none at all."""
     (stage,) = plan.stages
-    positions = _block_positions(plan)
+    positions = block_positions(plan)
     modes = _recompute(plan, stage, [u for u in range(stage.end_unit) if u in positions])
     return runs_of(modes) if any(mode != "none" for mode in modes) else ""
 
@@ -325,40 +267,6 @@ def _recompute(plan: Plan, stage: StagePlan, held: Sequence[int]) -> list[str]:
                 hint="plan with --fix activation_checkpointing=none",
             )
     return [modes[unit - stage.first_unit] for unit in held]
-
-
-def _block_groups(plan: Plan, axis: Axis) -> list[_BlockGroup]:
-    positions = _block_positions(plan)
-    groups = []
-    for sharding in (each for each in plan.shardings if each.axis == axis):
-        blocks = [positions[unit] for unit in sharding.units if unit in positions]
-        if blocks and sharding.modules:
-            modules = tuple(_module_source(module, indent=12) for module in sharding.modules)
-            groups.append(_BlockGroup(blocks=range_of(blocks), modules=modules))
-    return groups
-
-
-def _outer_modules(plan: Plan, axis: Axis) -> list[str]:
-    positions = _block_positions(plan)
-    return [
-        _module_source(module, indent=4)
-        for sharding in plan.shardings
-        if sharding.axis == axis and any(unit not in positions for unit in sharding.units)
-        for module in sharding.modules
-    ]
-
-
-def _module_source(module: ModuleSharding, *, indent: int) -> str:
-    """Write one instruction; what is the default of the runtime's own class is left out."""
-    arguments = [quote(module.module), quote(module.style)]
-    if module.split:
-        parts = [f"({quote(each.name)}, {each.dim}, {each.fused})" for each in module.split]
-        arguments.append(f"split={tuple_of(parts)}")
-    if module.input_layout != "Replicate":
-        arguments.append(f"input_layout={quote(module.input_layout)}")
-    if module.output_layout != "Replicate":
-        arguments.append(f"output_layout={quote(module.output_layout)}")
-    return call_of("ModuleSharding", arguments, indent=indent)
 
 
 def _summary(plan: Plan) -> list[str]:

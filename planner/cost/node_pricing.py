@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.op import op_s
-from planner.cost.unit_comm import change_comm, left_share, node_comm
+from planner.cost.unit_comm import conversion_comm, node_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_in
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
@@ -127,9 +127,7 @@ def conversion_s(
     problem: ShardingProblem, value: int, source: Layout, target: Layout, rank: RankSpec
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
-    graph, ranks = problem.context.graph, rank.tp_group.num_ranks
-    share = left_share(problem, value)
-    forward, backward = change_comm(graph, value, source, target, ranks, share=share)
+    forward, backward = conversion_comm(problem, value, source, target)
     return sum(comm_s(each, rank) for each in forward), sum(comm_s(each, rank) for each in backward)
 
 

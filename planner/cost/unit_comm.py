@@ -1,6 +1,6 @@
 """Collectives of a unit with its layouts chosen: where layouts change, and inside its loss."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from planner.cost.op import OpWork
@@ -153,6 +153,38 @@ def left_share(problem: ShardingProblem, value: int) -> float:
     if around is None:
         return 1.0
     return 1 / around.ranks if around.left.get(value, around.boundary).is_shard else 1.0
+
+
+def boundary_comm(
+    problem: ShardingProblem,
+    chosen: Sequence[NodeStrategy],
+    conversions: Conversions,
+    own_ops: Collection[int],
+) -> tuple[tuple[CommWork, ...], tuple[CommWork, ...]]:
+    """Collectives behind a unit's nodes and at changes of layout, forward and backward.
+
+    Args:
+        problem: The unit.
+        chosen: The strategy of each node.
+        conversions: Changes of layout in front of modules.
+        own_ops: Ops whose nodes count.
+    """
+    ends = [
+        pair
+        for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
+        if node.ops and node.ops[-1] in own_ops
+        for side in node_comm(problem, node, strategy)
+        for pair in side
+    ]
+    found = ends + [conversion_comm(problem, *change) for change in conversions]
+    return joined_comm(forward for forward, _ in found), joined_comm(back for _, back in found)
+
+
+def conversion_comm(problem: ShardingProblem, value: int, source: Layout, target: Layout) -> Pair:
+    """Collectives of a change of layout between nodes of a unit, forward and backward."""
+    share = left_share(problem, value)
+    graph, ranks = problem.context.graph, problem.context.ranks
+    return change_comm(graph, value, source, target, ranks, share=share)
 
 
 def change_comm(

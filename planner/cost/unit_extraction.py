@@ -13,11 +13,10 @@ from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
 from planner.cost.unit_comm import (
     Conversions,
-    Pair,
-    change_comm,
+    boundary_comm,
+    conversion_comm,
     gathered_values,
     joined_comm,
-    left_share,
     node_comm,
     return_works,
     routing_works,
@@ -33,7 +32,6 @@ from planner.graph.analysis.retained import (
 )
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
-from planner.runtime.layout import Layout
 from planner.runtime.op_rules import ATTENTIONS, MATMULS
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
@@ -70,7 +68,7 @@ def unit_work(
     ops = (unit.forward_ops, unit.backward_ops)
     peaks = unit_peaks(graph, *ops, view.shares, view.inner_storages(), view.workspaces())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
-    there, back = _boundary_comm(view, conversions)
+    there, back = boundary_comm(problem, chosen, conversions, view.own_ops)
     inputs, weights = view.backward_works()
     parameters = UnitParameters(problem, chosen)
     return UnitWork(
@@ -105,21 +103,6 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
         backward_ops=tuple(op for op in unit.backward_ops if part(nodes[op])),
     )
     return replace(problem, unit=kept)
-
-
-def _boundary_comm(
-    view: "_UnitView", conversions: Conversions
-) -> tuple[tuple[CommWork, ...], tuple[CommWork, ...]]:
-    """Collectives behind the unit's nodes and at changes of layout, forward and backward."""
-    ends = [
-        pair
-        for node, strategy in zip(view.problem.folded.nodes, view.chosen, strict=True)
-        if node.ops and node.ops[-1] in view.own_ops
-        for side in node_comm(view.problem, node, strategy)
-        for pair in side
-    ]
-    found = ends + [view.change(*change) for change in conversions]
-    return joined_comm(forward for forward, _ in found), joined_comm(back for _, back in found)
 
 
 def _temporaries(
@@ -161,7 +144,7 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
     read = {v for op in again for v in graph.nodes[op].inputs}
     for value, p, q in conversions:
         if value in read or value in view.saved_values:
-            comm += view.change(value, p, q)[0]
+            comm += conversion_comm(view.problem, value, p, q)[0]
     ops = [op for op in unit.forward_ops if op in computed]
     return RankWork(ops=tuple(view.forward_works(ops, again)), comm=tuple(comm))
 
@@ -211,11 +194,6 @@ class _UnitView:
             forward = self._forward_kernels(problem.unit.forward_ops)
             joins_norms = kernels.pointwise != "by_hand"
             self._fusion = PointwiseFusion(self.graph, forward, joins_norms=joins_norms)
-
-    def change(self, value: int, source: Layout, target: Layout) -> Pair:
-        """Collectives of a change of layout of a value between nodes."""
-        share = left_share(self.problem, value)
-        return change_comm(self.graph, value, source, target, self._tp, share=share)
 
     def inner_storages(self) -> set[int]:
         """Storages that are never in memory: tensors inside fused kernels."""

@@ -185,7 +185,7 @@ def _split_modules(plan: Plan) -> Iterator[str]:
 
 
 def _whole_modules(plan: Plan) -> Iterator[str]:
-    """What runs whole on a rank is split over no axis: compiled blocks, float8, chunks of a loss."""
+    """Compiled blocks, products in float8 and chunks of a loss are split over no axis."""
     degrees, axis = plan.degrees, plan.degrees.split_axis
     split = f"{axis} is {getattr(degrees, axis)}"
     if degrees.splits_modules and plan.compile:

@@ -253,6 +253,7 @@ def test_recomputing_the_epilogue_is_refused():
 
 
 NORMS_ON_PARTS = UnitSharding(
+    axis="cp",
     units=(1,),
     modules=(
         module_sharding("ln_1", "on_part", input_layout="Shard(1)", output_layout="Shard(1)"),
@@ -261,7 +262,7 @@ NORMS_ON_PARTS = UnitSharding(
 
 
 EXPERTS_APART = UnitSharding(
-    units=(1,), modules=(module_sharding("ln_1", "experts", split=(("weight", 0),)),)
+    axis="ep", units=(1,), modules=(module_sharding("ln_1", "experts", split=(("weight", 0),)),)
 )
 
 

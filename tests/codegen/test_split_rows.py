@@ -44,7 +44,7 @@ def test_a_loss_over_parts_of_the_rows_is_a_sum(reduction, weighted):
         loss = functional.cross_entropy(
             wrapped(own, layout, ranks), targets, weight, reduction=reduction
         )
-        assert layout_of(loss) == PARTIAL
+        assert layout_of(loss, loss.ranks) == PARTIAL
         whole = changed(loss, REPLICATE, ranks)  # without a group, this rank's summand
         whole.backward()
         total += whole.detach()
@@ -73,7 +73,7 @@ def test_the_mean_of_gradients_of_parts_is_the_gradient():
         seen = counted_in_mean(table, ranks)
         shown = changed(seen, REPLICATE_PARTIAL_GRAD, ranks, gradient=PARTIAL)
         rows = functional.embedding(changed(ids, shard(1), ranks), shown)
-        assert layout_of(rows) == shard(1)
+        assert layout_of(rows, rows.ranks) == shard(1)
         (unwrapped(rows) * ranks.part(factors, shard(1))).sum().backward()
         found.append(table.grad.clone())
     assert torch.allclose(torch.stack(found).mean(0), expected)

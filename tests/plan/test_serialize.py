@@ -191,8 +191,8 @@ def test_load_plan_reads_the_best_plan_of_a_file_or_its_folder(tmp_path):
     [
         ("{", "is not JSON"),
         ("[]", "schema_version None"),
-        ('{"schema_version": 99}', "schema_version 99, this version reads 2"),
-        ('{"schema_version": 2}', "best must be an object, not null"),
+        ('{"schema_version": 99}', "schema_version 99, this version reads 3"),
+        ('{"schema_version": 3}', "best must be an object, not null"),
     ],
 )
 def test_load_plan_refuses_what_is_no_plan(tmp_path, text, words):

@@ -353,7 +353,8 @@ MUTATIONS = {
     "the prologue stands last": ("flat", "units", lambda p: replace(p, units=p.units[::-1])),
     "a degree is 0": ("flat", "degrees", change_degrees(dp_replicate=0)),
     "a degree is negative": ("both", "degrees", change_degrees(tp=-2, pp=-2)),
-    "two split axes": ("tensor", "degrees", change_degrees(cp=2)),
+    "cp beside tp without split modules": ("tensor", "split modules", change_degrees(cp=2)),
+    "ep beside tp and cp": ("tensor", "degrees", change_degrees(cp=2, ep=4)),
     "ep does not divide dp_shard": ("flat", "degrees", change_degrees(ep=5)),
     "ep without experts": ("flat", "split modules", change_degrees(ep=2)),
     "cp without split modules": ("flat", "split modules", change_degrees(cp=2)),
@@ -391,12 +392,12 @@ MUTATIONS = {
         "offloaded", "host memory", change(host_bytes_by_rank=(2**50,))
     ),
     "float8 in float32": ("flat", "float8", change(float8=True, dtype="float32")),
-    "float8 of split modules": ("tensor", "split modules", change(float8=True)),
+    "float8 of split modules": ("tensor", "whole modules", change(float8=True)),
     "no chunks": ("flat", "loss", change(loss_chunks=0)),
     "chunks of nothing": ("flat", "loss", change(loss_chunks=4)),
     "a module of whole logits": ("flat", "loss", change(loss_module="lm_head")),
     "chunks of split logits": (
-        "tensor", "split modules", change(loss_chunks=4, loss_module="lm_head")
+        "tensor", "whole modules", change(loss_chunks=4, loss_module="lm_head")
     ),
     "chunks of another module": ("chunked", "model's loss", change(loss_module="output")),
     "chunks that do not divide": ("chunked", "model's loss", change(loss_chunks=7)),
@@ -404,7 +405,7 @@ MUTATIONS = {
     "a recomputed epilogue": ("pipelined", "recomputation", recompute_last_unit),
     "a split sequence without tp": ("flat", "split modules", change(sequence_parallel=True)),
     "tp without split modules": ("tensor", "split modules", change(shardings=())),
-    "another sequence dim": ("tensor", "split modules", change(sequence_dim=2)),
+    "another sequence dim": ("tensor", "whole modules", change(sequence_dim=2)),
     "a unit that is not there": (
         "tensor", "sharded units", change_group(units=lambda units: (*units[:-1], 99))
     ),

@@ -8,7 +8,12 @@ from planner.graph.sizes.family import trace_family
 from planner.graph.trial import Refusal
 from planner.hardware.profiles import load_cluster
 from planner.pricing.choice import ShardingChoice, unit_problem
-from planner.pricing.instructions import RunnableUnit, module_shardings, runnable_block, tried
+from planner.pricing.instructions import (
+    RunnableUnit,
+    module_shardings,
+    runnable_block,
+    tried_over,
+)
 from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.sharding_ilp import solve_sharding
 from planner.strategy.nodes import fold_unit
@@ -34,6 +39,10 @@ def solve(big_gpt, block):
     return solved
 
 
+def over_tp(modules):
+    return [tried_over(CHOICE, modules)]
+
+
 class RefusesModules:
     """Refuses what splits modules of some names."""
 
@@ -41,9 +50,9 @@ class RefusesModules:
         self.names = names
         self.tries = 0
 
-    def block(self, unit, modules, over, sequence_dim):
+    def block(self, unit, layouts):
         self.tries += 1
-        for each in modules:
+        for each in (module for layout in layouts for module in layout.modules):
             if each.split and each.module in self.names:
                 return Refusal(module=f"{unit.name}.{each.module}", reason="no")
         return None
@@ -53,7 +62,7 @@ def test_what_is_refused_is_left_whole_and_the_rest_stays_split(block, solve):
     first = module_shardings(solve(frozenset()))
     split = {each.module for each in first if each.split}
     trial = RefusesModules("mlp.c_fc")
-    found = runnable_block(trial, block, solve, over=CHOICE.over, sequence_dim=None)
+    found = runnable_block(trial, block, solve, over_tp)
     assert isinstance(found, RunnableUnit)
     assert trial.tries == 2
     assert [(each.module, each.reason) for each in found.whole] == [("mlp.c_fc", "no")]
@@ -65,19 +74,19 @@ def test_what_is_refused_is_left_whole_and_the_rest_stays_split(block, solve):
 
 def test_a_block_that_runs_in_no_layout_is_refused(block, solve):
     class RefusesAll:
-        def block(self, unit, modules, over, sequence_dim):
+        def block(self, unit, layouts):
             return Refusal(module="", reason="never")
 
-    found = runnable_block(RefusesAll(), block, solve, over=CHOICE.over, sequence_dim=None)
+    found = runnable_block(RefusesAll(), block, solve, over_tp)
     assert found == Refusal(module="", reason="never")
 
 
 def test_the_runtime_runs_what_is_right_and_names_what_is_not(big_gpt, block, solve):
     trial = big_gpt.trial(4)
-    modules = tried(module_shardings(solve(frozenset())))
-    assert trial.block(block, modules, CHOICE.over, None) is None
+    modules = module_shardings(solve(frozenset()))
+    assert trial.block(block, over_tp(modules)) is None
     one_sided = [each for each in modules if each.module != "mlp.c_proj"]
-    refusal = trial.block(block, one_sided, CHOICE.over, None)
+    refusal = trial.block(block, over_tp(one_sided))
     assert refusal is not None
     assert refusal.module == f"{block.name}.mlp.c_proj"
     assert "addmm" in refusal.reason

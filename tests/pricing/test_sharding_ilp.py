@@ -83,7 +83,7 @@ def test_the_objective_equals_enumeration(gpt, kind, size, bandwidth, latency, c
     rates = rank_of(tp=2, bandwidth=bandwidth, latency=latency, compute=compute)
     solution = solve_sharding(problem, rates)
     prices = price_strategies(problem, rates)
-    least = enumerated_s(problem, prices, lambda change: sum(conversion_s(graph, *change, rates)))
+    least = enumerated_s(problem, prices, lambda change: sum(conversion_s(problem, *change, rates)))
     assert solution.objective_s == pytest.approx(least, rel=1e-6)
 
 

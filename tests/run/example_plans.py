@@ -88,15 +88,15 @@ class ModelCase:
                 for name in self.norms
             ]
         last = len(self.units) - 1
-        found = [UnitSharding(units=tuple(range(1, last)), modules=tuple(modules))]
+        found = [UnitSharding(axis="tp", units=tuple(range(1, last)), modules=tuple(modules))]
         if self.embedding:
             embedding = module_sharding(self.embedding, "vocab_embedding", split=(("weight", 0),))
-            found.append(UnitSharding(units=(0,), modules=(embedding,)))
+            found.append(UnitSharding(axis="tp", units=(0,), modules=(embedding,)))
         if self.head:
             head = module_sharding(
                 self.head, "column", split=(("weight", 0),), output_layout="Shard(-1)"
             )
-            found.append(UnitSharding(units=(last,), modules=(head,)))
+            found.append(UnitSharding(axis="tp", units=(last,), modules=(head,)))
         return tuple(found)
 
 

@@ -55,6 +55,7 @@ class Case:
 
 WHOLE_ATTENTION = (
     UnitSharding(
+        axis="tp",
         units=tuple(range(1, 5)),
         modules=(
             module_sharding("attention_norm", "replicate"),

@@ -14,7 +14,7 @@ from launch import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.runtime.context_mesh import state_mesh
+from planner.runtime.context_mesh import merged_mesh, state_mesh
 from planner.runtime.expert_mesh import expert_mesh
 from planner.runtime.mesh_order import device_mesh
 from planner.vocabulary import MESH_ORDER
@@ -127,7 +127,9 @@ def test_ranks_lie_in_the_order_of_the_axes():
 
 @pytest.mark.usefixtures("rank_5_of_8")
 def test_meshes_of_the_state_and_of_experts_keep_the_order():
-    shards = state_mesh(device_mesh("cpu", {"cp": 2, "dp_replicate": 2, "dp_shard": 2}))
+    shards = state_mesh(
+        merged_mesh(device_mesh("cpu", {"cp": 2, "dp_replicate": 2, "dp_shard": 2}))
+    )
     assert shards.mesh_dim_names == ("dp_replicate", "dp_shard_cp")
     assert shards["dp_shard_cp"].mesh.tolist() == [0, 1, 4, 5]
     assert shards["dp_replicate"].mesh.tolist() == [5, 7]

@@ -331,7 +331,7 @@ def _compare(
         parts = [each.gradients[i] for each in results]
         if expected is None:
             assert all(each is None for each in parts)
-        elif layout_of(parts[0]) == PARTIAL:
+        elif layout_of(parts[0], ranks) == PARTIAL:
             total = sum(each.local for each in parts)
             torch.testing.assert_close(
                 total, expected, equal_nan=True, msg=lambda m: f"summed gradient: {m}"
@@ -339,7 +339,7 @@ def _compare(
         else:
             for rank, each in enumerate(parts):
                 torch.testing.assert_close(
-                    local_of(each), part(expected, layout_of(each), rank, tp), equal_nan=True,
+                    local_of(each), part(expected, layout_of(each, ranks), rank, tp), equal_nan=True,
                     msg=lambda m: f"gradient: {m}",
                 )  # fmt: skip
 

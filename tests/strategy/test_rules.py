@@ -56,12 +56,12 @@ def test_fixed_degrees_are_kept():
 
 
 @given(st.integers(1, 96))
-def test_cp_takes_ranks_that_tp_does_not(gpus):
+def test_cp_takes_ranks_beside_those_of_tp(gpus):
     found = list(enumerate_degrees(gpus, FixedValues(), contexts=True))
     assert len(set(found)) == len(found)
-    assert all(each.world_size == gpus and 1 in (each.cp, each.tp) for each in found)
-    alone = [replace(each, tp=each.cp, cp=1) for each in found if each.cp > 1]
-    assert set(alone) == {each for each in found if each.tp > 1}
+    assert all(each.world_size == gpus for each in found)
+    assert set(found) == {replace(each, tp=each.cp, cp=each.tp) for each in found}
+    assert {each.tp * each.cp for each in found} == set(divisors(gpus))
 
 
 def test_cp_is_tried_where_it_is_asked_for():
@@ -74,14 +74,16 @@ def test_cp_is_tried_where_it_is_asked_for():
 def test_ep_takes_the_ranks_of_tp_or_cp_and_some_of_dp_shard(gpus):
     found = list(enumerate_degrees(gpus, FixedValues(), contexts=True, experts=True))
     assert len(set(found)) == len(found)
-    assert all(each.world_size == gpus and 1 in (each.cp, each.tp) for each in found)
+    assert all(each.world_size == gpus for each in found)
     shared = [each for each in found if each.ep > 1]
+    assert all(1 in (each.cp, each.tp) for each in shared)
     ranks = [each.tp * each.cp for each in shared]
     for each, inside in zip(shared, ranks, strict=True):
         assert each.ep % inside == 0
         assert each.expert_shards * each.ep == each.dp_shard * inside
-    without = [each for each in found if each.ep == 1]
-    assert len(found) == sum(
+    without = [each for each in found if each.ep == 1 and 1 in (each.cp, each.tp)]
+    beside = sum(each.tp > 1 < each.cp for each in found)
+    assert len(found) - beside == sum(
         len(divisors(each.dp_shard)) + (each.tp * each.cp > 1) for each in without
     )
 
@@ -101,7 +103,7 @@ def test_ep_is_tried_where_it_is_asked_for():
         ({"cp": 4}, {"heads": (6,), "kv_heads": (6,)}, "heads % cp", "6 % cp 4 = 2"),
         ({"cp": 4}, {"sequence": 65}, "sequence % cp", "sequence 65 % cp 4 = 1; cp can be 1, 5"),
         ({"cp": 2}, {"sequence": None}, "cp needs a sequence", "(batch, sequence, features)"),
-        ({"cp": 2, "tp": 2}, {}, "cp with tp", "cp 2 with tp 2"),
+        ({"cp": 2, "tp": 2, "ep": 4}, {}, "ep with tp and cp", "ep 4 with tp 2 and cp 2"),
         ({"ep": 16}, {}, "experts % ep", "experts 8 % ep 16 = 8; ep can be 1, 2, 4, 8"),
         ({"ep": 3}, {"experts": (6, 8)}, "experts % ep", "experts 8 % ep 3 = 2"),
         ({"ep": 2}, {"experts": ()}, "ep needs experts", "no module of a block takes (tokens,"),
