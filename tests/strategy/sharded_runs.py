@@ -339,7 +339,7 @@ def _compare(
         else:
             for rank, each in enumerate(parts):
                 torch.testing.assert_close(
-                    local_of(each), part(expected, layout_of(each, ranks), rank, tp), equal_nan=True,
+                    local_of(each), part(expected, layout_of(each, ranks), rank, tp),
                     msg=lambda m: f"gradient: {m}",
                 )  # fmt: skip
 
