@@ -40,16 +40,31 @@ def build_model():
 """
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("cp", [2, 8])
-def test_long_samples_take_the_memory_and_the_traffic_that_are_planned(recompute, cp, tmp_path):
+CASES = [
+    *(({"cp": cp}, kind) for cp, kind in ((2, "none"), (8, "selective"), (8, "full"))),
+    ({"tp": 2, "cp": 4}, "none"),
+    ({"tp": 2, "cp": 2, "sequence_parallel": False}, "selective"),
+    ({"tp": 2, "cp": 2, "pp": 2, "schedule": "1F1B"}, "full"),
+]
+"""Of two heads of keys and values tp leaves each rank one, or both."""
+MORE = [
+    *(({"cp": cp}, kind) for cp, kind in ((8, "none"), (2, "selective"), (2, "full"))),
+    *(({"tp": 2, "cp": 4}, kind) for kind in ("selective", "full")),
+    ({"tp": 4, "cp": 2}, "none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fix", "recompute"), [*CASES, *(pytest.param(*case, marks=pytest.mark.bench) for case in MORE)]
+)
+def test_long_samples_take_the_memory_and_the_traffic_that_are_planned(fix, recompute, tmp_path):
     (tmp_path / "grouped.py").write_text(MODEL)
     planner.estimate(
         str(tmp_path / "grouped.py"),
         gpus=8,
         cluster="h100-sxm",
         seq_len=16384,
-        fix={"cp": cp, "microbatch_size": 2, "activation_checkpointing": recompute},
+        fix={**fix, "microbatch_size": 2, "activation_checkpointing": recompute},
         global_batch_size=16,
     ).save(tmp_path / "plan")
     check = check_plan(tmp_path / "plan")
