@@ -39,9 +39,7 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        (
-            *("float64_groups", "layout", "meshes", "processes", "stored_order", "trees"),
-        ),
+        (*("float64_groups", "layout", "meshes", "processes", "stored_order", "trees"),),
         ("answers", "mesh_order", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout
-from .trees import Args, Function, Kwargs, Tree
+from .trees import Args, Function, Kwargs, Tree, alias_of
 from .unread import SplitError, refuse_unread
 
 
@@ -287,7 +287,7 @@ class _Unwrap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Tree, tensor: SplitTensor) -> Tensor:
         ctx.layout, ctx.ranks = tensor.layout_over_ranks, tensor.ranks
-        return tensor.local.view_as(tensor.local)
+        return alias_of(tensor.local)  # zero-bubble schedules detach what stages return in place
 
     @staticmethod
     def backward(ctx: Tree, grad: Tensor) -> Tensor:

@@ -29,6 +29,9 @@ _THE_SCRIPT = "the script"
 _ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
 """What a searched set with states in host memory leaves out."""
 
+_FASTEST_OVER_CP = "layouts over tp for those over cp that are fastest by themselves"
+"""What one holds that has tp inside cp."""
+
 _UNPAID = "splitting does not pay"
 _FOUND_LATE = (_THE_SCRIPT, _UNPAID, "nothing to split")
 """Rules of layouts that were refused when they were laid out."""
@@ -128,6 +131,8 @@ class Search:
         orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
         if self._space.request.fixed.cpu_offload:
             orders += (_ONE_STAGE_EACH,)
+        if any(len(each.degrees.split_axes) > 1 for each in legal):
+            orders += (_FASTEST_OVER_CP,)
         report = replace(report, limits=(*report.limits, *orders))
         if not decision.incumbents.solved:
             raise nothing_fits(self._space, decision.searches, self._resize)

@@ -47,6 +47,8 @@ SPLIT = {
     "tp": {"tp": 2, "sequence_parallel": True, "activation_checkpointing": "selective"},
     "cp": {"cp": 2, "activation_checkpointing": "selective"},
     "cp_full": {"cp": 2, "activation_checkpointing": "full"},
+    "tp_cp": {"tp": 2, "cp": 2, "dp_shard": 1, "activation_checkpointing": "selective"},
+    "tp_zero_bubble": {"tp": 2, "schedule": "ZBVZeroBubble"},
 }
 
 
@@ -180,14 +182,15 @@ def test_no_more_is_checked_than_the_schedule_takes(schedule, pp, virtual_stages
 def test_memory_and_collectives_are_those_of_the_plan(splits, name, capsys):
     assert run(["check", str(splits[name]), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["num_microbatches"] == [3, 4]
+    assert document["num_microbatches"] == ([6, 7] if name == "tp_zero_bubble" else [3, 4])
     assert len(document["stages"]) == 2
     for stage in document["stages"]:
         assert stage["predicted_peak_bytes"] == pytest.approx(stage["tracked_peak_bytes"], rel=0.05)
         assert sum(stage["tracked_bytes"].values()) == stage["tracked_peak_bytes"]
     kinds = {(each["kind"], each["group_size"]) for each in document["collectives"]}
-    gathers = {"tp": {("all_gather", 2)}}
-    moved = gathers.get(name, {("all_gather", 4), ("all_to_all", 2)})
+    fix = SPLIT[name]
+    shards = fix.get("dp_shard", 2) * fix.get("cp", 1)
+    moved = {("all_gather", shards), *([("all_to_all", 2)] if "cp" in fix else [])}
     assert {("all_reduce", 8), ("send", 2), *moved} <= kinds
     for each in document["collectives"]:
         assert each["predicted_count"] == each["counted_count"], each

@@ -77,6 +77,23 @@ CASES = {
             **{"reshard_after_forward": True, "activation_checkpointing": "full"},
         },
     ),
+    "llama-cp_2_tp_2": ("shallow_llama", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "llama-tp_around_cp": (
+        "shallow_llama",
+        {"cp": 2, "tp": 2, "sequence_parallel": False, "mesh_order": "tp-cp"},
+    ),
+    "llama-cp_2_tp_2_zero_bubble": (
+        "shallow_llama",
+        {"cp": 2, "tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "ZBVZeroBubble"},
+    ),
+    "gpt-cp_2_tp_2_full": (
+        "shallow_gpt",
+        {
+            **{"cp": 2, "tp": 2, "dp_replicate": 2, "sequence_parallel": True},
+            **{"activation_checkpointing": "full", "microbatch_size": 2},
+        },
+    ),
+    "grouped_attention-cp_2_tp_2": ("grouped_attention", {"cp": 2, "tp": 2}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
@@ -279,6 +296,25 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
     assert {each.module for each in packed if each.style == "replicate"} == {
         "attention", "crossing",
     }  # fmt: skip
+
+
+def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
+    _, plans, _ = outcomes
+    for name, (_, fix) in CASES.items():
+        if fix.get("tp", 1) == 1 or fix.get("cp", 1) == 1:
+            continue
+        styles = {
+            axis: {
+                module.style
+                for sharding in plans[name].shardings
+                for module in sharding.modules
+                if sharding.axis == axis
+            }
+            for axis in ("tp", "cp")
+        }
+        assert {"column", "row", "vocab_embedding"} <= styles["tp"], name
+        assert ("on_part" in styles["tp"]) == plans[name].sequence_parallel, name
+        assert styles["cp"] == {"on_part"}, name
 
 
 def test_expert_parallel_plans_split_experts_alone(outcomes):

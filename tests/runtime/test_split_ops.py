@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from planner.runtime import split_ops  # noqa: F401 - says how ops run on split tensors
-from planner.runtime.layout import shard
-from planner.runtime.split_tensor import Ranks, SplitTensor, changed, unwrapped, wrapped
+from planner.runtime.layout import REPLICATE, shard
+from planner.runtime.split_tensor import (
+    Ranks,
+    SplitTensor,
+    changed,
+    layout_of,
+    unwrapped,
+    wrapped,
+)
+from planner.runtime.unread import SplitError
 
 TP = 2
 
@@ -87,3 +95,53 @@ def test_activations_run_on_parts_forward_and_backward(name):
     found = gradients_of_parts(activation, x, layout)
     for part, expected in zip(found, parts_of(whole, layout), strict=True):
         torch.testing.assert_close(part, expected)
+
+
+def over(rank, *, size=TP, level=0):
+    return Ranks(rank=rank, size=size, group=None, level=level)
+
+
+@pytest.mark.parametrize("cp_rank", [0, 1])
+@pytest.mark.parametrize("tp_rank", [0, 1])
+def test_what_a_rank_of_cp_has_is_split_in_turn(cp_rank, tp_rank):
+    whole = torch.randn(3, 8, 4)
+    outer, inner = over(cp_rank, level=1), over(tp_rank)
+    of_cp = changed(whole, shard(1), outer)
+    both = changed(of_cp, shard(1), inner)
+    assert both.shape == whole.shape
+    assert (layout_of(both, outer), layout_of(both, inner)) == (shard(1), shard(1))
+    first = 4 * cp_rank + 2 * tp_rank
+    assert torch.equal(unwrapped(unwrapped(both)), whole[:, first : first + 2])
+    # Ops run over the outer ranks, and on their parts over the inner ones.
+    doubled = both.transpose(1, 2) * 2
+    assert (layout_of(doubled, outer), layout_of(doubled, inner)) == (shard(2), shard(2))
+    expected = whole[:, first : first + 2].transpose(1, 2) * 2
+    assert torch.equal(unwrapped(unwrapped(doubled)), expected)
+
+
+@pytest.mark.parametrize("cp_rank", [0, 1])
+@pytest.mark.parametrize("tp_rank", [0, 1])
+def test_heads_that_tp_leaves_are_split_over_cp(cp_rank, tp_rank):
+    """Each rank of cp has some of the heads of each of tp: pieces that are split, side by side."""
+    whole = torch.randn(2, 8, 6, 4)
+    outer, inner = over(cp_rank, level=1), over(tp_rank)
+    heads = changed(changed(whole, shard(1), inner), shard(1, TP), outer)
+    first = 4 * tp_rank + 2 * cp_rank
+    assert torch.equal(unwrapped(unwrapped(heads)), whole[:, first : first + 2])
+
+
+def test_parts_inside_are_made_whole_before_those_around_them():
+    """Joined over cp, what tp has of each part would not lie in order."""
+    both = changed(changed(torch.randn(2, 8, 4), shard(1), over(0, level=1)), shard(1), over(0))
+    with pytest.raises(SplitError, match="would not lie in order"):
+        changed(both, REPLICATE, over(0, level=1))
+    with pytest.raises(SplitError, match="would not lie in order"):
+        changed(changed(torch.randn(2, 8, 4), shard(1), over(0)), shard(1), over(0, level=1))
+
+
+def test_what_cannot_run_inside_a_part_is_refused_where_it_is_read():
+    whole = torch.randn(2, 8, 4)
+    both = changed(changed(whole, shard(1), over(0, level=1)), shard(2), over(0))
+    unread = both.cumsum(2)
+    with pytest.raises(SplitError, match="cumsum"):
+        unread + 1
