@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def num_processes(self) -> int:
-        axes = ("dp_replicate", "dp_shard", "tp", "pp")
+        axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
         return math.prod(int(str(dict(self.fix).get(axis, 1))) for axis in axes)
 
 
@@ -86,7 +86,10 @@ def layouts() -> list[Layout]:
     tensor = {**two, "tp": 2}
     staged = {**two, "pp": 2}
     all_three = {**two, "tp": 2, "pp": 2}
+    contexts = {**two, "dp_shard": 1, "cp": 2, "tp": 2}
     more = [
+        *({**contexts, "sequence_parallel": word} for word in (True, False)),
+        *({**contexts, axis: 2} for axis in ("dp_replicate", "dp_shard", "pp")),
         *({**base, "activation_checkpointing": word} for base in (two, tensor, staged, all_three)
           for word in ("selective", "full")),
         *({**base, "reshard_after_forward": word} for base in (two, tensor, staged)

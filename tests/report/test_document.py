@@ -14,7 +14,7 @@ def test_equal_runs_give_equal_bytes():
 
 def test_the_contract_of_plan_json():
     document = json.loads(plan_json(make_record(fixed=(("tp", "2"),))))
-    assert document["schema_version"] == 2
+    assert document["schema_version"] == 3
     assert document["request"]["fixed"] == {"tp": "2"}
     assert document["request"]["global_batch_size"] is None
     assert document["cluster"]["name"] == "h100-sxm"

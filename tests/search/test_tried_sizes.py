@@ -15,12 +15,12 @@ def tried(monkeypatch):
     sizes, refused = [], set()
     block = LayoutTrial.block
 
-    def noted(self, unit, modules, tp, sequence_dim):
+    def noted(self, unit, layouts):
         size = self._graph.microbatch_size
         sizes.append(size)
-        if size in refused and any(each.split for each in modules):
+        if size in refused and any(m.split for each in layouts for m in each.modules):
             return Refusal(module=unit.name, reason=f"not at {size}")
-        return block(self, unit, modules, tp, sequence_dim)
+        return block(self, unit, layouts)
 
     monkeypatch.setattr(LayoutTrial, "block", noted)
     return sizes, refused
