@@ -193,7 +193,7 @@ class Decision:
         limit_s = self.incumbents.limit_s
         if search.bound_s >= limit_s:
             return False
-        partition = best_partition(search, limit_s)
+        partition = best_partition(search, limit_s, self.incumbents.nth_s(1))
         if partition is not None:
             self._take(search, partition)
         return partition is not None
@@ -235,10 +235,11 @@ class Decision:
         bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
         proven = best_s <= bound_s * (1 + TOLERANCE)
+        near_s = (each.bound_s * (1 - each.maker.share_off) for each in self.searches)
         return SolverReport(
             status="optimal" if proven else ended,
             objective_s=best_s,
-            bound_s=bound_s,
+            bound_s=min([bound_s, *near_s]),
             limits=self._limits(),
         )
 
@@ -349,12 +350,18 @@ class Decision:
 
     def _limits(self) -> tuple[str, ...]:
         """What the searched set leaves out, as far as it matters here."""
-        if not any(search.shares_ranks for search in self.searches):
-            return ()
-        return (
-            f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a stage "
-            "recomputed alike, a power of two of them on a rank",
-        )
+        limits: list[str] = []
+        if any(search.shares_ranks for search in self.searches):
+            limits.append(
+                f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a "
+                "stage recomputed alike, a power of two of them on a rank"
+            )
+        share_off = max((search.maker.share_off for search in self.searches), default=0.0)
+        if share_off:
+            limits.append(
+                f"recomputation of blocks of many kinds within {share_off:.4%} of a stage's time"
+            )
+        return tuple(limits)
 
 
 def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:

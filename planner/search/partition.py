@@ -16,6 +16,7 @@ sum; it keeps the bound a bound.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
@@ -28,14 +29,17 @@ _ROUNDING = 1e-6
 """Share of a step by which passes of a microbatch may be taken for equal, at each stage."""
 _BALANCING_STEPS = 10
 """Halvings of the longest stage's time."""
-_FIRST_SHARE = 0.0025
+_FIRST_SHARE = 0.0005
 """Share beyond the bound by which the first limit lies."""
-_GROWTH = 1.1
+_GROWTH = 1.5
 """By which it grows with every limit below which there is nothing."""
 _LAST_SHARE = 0.02
 """Share beyond which all that may be faster is looked at."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
+_MOST_NEAR = 300
+"""Recomputations of blocks of many kinds that are looked for once a configuration is known to be
+slower than the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +63,25 @@ class _Label:
         return self.passing_s + self.detour_s + self.once_s
 
 
-def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | None:
+def best_partition(
+    search: ConfigurationSearch, limit_s: float, best_s: float = inf
+) -> Partition | None:
     """A good partition, and a proven bound on all in ``search.bound_s``.
 
     Args:
         search: A configuration with one stage per rank.
         limit_s: Partitions that are no faster than this need not be found.
+        best_s: Step of the best of all configurations that is known.
 
     Returns:
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
     if not may_fit(search):
-        search.bound_s = float("inf")
+        search.bound_s = inf
         return None
     even = _even(search)
     if even is None and not some_cut_fits(search):
-        search.bound_s = float("inf")
+        search.bound_s = inf
         return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
     if search.configuration.degrees.pp == 1:
@@ -86,7 +93,7 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         reach_s = min(reach_s, balanced.objective_s)
     partitions = [each for each in (even, balanced) if each is not None]
     recomputes = even is None or any(column.mix.recompute_s > 0 for column in even.columns)
-    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s)
+    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s, best_s)
     partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
     return min(partitions, key=lambda p: p.objective_s, default=None)
 
@@ -94,26 +101,62 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
 def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
     """Columns of each stage that may be in a step no slower than a limit."""
     stages: list[list[Column]] = []
-    _chosen(search, Reach(search, limit_s, recomputes=True), limit_s, stages)
+    reach = Reach(search, limit_s, recomputes=True)
+    reach.narrow(limit_s)
+    _chosen(search, reach, limit_s, stages)
     return stages
 
 
-def _found(search: ConfigurationSearch, reach: Reach, limit_s: float) -> list[_Label]:
+def _found(
+    search: ConfigurationSearch, reach: Reach, limit_s: float, best_s: float
+) -> list[_Label]:
     """Choices that may be faster than a limit, the most promising first.
 
     Low limits are tried first: they leave few choices to look at, and where they leave none at
-    all they bound the step.
+    all they bound the step. Of a configuration that is slower than the best step so much is not
+    asked for.
     """
     search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
-    share = _FIRST_SHARE
-    while True:
-        tried_s = search.bound_s * (1 + share) if share <= _LAST_SHARE else limit_s
+    search.bound_s = least_s = _reached(reach, search.bound_s, limit_s)
+    share, most = _FIRST_SHARE, search.maker.num_near + _MOST_NEAR
+    while search.bound_s < limit_s:
+        tried_s = least_s * (1 + share) if share <= _LAST_SHARE else limit_s
         tried_s = min(tried_s, limit_s)
+        reach.narrow(tried_s)
         labels = _chosen(search, reach, tried_s, [])
         search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
-        if labels or tried_s == limit_s:
+        if labels:
             return sorted(labels, key=lambda label: label.least_s)
+        if search.bound_s >= best_s and search.maker.num_near > most:
+            break
         share *= _GROWTH
+    return []
+
+
+def _reached(reach: Reach, bound_s: float, limit_s: float) -> float:
+    """A higher bound on partitions below a limit, by what stages take at the least alone.
+
+    Limits below which there is nothing rise faster and faster, then what is between is halved.
+    """
+    share, tried_s = _FIRST_SHARE, min(limit_s, bound_s * (1 + _FIRST_SHARE))
+    while not _may_hold(reach, tried_s):
+        if tried_s == limit_s:
+            return limit_s
+        bound_s, share = tried_s, 2 * share
+        tried_s = min(limit_s, bound_s * (1 + share))
+    while tried_s > bound_s * (1 + _FIRST_SHARE):
+        middle_s = (bound_s + tried_s) / 2
+        if _may_hold(reach, middle_s):
+            tried_s = middle_s
+        else:
+            bound_s = middle_s
+    return bound_s
+
+
+def _may_hold(reach: Reach, limit_s: float) -> bool:
+    """Whether some partition may be no slower than a limit."""
+    reach.narrow(limit_s)
+    return reach.bound_s <= limit_s
 
 
 def _chosen(
