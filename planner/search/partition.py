@@ -103,7 +103,7 @@ def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Colu
     stages: list[list[Column]] = []
     reach = Reach(search, limit_s, recomputes=True)
     reach.narrow(limit_s)
-    _chosen(search, reach, limit_s, stages)
+    _chosen(reach, limit_s, stages)
     return stages
 
 
@@ -118,19 +118,18 @@ def _found(
     """
     search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
     search.bound_s = least_s = _reached(reach, search.bound_s, limit_s)
-    share, most = _FIRST_SHARE, search.maker.num_near + _MOST_NEAR
-    while search.bound_s < limit_s:
+    share, most_near = _FIRST_SHARE, search.maker.num_near + _MOST_NEAR
+    labels: list[_Label] | None = []
+    while search.bound_s < limit_s and not labels:
         tried_s = least_s * (1 + share) if share <= _LAST_SHARE else limit_s
         tried_s = min(tried_s, limit_s)
         reach.narrow(tried_s)
-        labels = _chosen(search, reach, tried_s, [])
+        labels = _chosen(reach, tried_s, [], most_near if search.bound_s >= best_s else inf)
+        if labels is None:
+            return []
         search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
-        if labels:
-            return sorted(labels, key=lambda label: label.least_s)
-        if search.bound_s >= best_s and search.maker.num_near > most:
-            break
         share *= _GROWTH
-    return []
+    return sorted(labels or (), key=lambda label: label.least_s)
 
 
 def _reached(reach: Reach, bound_s: float, limit_s: float) -> float:
@@ -160,14 +159,26 @@ def _may_hold(reach: Reach, limit_s: float) -> bool:
 
 
 def _chosen(
-    search: ConfigurationSearch, reach: Reach, limit_s: float, used: list[list[Column]]
-) -> list[_Label]:
-    """Complete choices that may be no slower than a limit; all their columns are put down."""
+    reach: Reach, limit_s: float, used: list[list[Column]], most_near: float = inf
+) -> list[_Label] | None:
+    """Complete choices that may be no slower than a limit; all their columns are put down.
+
+    Returns:
+        None where more recomputations would have to be looked for than these.
+    """
+    search = reach.search
     start = _Label(passing_s=0.0, detour_s=0.0, once_s=search.once_s, before=None, column=None)
     ends = {0: [start]}
     for stage in range(search.configuration.num_stages):
         used.append([])
-        ends = _extended(reach, stage, ends, limit_s, used[-1])
+        found: dict[int, list[_Label]] = {}
+        for first in sorted(ends):
+            if search.maker.num_near > most_near:
+                return None
+            for column, longer in _extended(reach, stage, first, ends[first], limit_s):
+                used[-1].append(column)
+                found.setdefault(column.end, []).extend(longer)
+        ends = {end: _undominated(labels) for end, labels in found.items()}
     return ends.get(search.num_units, [])
 
 
@@ -224,32 +235,22 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
 
 
 def _extended(
-    reach: Reach,
-    stage: int,
-    ends: dict[int, list[_Label]],
-    limit_s: float,
-    used: list[Column],
-) -> dict[int, list[_Label]]:
-    """Add a stage to every choice, and put down its columns."""
-    found: dict[int, list[_Label]] = {}
-    for first in sorted(ends):
-        labels = ends[first]
-        promising = reach.ends(
-            stage,
-            first,
-            passing_s=min(label.passing_s for label in labels),
-            detour_s=min(label.detour_s for label in labels),
-            limit_s=limit_s - min(label.once_s for label in labels),
-        )
-        for end in promising:
-            column = reach.search.column(stage, first, end)
-            if column is None:
-                continue
+    reach: Reach, stage: int, first: int, labels: Sequence[_Label], limit_s: float
+) -> Iterator[tuple[Column, list[_Label]]]:
+    """Columns that a stage may add to choices that end at one unit, and what comes of these."""
+    promising = reach.ends(
+        stage,
+        first,
+        passing_s=min(label.passing_s for label in labels),
+        detour_s=min(label.detour_s for label in labels),
+        limit_s=limit_s - min(label.once_s for label in labels),
+    )
+    for end in promising:
+        column = reach.search.column(stage, first, end)
+        if column is not None:
             longer = list(_longer(reach, stage, labels, column, limit_s))
             if longer:
-                used.append(column)
-                found.setdefault(end, []).extend(longer)
-    return {end: _undominated(labels) for end, labels in found.items()}
+                yield column, longer
 
 
 def _longer(

@@ -18,7 +18,7 @@ from instances import (
 )
 
 from planner.cost.held_stage import HeldStage
-from planner.search import column_maker
+from planner.search import column_maker, stage_problem
 from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.decide import Decision
 from planner.strategy.moments import StageMoment
@@ -147,6 +147,23 @@ def test_interleaved_configurations_alone_equal_enumeration(model, cluster):
             report = decision.decide()
             assert report.objective_s == pytest.approx(best_s, rel=1e-6)
             assert bool(decision.incumbents.solved) == (best_s < float("inf"))
+
+
+@settings(max_examples=60)
+@given(models(), clusters())
+def test_what_has_too_many_runs_is_left_open(model, cluster):
+    for configuration in configurations(model):
+        search = search_of(model, configuration, cluster)
+        if configuration.virtual_stages > 1 and not search.is_uniform:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(stage_problem, "_MOST_ENTRIES", 0)
+                decision = Decision([search], top=1, time_limit_s=None)
+                report = decision.decide()
+            best_s = enumerated_s(search)
+            assert report.bound_s <= best_s * (1 + 1e-6)
+            assert bool(decision.incumbents.solved) == (best_s < float("inf"))
+            if report.status == "optimal":
+                assert report.objective_s == pytest.approx(best_s, rel=1e-6)
 
 
 @settings(max_examples=10)
