@@ -89,16 +89,16 @@ class Reach:
         """By stage."""
         self._place = {position: place for place, position in enumerate(positions)}
         self._before_s = np.array([search.least_s(0, each) for each in positions])
-        self._forward_before_s = np.array([search.least_forward_s(0, each) for each in positions])
-        self._sending_s = np.cumsum([0.0, *search.transfers_s[::-1]])[::-1]
+        forward_s = np.array([search.least_forward_s(0, each) for each in positions])
         furthest = np.searchsorted(
             self._before_s, self._before_s + search.slowest_s(limit_s), side="right"
         )
         starts = np.arange(len(positions))[:, None]
         runs = starts, starts + np.arange(1, max(2, int((furthest - starts[:, 0]).max())))
         recomputed = RunRecomputation(search, *runs) if recomputes else None
-        self._is_run = runs[1] < len(positions)
+        self._is_none = runs[1] >= len(positions)
         self._ends = np.minimum(runs[1], len(positions) - 1)
+        self._forward_s: Floats = forward_s[self._ends] - forward_s[:, None]
         self._taken_s = [self._least_of(stage, recomputed) for stage in range(stages)]
         self._longest_s: list[Floats] = []
         self._rest_s: list[Floats] = []
@@ -169,11 +169,10 @@ class Reach:
         self._least[-1][-1] = 0.0
         for stage in reversed(range(stages)):
             taken_s, rest_s = self._taken_s[stage], self._rest_s[stage + 1][self._ends]
-            forward_s = self._forward_before_s[self._ends] - self._forward_before_s[:, None]
-            forward_s += self.search.transfers_s[stage] / 2
+            forward_s = self._forward_s + self.search.transfers_s[stage] / 2
             longest_s = self.detours[stage].longest_of(forward_s, taken_s - forward_s, rest_s)
             longest_s = np.maximum(longest_s, self._least[stage + 1][self._ends])
-            longest_s[~self._is_run | (longest_s > most_s)] = np.inf
+            longest_s[self._is_none | (longest_s > most_s)] = np.inf
             self._longest_s[stage], self._least[stage] = longest_s, longest_s.min(axis=1)
             passing_s = np.where(longest_s < np.inf, taken_s + rest_s, np.inf).min(axis=1)
             self._rest_s[stage] = np.where(passing_s < np.inf, passing_s, 0.0)
