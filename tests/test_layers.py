@@ -191,7 +191,7 @@ ORDERS = {
         ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
-        ("bounds", "fronts", "orders", "rank_units"),
+        ("bounds", "fronts", "knapsack", "orders", "rank_units"),
         ("columns",),
         ("column_maker", "stage_ilp"),
         ("configuration_search",),

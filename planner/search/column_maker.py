@@ -10,8 +10,10 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.held_stage import left_bytes, moment_bytes
 from planner.cost.stage_costs import StageCosts
@@ -27,8 +29,14 @@ from planner.search.fronts import (
     in_order,
     joined,
 )
+from planner.search.knapsack import fastest
 from planner.strategy.moments import RankMoment, StageMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
+
+_MOST_JOINED = 12
+"""Kinds of blocks of a run up to which all choices that no other beats are listed."""
+_TOLERANCE = 1e-6
+"""Share of a run's time by which a recomputation of more kinds may be slower than the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,20 @@ class KnownMixes:
     """Undominated choices."""
     mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
     """One kind for all blocks of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The model's blocks in order, under each recomputation that there is to choose from."""
+
+    seconds: NDArray[np.float64]
+    """``StageCosts.recompute_s``."""
+    kept: NDArray[np.float64]
+    """Activations."""
+    starting: NDArray[np.float64]
+    """Highest transients when a backward starts."""
+    ending: NDArray[np.float64]
+    """The same among the last of a backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +111,29 @@ class ColumnMaker:
         self._fronts = known.fronts
         self._mixes = known.mixes
         self._states: dict[tuple[int, int], RunState] = {}
+        self.num_near = 0
+        """Recomputations that were found near enough."""
+        self.share_off = 0.0
+        """Share of its time by which a run that was made may be slower than with the fastest."""
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """All blocks, each under the recomputations in the order of ``kinds``."""
+        model, units, kinds = self.table.model, self.table.units, self.kinds
+        alike: dict[tuple[int, int], int] = {}
+        keys = zip(model.first_alike, model.first_alike_pair, strict=True)
+        places = [alike.setdefault(key, at) for at, key in enumerate(keys)][1 : self._last]
+        at = [RECOMPUTATIONS.index(kind) for kind in kinds]
+        of_unit = {
+            index: [
+                (self.table.recompute_s(index, kind), units[index].activation_bytes[kind], *highest)
+                for kind, highest in zip(kinds, (self._highest(index)[k] for k in at), strict=True)
+            ]
+            for index in dict.fromkeys(places)
+        }
+        found = np.array([of_unit[index] for index in places]).reshape(-1, len(kinds), 4)
+        seconds, kept, starting, ending = found.transpose(2, 0, 1)
+        return Blocks(seconds=seconds, kept=kept, starting=starting, ending=ending)
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -148,14 +193,13 @@ class ColumnMaker:
         """The fastest recomputation that fits, of a run whose fastest does not."""
         if len(self.kinds) == 1:
             return None
-        memory, beside = self.table.memory, room.state.beside_bytes
+        if len(self._alike_blocks(first, end)) > _MOST_JOINED:
+            return self._near_fastest(first, end, room)
+        beside = room.state.beside_bytes
         kept, highest, released, prologue = self._ends(first, end)
-        early_prologue = 0
-        if first == 0:
-            early_prologue = memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
         front = self._front(first, end)
         starting, ending = front.highest.T
-        early = np.maximum(early_prologue, ending)
+        early = np.maximum(self._early_prologue_bytes(first), ending)
         late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
         all_kept = front.kept + kept
         left = front.kept // max(1, front.num_blocks) + self._prologue_bytes(first)
@@ -169,6 +213,51 @@ class ColumnMaker:
         kinds = self._kinds_of(first, end, front.counts_of(place))
         seconds, kept = float(front.seconds[place]), int(front.kept[place])
         return self._finished(first, end, kinds, recompute_s=seconds, kept_bytes=kept)
+
+    def _near_fastest(self, first: int, end: int, room: _Room) -> Mix | None:
+        """The same of a run of blocks of many kinds, near enough (``share_off``)."""
+        inside = slice(max(first, 1) - 1, min(end, self._last) - 1)
+        seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside]
+        run_s = self.table.total("compute", first, end) + self.table.total("tp", first, end)
+        most = self._most_kept(first, end, room, inside)
+        found = fastest(seconds, kept, most, tolerance_s=_TOLERANCE * run_s)
+        if found is None:
+            return None
+        self.num_near += 1
+        self.share_off = max(self.share_off, (found.seconds - found.least_s) / run_s)
+        blocks = range(inside.start + 1, inside.stop + 1)
+        kinds = {index: self.kinds[at] for index, at in zip(blocks, found.kinds, strict=True)}
+        kept_bytes = int(np.take_along_axis(kept, found.kinds[:, None], axis=1).sum())
+        return self._finished(first, end, kinds, recompute_s=found.seconds, kept_bytes=kept_bytes)
+
+    def _most_kept(self, first: int, end: int, room: _Room, inside: slice) -> NDArray[np.float64]:
+        """What the blocks of a run may keep where one of them has a kind, by block and kind."""
+        starting, ending = self.blocks.starting[inside], self.blocks.ending[inside]
+        joined = [
+            self.table.memory.transients.joined_bytes(index + 1, first, end)
+            for index in range(inside.start, inside.stop)
+        ]
+        kept, highest, released, prologue = self._ends(first, end)
+        late = np.maximum(highest, starting + np.array(joined)[:, None] - released)
+        early = np.maximum(self._early_prologue_bytes(first), ending)
+        most = np.full(starting.shape, np.inf)
+        for moment, room_bytes in room.by_moment:
+            fixed = moment.in_flight * (kept + room.state.beside_bytes)
+            each, highest_at = float(moment.in_flight), late
+            if moment.is_ending:
+                fixed -= kept - self._prologue_bytes(first)
+                each, highest_at = each - 1 + 1 / len(starting), early
+            left = room_bytes - fixed - highest_at
+            most = np.minimum(most, left / each if each else np.where(left < 0, -1.0, np.inf))
+            if not moment.is_ending and each > 1:
+                most = np.minimum(most, (room_bytes - fixed - prologue + released) / (each - 1))
+        return most
+
+    def _early_prologue_bytes(self, first: int) -> int:
+        """Highest transient of the prologue among the last of a backward, of a run that has it."""
+        if first:
+            return 0
+        return self.table.memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
 
     def _state(self, first: int, end: int) -> RunState:
         """What a run holds whatever it recomputes."""

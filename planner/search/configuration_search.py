@@ -351,9 +351,7 @@ class ConfigurationSearch:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""
         later = self.configuration.num_stages - 1 - stage
         limit = min(self.last_end(stage), self.last_held(stage, first))
-        for end in self.positions:
-            if end <= first:
-                continue
+        for end in self.positions[bisect_right(self.positions, first) :]:
             if end > limit or self.least_s(first, end) > slowest_s:
                 break
             if later or end == self.num_units:

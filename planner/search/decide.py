@@ -28,13 +28,13 @@ from typing import Generic, TypeVar
 from planner.plan.types import Rejection, SolverReport
 from planner.search.columns import Column
 from planner.search.combination import best_combination
-from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch, Partition
+from planner.search.configuration_search import ConfigurationSearch, Partition
 from planner.search.first_choices import FirstChoices
 from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import sharpen
 from planner.search.partition import best_partition
 from planner.search.prospects import Prospect
-from planner.search.refusals import memory_refusals, slower_refusals
+from planner.search.refusals import left_out, memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
 from planner.search.stage_ilp import (
     TOLERANCE,
@@ -43,7 +43,7 @@ from planner.search.stage_ilp import (
     StageSolution,
     solve_stages,
 )
-from planner.search.stage_problem import stage_problem
+from planner.search.stage_problem import TooManyRunsError, stage_problem
 from planner.search.stage_relaxation import relaxed
 from planner.solver import NoneFoundError, NoSolutionError
 
@@ -58,6 +58,9 @@ _LEAST_SOLVER_S = 1.0
 """Time that the solver gets in any case: enough for most instances."""
 NEAR_SHARE = 0.05
 """Share by which a step may be longer than the best for other orders of the mesh to be tried."""
+_VARIANT_SHARE = 0.5
+"""Share by which a step may be longer than the best for a slower variant of a layout to be looked
+at: more than step times may be off, within which it is a safer choice where it holds less."""
 _NEWS = 0.005
 """Share by which the best step must fall for a configuration to be relaxed again."""
 _MOST_MOVES = 40
@@ -172,7 +175,7 @@ class Decision:
 
     def _looked_into(self, prospect: Prospect) -> Sequence[ConfigurationSearch | Prospect]:
         """What to look at in place of a prospect: nothing where it cannot be among the best."""
-        if prospect.bound_s >= self.incumbents.limit_s:
+        if prospect.bound_s >= self._limit_s(prospect):
             self._prospects.append(prospect)
             return []
         if prospect.sharpen():
@@ -188,26 +191,31 @@ class Decision:
         self.searches += members
         return members
 
+    def _limit_s(self, search: ConfigurationSearch | Prospect) -> float:
+        """What a configuration must beat."""
+        return self.incumbents.limit_s(search.stands_for, near=_VARIANT_SHARE)
+
     def _partition(self, search: ConfigurationSearch) -> bool:
         """Cut a configuration with one stage per rank, unless it cannot be among the best."""
-        limit_s = self.incumbents.limit_s
+        limit_s = self._limit_s(search)
         if search.bound_s >= limit_s:
             return False
-        partition = best_partition(search, limit_s)
+        partition = best_partition(search, limit_s, self.incumbents.nth_s(1))
         if partition is not None:
             self._take(search, partition)
         return partition is not None
 
     def _interleave(self, search: ConfigurationSearch) -> bool:
         """Give a configuration with several stages per rank a bound and a first choice."""
-        if search.bound_s < self.incumbents.limit_s:
+        limit_s = self._limit_s(search)
+        if search.bound_s < limit_s:
             sharpen(search)
-        if search.bound_s >= self.incumbents.limit_s:
+        if search.bound_s >= limit_s:
             return False
-        partition = FirstChoices(search).first(self.incumbents.limit_s)
+        partition = FirstChoices(search).first(limit_s)
         if partition is not None:
             self._take(search, partition)
-        return partition is not None and partition.objective_s < self.incumbents.limit_s
+        return partition is not None and partition.objective_s < limit_s
 
     def _take(self, search: ConfigurationSearch, found: Partition | StageSolution) -> None:
         if not isinstance(search, Relaxation):
@@ -235,11 +243,12 @@ class Decision:
         bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
         proven = best_s <= bound_s * (1 + TOLERANCE)
+        near_s = (each.bound_s * (1 - each.maker.share_off) for each in self.searches)
         return SolverReport(
             status="optimal" if proven else ended,
             objective_s=best_s,
-            bound_s=bound_s,
-            limits=self._limits(),
+            bound_s=min([bound_s, *near_s]),
+            limits=left_out(self.searches, best_s),
         )
 
     def _batch(self, left_open: set[int]) -> list[tuple[ConfigurationSearch, StageProblem]]:
@@ -253,7 +262,7 @@ class Decision:
                 break
             if self._is_news(search, best_s):
                 self._relax(search, best_s)
-                queue.add([search])
+                queue.add([search] if id(search) not in left_open else [])
                 continue
             problem = self._problems[id(search)].problem
             is_decided = problem.by_rank and self._combine(search, problem, best_s)
@@ -277,7 +286,11 @@ class Decision:
     def _relax(self, search: ConfigurationSearch, best_s: float) -> None:
         """Bound an open configuration without integers, and look for better choices of it."""
         known = self._problems.get(id(search))
-        problem = stage_problem(search, best_s)
+        try:
+            problem = stage_problem(search, best_s)
+        except TooManyRunsError:
+            self._left_open.add(id(search))
+            return
         if problem is None:
             search.bound_s = best_s
             return
@@ -346,15 +359,6 @@ class Decision:
             return Effort()
         left_s = self._deadline_s - time.monotonic()
         return Effort(most_checks=10**9, time_limit_s=max(_LEAST_SOLVER_S, left_s))
-
-    def _limits(self) -> tuple[str, ...]:
-        """What the searched set leaves out, as far as it matters here."""
-        if not any(search.shares_ranks for search in self.searches):
-            return ()
-        return (
-            f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a stage "
-            "recomputed alike, a power of two of them on a rank",
-        )
 
 
 def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:

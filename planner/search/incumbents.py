@@ -1,9 +1,11 @@
 """The best solutions of a search so far."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
+from planner.strategy.configuration import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +33,42 @@ class Incumbents:
         """All solutions, in the order in which they were found."""
         self._top = top
         self._best_by_layout: dict[tuple[object, str], float] = {}
+        self._times: list[float] = []
 
     def add(self, solved: Solved) -> None:
         """Take a solution in; layouts count once, by degrees and schedule."""
         self.solved.append(solved)
-        configuration = solved.search.configuration
-        key = (configuration.degrees, configuration.schedule)
+        key = _layout(solved.search.configuration)
         known = self._best_by_layout.get(key, float("inf"))
         self._best_by_layout[key] = min(known, solved.objective_s)
+        self._times = sorted(self._best_by_layout.values())
 
     def nth_s(self, place: int) -> float:
         """Step time of the layout in that place; endless where there are fewer."""
-        times = sorted(self._best_by_layout.values())
-        return times[place - 1] if len(times) >= place else float("inf")
+        return self._times[place - 1] if len(self._times) >= place else float("inf")
 
-    @property
-    def limit_s(self) -> float:
-        """Step time that a configuration must beat to be among the layouts to show."""
-        return self.nth_s(self._top)
+    def limit_s(self, configurations: Iterable[Configuration], *, near: float) -> float:
+        """Step time that one of some configurations must beat to be worth a look.
+
+        It may then be among the layouts to show, and there be faster than what is known of the
+        same one, or else near to the best.
+
+        Args:
+            configurations: They.
+            near: Share by which the step of those may be longer than the best.
+        """
+        shown_s, near_s = self.nth_s(self._top), self.nth_s(1) * (1 + near)
+        if shown_s <= near_s:
+            return shown_s
+        best_s = self._best_by_layout
+        known_s = max(best_s.get(_layout(each), float("inf")) for each in configurations)
+        return min(shown_s, max(known_s, near_s))
 
     def ranked(self) -> list[Solved]:
         """All solutions, fastest first."""
         return sorted(self.solved, key=lambda solved: solved.objective_s)
+
+
+def _layout(configuration: Configuration) -> tuple[object, str]:
+    """What layouts to show are told apart by."""
+    return configuration.degrees, configuration.schedule

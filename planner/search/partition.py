@@ -16,6 +16,7 @@ sum; it keeps the bound a bound.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
@@ -28,14 +29,17 @@ _ROUNDING = 1e-6
 """Share of a step by which passes of a microbatch may be taken for equal, at each stage."""
 _BALANCING_STEPS = 10
 """Halvings of the longest stage's time."""
-_FIRST_SHARE = 0.0025
+_FIRST_SHARE = 0.0005
 """Share beyond the bound by which the first limit lies."""
-_GROWTH = 1.1
+_GROWTH = 1.5
 """By which it grows with every limit below which there is nothing."""
 _LAST_SHARE = 0.02
 """Share beyond which all that may be faster is looked at."""
 _MOST_PRICED = 8
 """Complete choices whose action list is run."""
+_MOST_NEAR = 300
+"""Recomputations of blocks of many kinds that are looked for once a configuration is known to be
+slower than the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +63,25 @@ class _Label:
         return self.passing_s + self.detour_s + self.once_s
 
 
-def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | None:
+def best_partition(
+    search: ConfigurationSearch, limit_s: float, best_s: float = inf
+) -> Partition | None:
     """A good partition, and a proven bound on all in ``search.bound_s``.
 
     Args:
         search: A configuration with one stage per rank.
         limit_s: Partitions that are no faster than this need not be found.
+        best_s: Step of the best of all configurations that is known.
 
     Returns:
         The fastest partition that was met, None where none is faster than the limit, or none fits.
     """
     if not may_fit(search):
-        search.bound_s = float("inf")
+        search.bound_s = inf
         return None
     even = _even(search)
     if even is None and not some_cut_fits(search):
-        search.bound_s = float("inf")
+        search.bound_s = inf
         return None
     reach_s = limit_s if even is None else min(limit_s, even.objective_s)
     if search.configuration.degrees.pp == 1:
@@ -86,7 +93,7 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
         reach_s = min(reach_s, balanced.objective_s)
     partitions = [each for each in (even, balanced) if each is not None]
     recomputes = even is None or any(column.mix.recompute_s > 0 for column in even.columns)
-    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s)
+    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s, best_s)
     partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
     return min(partitions, key=lambda p: p.objective_s, default=None)
 
@@ -94,37 +101,84 @@ def best_partition(search: ConfigurationSearch, limit_s: float) -> Partition | N
 def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:
     """Columns of each stage that may be in a step no slower than a limit."""
     stages: list[list[Column]] = []
-    _chosen(search, Reach(search, limit_s, recomputes=True), limit_s, stages)
+    reach = Reach(search, limit_s, recomputes=True)
+    reach.narrow(limit_s)
+    _chosen(reach, limit_s, stages)
     return stages
 
 
-def _found(search: ConfigurationSearch, reach: Reach, limit_s: float) -> list[_Label]:
+def _found(
+    search: ConfigurationSearch, reach: Reach, limit_s: float, best_s: float
+) -> list[_Label]:
     """Choices that may be faster than a limit, the most promising first.
 
     Low limits are tried first: they leave few choices to look at, and where they leave none at
-    all they bound the step.
+    all they bound the step. Of a configuration that is slower than the best step so much is not
+    asked for.
     """
     search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
-    share = _FIRST_SHARE
-    while True:
-        tried_s = search.bound_s * (1 + share) if share <= _LAST_SHARE else limit_s
+    search.bound_s = least_s = _reached(reach, search.bound_s, limit_s)
+    share, most_near = _FIRST_SHARE, search.maker.num_near + _MOST_NEAR
+    labels: list[_Label] | None = []
+    while search.bound_s < limit_s and not labels:
+        tried_s = least_s * (1 + share) if share <= _LAST_SHARE else limit_s
         tried_s = min(tried_s, limit_s)
-        labels = _chosen(search, reach, tried_s, [])
+        reach.narrow(tried_s)
+        labels = _chosen(reach, tried_s, [], most_near if search.bound_s >= best_s else inf)
+        if labels is None:
+            return []
         search.bound_s = max(search.bound_s, min([tried_s, *(each.least_s for each in labels)]))
-        if labels or tried_s == limit_s:
-            return sorted(labels, key=lambda label: label.least_s)
         share *= _GROWTH
+    return sorted(labels or (), key=lambda label: label.least_s)
+
+
+def _reached(reach: Reach, bound_s: float, limit_s: float) -> float:
+    """A higher bound on partitions below a limit, by what stages take at the least alone.
+
+    Limits below which there is nothing rise faster and faster, then what is between is halved.
+    """
+    share, tried_s = _FIRST_SHARE, min(limit_s, bound_s * (1 + _FIRST_SHARE))
+    while not _may_hold(reach, tried_s):
+        if tried_s == limit_s:
+            return limit_s
+        bound_s, share = tried_s, 2 * share
+        tried_s = min(limit_s, bound_s * (1 + share))
+    while tried_s > bound_s * (1 + _FIRST_SHARE):
+        middle_s = (bound_s + tried_s) / 2
+        if _may_hold(reach, middle_s):
+            tried_s = middle_s
+        else:
+            bound_s = middle_s
+    return bound_s
+
+
+def _may_hold(reach: Reach, limit_s: float) -> bool:
+    """Whether some partition may be no slower than a limit."""
+    reach.narrow(limit_s)
+    return reach.bound_s <= limit_s
 
 
 def _chosen(
-    search: ConfigurationSearch, reach: Reach, limit_s: float, used: list[list[Column]]
-) -> list[_Label]:
-    """Complete choices that may be no slower than a limit; all their columns are put down."""
+    reach: Reach, limit_s: float, used: list[list[Column]], most_near: float = inf
+) -> list[_Label] | None:
+    """Complete choices that may be no slower than a limit; all their columns are put down.
+
+    Returns:
+        None where more recomputations would have to be looked for than these.
+    """
+    search = reach.search
     start = _Label(passing_s=0.0, detour_s=0.0, once_s=search.once_s, before=None, column=None)
     ends = {0: [start]}
     for stage in range(search.configuration.num_stages):
         used.append([])
-        ends = _extended(reach, stage, ends, limit_s, used[-1])
+        found: dict[int, list[_Label]] = {}
+        for first in sorted(ends):
+            if search.maker.num_near > most_near:
+                return None
+            for column, longer in _extended(reach, stage, first, ends[first], limit_s):
+                used[-1].append(column)
+                found.setdefault(column.end, []).extend(longer)
+        ends = {end: _undominated(labels) for end, labels in found.items()}
     return ends.get(search.num_units, [])
 
 
@@ -181,32 +235,22 @@ def _filled(search: ConfigurationSearch, most_s: float) -> list[Column] | None:
 
 
 def _extended(
-    reach: Reach,
-    stage: int,
-    ends: dict[int, list[_Label]],
-    limit_s: float,
-    used: list[Column],
-) -> dict[int, list[_Label]]:
-    """Add a stage to every choice, and put down its columns."""
-    found: dict[int, list[_Label]] = {}
-    for first in sorted(ends):
-        labels = ends[first]
-        promising = reach.ends(
-            stage,
-            first,
-            passing_s=min(label.passing_s for label in labels),
-            detour_s=min(label.detour_s for label in labels),
-            limit_s=limit_s - min(label.once_s for label in labels),
-        )
-        for end in promising:
-            column = reach.search.column(stage, first, end)
-            if column is None:
-                continue
+    reach: Reach, stage: int, first: int, labels: Sequence[_Label], limit_s: float
+) -> Iterator[tuple[Column, list[_Label]]]:
+    """Columns that a stage may add to choices that end at one unit, and what comes of these."""
+    promising = reach.ends(
+        stage,
+        first,
+        passing_s=min(label.passing_s for label in labels),
+        detour_s=min(label.detour_s for label in labels),
+        limit_s=limit_s - min(label.once_s for label in labels),
+    )
+    for end in promising:
+        column = reach.search.column(stage, first, end)
+        if column is not None:
             longer = list(_longer(reach, stage, labels, column, limit_s))
             if longer:
-                used.append(column)
-                found.setdefault(end, []).extend(longer)
-    return {end: _undominated(labels) for end, labels in found.items()}
+                yield column, longer
 
 
 def _longer(

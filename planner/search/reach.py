@@ -15,7 +15,6 @@ all partitions.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,11 @@ from planner.search.bounds import paths_of_rank
 from planner.search.configuration_search import ConfigurationSearch
 
 Floats = NDArray[np.float64]
+
+_MOST_WORTHS = 32
+"""Worths of a byte that bounds of recomputation are told by."""
+_NARROWER = 1e-4
+"""Share by which a pass of a microbatch must rise for shorter detours to be asked for."""
 
 
 class Detours:
@@ -85,20 +89,27 @@ class Reach:
         """By stage."""
         self._place = {position: place for place, position in enumerate(positions)}
         self._before_s = np.array([search.least_s(0, each) for each in positions])
-        self._forward_before_s = np.array([search.least_forward_s(0, each) for each in positions])
-        self._sending_s = np.cumsum([0.0, *search.transfers_s[::-1]])[::-1]
+        forward_s = np.array([search.least_forward_s(0, each) for each in positions])
         furthest = np.searchsorted(
             self._before_s, self._before_s + search.slowest_s(limit_s), side="right"
         )
         starts = np.arange(len(positions))[:, None]
-        self._runs = starts, starts + np.arange(1, max(2, int((furthest - starts[:, 0]).max())))
-        self._recomputed = RunRecomputation(search, *self._runs) if recomputes else None
-        self._from: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
+        runs = starts, starts + np.arange(1, max(2, int((furthest - starts[:, 0]).max())))
+        recomputed = RunRecomputation(search, *runs) if recomputes else None
+        self._is_none = runs[1] >= len(positions)
+        self._ends = np.minimum(runs[1], len(positions) - 1)
+        self._forward_s: Floats = forward_s[self._ends] - forward_s[:, None]
+        self._taken_s = [self._least_of(stage, recomputed) for stage in range(stages)]
+        self._longest_s: list[Floats] = []
         self._rest_s: list[Floats] = []
         self._least: list[Floats] = []
-        self._bound_completions()
-        self.bound_s = search.once_s + float(self._rest_s[0][0] + self._least[0][0])
-        """No partition below the limit is faster."""
+        self._bound_completions(np.inf)
+        self._pass_s = float(self._rest_s[0][0])
+
+    @property
+    def bound_s(self) -> float:
+        """No partition within the limit is faster; endless where there is none."""
+        return self.search.once_s + float(self._rest_s[0][0] + self._least[0][0])
 
     def rest_s(self, stage: int, first: int) -> float:
         """One microbatch through a stage that begins with a unit and all later ones."""
@@ -121,11 +132,9 @@ class Reach:
             limit_s: The step less what comes once.
         """
         start = self._place[first]
-        if (stage, start) not in self._from:  # asked again under every limit
-            row = self._times(stage, slice(start, start + 1))
-            self._from[stage, start] = row[0][0], row[1][0], row[2][0]
-        taken_s, longest_s, rest_s = self._from[stage, start]
-        least_s = passing_s + taken_s + rest_s + np.maximum(longest_s, detour_s)
+        longest_s = np.maximum(self._longest_s[stage][start], detour_s)
+        rest_s = self._rest_s[stage + 1][self._ends[start]]
+        least_s = passing_s + self._taken_s[stage][start] + rest_s + longest_s
         may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
         last = self.search.last_held(stage, first)
         for at in np.flatnonzero(may_end).tolist():
@@ -134,35 +143,37 @@ class Reach:
                 break
             yield end
 
-    def _times(self, stage: int, rows: slice) -> tuple[Floats, Floats, Floats]:
-        """Of runs from some starts as a stage, all at the least.
+    def narrow(self, limit_s: float) -> None:
+        """Bound completions that are part of a step no slower than a limit.
 
-        Returns:
-            What they take, the longest detours of them and of all stages behind (endless where
-            there is no run), and what the stages behind take.
+        No detour is longer there than what the limit leaves beside a pass of a microbatch, which
+        takes the longer the fewer runs are left.
         """
-        starts, ends = self._runs[0][rows], self._runs[1][rows]
-        is_run = ends < len(self._before_s)
-        ends = np.minimum(ends, len(self._before_s) - 1)
-        sending_s = self.search.transfers_s[stage]
-        forward_s = self._forward_before_s[ends] - self._forward_before_s[starts] + sending_s / 2
-        taken_s = self._before_s[ends] - self._before_s[starts] + sending_s
-        if self._recomputed is not None:
-            taken_s = taken_s + self._recomputed.seconds(stage, rows)
-        rest_s = self._rest_s[stage + 1][ends]
-        longest_s = self.detours[stage].longest_of(forward_s, taken_s - forward_s, rest_s)
-        longest_s = np.maximum(longest_s, self._least[stage + 1][ends])
-        return taken_s, np.where(is_run, longest_s, np.inf), rest_s
+        before_s, pass_s = 0.0, self._pass_s
+        while pass_s > before_s * (1 + _NARROWER):
+            self._bound_completions((limit_s - self.search.once_s) * (1 + 1e-9) - pass_s)
+            before_s, pass_s = pass_s, float(self._rest_s[0][0])
 
-    def _bound_completions(self) -> None:
-        """``rest`` and ``least`` of every stage and position."""
+    def _least_of(self, stage: int, recomputed: "RunRecomputation | None") -> Floats:
+        """What runs take as a stage, at the least."""
+        taken_s: Floats = self._before_s[self._ends] - self._before_s[:, None]
+        taken_s += self.search.transfers_s[stage]
+        return taken_s if recomputed is None else taken_s + recomputed.seconds(stage)
+
+    def _bound_completions(self, most_s: float) -> None:
+        """``rest`` and ``least`` of every stage and position, without detours longer than some."""
         number, stages = len(self._before_s), len(self.detours)
         self._rest_s = [np.zeros(number) for _ in range(stages + 1)]
         self._least = [np.full(number, np.inf) for _ in range(stages + 1)]
+        self._longest_s = [np.zeros(0)] * stages
         self._least[-1][-1] = 0.0
         for stage in reversed(range(stages)):
-            taken_s, longest_s, rest_s = self._times(stage, slice(None))
-            self._least[stage] = longest_s.min(axis=1)
+            taken_s, rest_s = self._taken_s[stage], self._rest_s[stage + 1][self._ends]
+            forward_s = self._forward_s + self.search.transfers_s[stage] / 2
+            longest_s = self.detours[stage].longest_of(forward_s, taken_s - forward_s, rest_s)
+            longest_s = np.maximum(longest_s, self._least[stage + 1][self._ends])
+            longest_s[self._is_none | (longest_s > most_s)] = np.inf
+            self._longest_s[stage], self._least[stage] = longest_s, longest_s.min(axis=1)
             passing_s = np.where(longest_s < np.inf, taken_s + rest_s, np.inf).min(axis=1)
             self._rest_s[stage] = np.where(passing_s < np.inf, passing_s, 0.0)
 
@@ -170,7 +181,12 @@ class Reach:
 class RunRecomputation:
     """Recomputation that runs need to fit a rank of their own, at the least.
 
-    A block takes at least so long for each byte that recomputation frees, whatever the kind.
+    With e the bytes by which a run keeps too much, block b frees f[b, k] of them for s[b, k]
+    seconds where it recomputes k. Whatever w a byte is worth, no choice takes less than
+
+        w e - sum over b of max over k of (w f[b, k] - s[b, k])
+
+    since what is freed adds up to e. Several worths are asked; their sums are prefix sums.
     """
 
     def __init__(
@@ -183,24 +199,32 @@ class RunRecomputation:
             starts: Places where runs start, a column.
             ends: Places where they end, by start; those beyond the last are no runs.
         """
-        positions = search.positions
-        self._always, self._gradients, self._received = _held(search, ends.shape)
-        kept = np.array(_most_kept_before(search))[positions]
-        self._kept = kept[np.minimum(ends, len(positions) - 1)] - kept[starts]
-        self._freeing_s = _freeing_s(search)
         self._search = search
+        self._always, self._gradients, self._received = _held(search, ends.shape)
+        ends = np.minimum(ends, len(search.positions) - 1)
+        blocks = search.maker.blocks
+        kept = _before(search, blocks.kept[:, 0])
+        self._kept = kept[ends] - kept[starts]
+        seconds, freed = blocks.seconds - blocks.seconds[:, :1], blocks.kept[:, :1] - blocks.kept
+        self._worths = _worths(seconds, freed)
+        before = [_before(search, (w * freed - seconds).max(axis=1)) for w in self._worths]
+        self._gained = [gained[ends] - gained[starts] for gained in before]
 
-    def seconds(self, stage: int, rows: slice) -> Floats:
-        """What each run from some starts needs as a stage."""
-        most: Floats = np.full(self._kept[rows].shape, np.inf)
+    def seconds(self, stage: int) -> Floats:
+        """What each run needs as a stage."""
+        most: Floats = np.full(self._kept.shape, np.inf)
         for (moment,) in self._search.fullest_moments(stage):
             number = moment.in_flight + moment.waiting
-            room = self._search.room_bytes - self._always[rows] + number * self._received[rows]
-            room -= moment.has_gradients * self._gradients[rows]
+            room = self._search.room_bytes - self._always + number * self._received
+            room -= moment.has_gradients * self._gradients
             if number > moment.is_ending:
                 most = np.minimum(most, room / (number - moment.is_ending))
-        excess: Floats = np.maximum(0.0, self._kept[rows] - np.maximum(0.0, most))
-        return self._freeing_s * excess
+        excess: Floats = self._kept - np.maximum(0.0, most)
+        least: Floats = np.zeros(excess.shape)
+        if (excess > 0).any():
+            for worth, gained in zip(self._worths, self._gained, strict=True):
+                np.maximum(least, worth * excess - gained, out=least)
+        return least
 
 
 def _held(search: ConfigurationSearch, shape: tuple[int, int]) -> Floats:
@@ -222,23 +246,22 @@ def _held(search: ConfigurationSearch, shape: tuple[int, int]) -> Floats:
     return held
 
 
-def _most_kept_before(search: ConfigurationSearch) -> list[int]:
-    """Activations that the units before each keep where as little as can be is recomputed."""
-    fastest = search.maker.kinds[0]
-    sizes = (
-        unit.activation_bytes[fastest] if 0 < index < search.num_units - 1 else 0
-        for index, unit in enumerate(search.table.units)
-    )
-    return list(accumulate(sizes, initial=0))
+def _before(search: ConfigurationSearch, of_blocks: Floats) -> Floats:
+    """Sums of something of blocks, before each position."""
+    sums = np.concatenate([[0.0, 0.0], np.cumsum(of_blocks)])
+    found: Floats = np.append(sums, sums[-1])[search.positions]
+    return found
 
 
-def _freeing_s(search: ConfigurationSearch) -> float:
-    """Recomputation of a block for each byte that it frees, at the least."""
-    fastest, *others = search.maker.kinds
-    freed = (
-        (search.table.recompute_s(index, kind), sizes[fastest] - sizes[kind])
-        for index in range(1, search.num_units - 1)
-        for sizes in (search.table.units[index].activation_bytes,)
-        for kind in others
-    )
-    return min((seconds / size for seconds, size in freed if size > 0), default=0.0)
+def _worths(seconds: Floats, freed: Floats) -> list[float]:
+    """Seconds that a byte may be worth: some of those for which blocks free one.
+
+    Args:
+        seconds: What recomputations add, by block.
+        freed: Bytes that they free.
+    """
+    pays = freed > 0
+    found = np.unique(seconds[pays] / freed[pays])
+    places = np.linspace(0, len(found) - 1, min(len(found), _MOST_WORTHS)).astype(int)
+    worths: list[float] = found[places].tolist()
+    return worths

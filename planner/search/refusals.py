@@ -1,10 +1,10 @@
-"""What is written down of a configuration that is refused."""
+"""What is written down of a configuration that is refused, and of all that is left out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 from planner.plan.types import Reason, Rejection
-from planner.search.configuration_search import ConfigurationSearch
+from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.least_memory import LeastMemory, least_memory, on_host_bytes
 from planner.search.prospects import Prospect
 from planner.strategy.configuration import Configuration
@@ -56,3 +56,25 @@ def slower_refusals(search: ConfigurationSearch | Prospect) -> Iterator[Rejectio
     detail = f"cannot be faster than {search.bound_s:.4g} s, and the plan is not slower"
     why = partial(Reason, detail=detail)
     return (refusal(each, rule="slower", why=why) for each in search.stands_for)
+
+
+def left_out(searches: Sequence[ConfigurationSearch], best_s: float) -> tuple[str, ...]:
+    """Say what the searched set leaves out, as far as it matters.
+
+    Args:
+        searches: Configurations that were priced.
+        best_s: Step of the best.
+    """
+    limits: list[str] = []
+    if any(search.shares_ranks for search in searches):
+        limits.append(
+            f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a stage "
+            "recomputed alike, a power of two of them on a rank"
+        )
+    near = (search.maker.share_off for search in searches if search.bound_s <= best_s)
+    share_off = max(near, default=0.0)
+    if share_off:
+        limits.append(
+            f"recomputation of blocks of many kinds within {share_off:.4%} of a stage's time"
+        )
+    return tuple(limits)

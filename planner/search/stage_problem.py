@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,23 @@ from planner.search.holdings import holdings
 from planner.search.partition import columns_below
 from planner.search.stage_ilp import StageProblem
 
+_MOST_ENTRIES = 200_000
+"""Runs of units of all stages, times ranks with paths of their own, that programs are made of where
+runs of a length are not alike."""
+
+
+class TooManyRunsError(Exception):
+    """The stages of a configuration have too many runs for a program."""
+
 
 def stage_problem(search: ConfigurationSearch, limit_s: float) -> StageProblem | None:
     """The columns that can be part of a step no slower than the limit.
 
     Returns:
         None where no such step exists.
+
+    Raises:
+        TooManyRunsError: There are too many to choose from, and some choice is known.
     """
     counted = search.shares_ranks and search.is_uniform
     if not search.shares_ranks:
@@ -71,7 +83,7 @@ def _in_time(
     stage where these count least, which may be any. What data-parallel traffic adds to the
     other units is left out, since a part of it is in the column's own time.
     """
-    if limit_s == float("inf"):
+    if limit_s == inf:
         return list(stages)
     paths = bounding_paths(search.configuration)
     by_part = np.array([path.counts for path in paths], float).swapaxes(0, 1)
@@ -96,7 +108,7 @@ def _runs(search: ConfigurationSearch, limit_s: float) -> Iterator[list[tuple[in
     num_stages, pp = search.configuration.num_stages, search.configuration.degrees.pp
     slowest_s = search.slowest_s(limit_s)
     rest_s = slowest_s * pp
-    reached = {0}
+    reached, num_runs = {0}, 0
     for stage in range(num_stages):
         later = num_stages - 1 - stage
         runs = [
@@ -107,6 +119,9 @@ def _runs(search: ConfigurationSearch, limit_s: float) -> Iterator[list[tuple[in
         ]
         yield runs
         reached = {end for _, end in runs}
+        num_runs += len(runs)
+        if num_runs * pp > _MOST_ENTRIES and limit_s < inf:
+            raise TooManyRunsError
 
 
 def _near(search: ConfigurationSearch, stage: int) -> list[tuple[int, int]]:

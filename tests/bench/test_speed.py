@@ -109,7 +109,7 @@ DISTINCT = "tests/bench/distinct_blocks.py"
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize(("blocks", "stages"), [(150, 16), (1000, 64)])
+@pytest.mark.parametrize(("blocks", "stages"), [(150, 16), (1000, 64), (1024, 32)])
 def test_blocks_that_all_differ_are_cut_best(blocks, stages, monkeypatch):
     """No run of them stands for another."""
     cold = run_distinct(blocks, stages, monkeypatch)

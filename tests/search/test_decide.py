@@ -18,6 +18,7 @@ from instances import (
 )
 
 from planner.cost.held_stage import HeldStage
+from planner.search import column_maker, stage_problem
 from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.decide import Decision
 from planner.strategy.moments import StageMoment
@@ -52,6 +53,18 @@ def test_the_search_equals_enumeration(model, cluster, data):
     known = list(configurations(model))
     places = data.draw(st.sets(st.integers(0, len(known) - 1), min_size=2, max_size=5))
     check([search_of(model, known[place], cluster) for place in sorted(places)])
+
+
+@settings(max_examples=200)
+@given(models(), clusters(), st.data())
+def test_so_it_does_where_choices_are_not_listed(model, cluster, data):
+    """As for stages of many kinds of blocks."""
+    known = [each for each in configurations(model) if each.virtual_stages == 1]
+    configuration = data.draw(st.sampled_from(known))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(column_maker, "_MOST_JOINED", 0)
+        patched.setattr(column_maker, "_TOLERANCE", 0.0)
+        check([search_of(model, configuration, cluster)])
 
 
 def peak_of_some_rank(configuration, model, cluster, choose):
@@ -134,6 +147,23 @@ def test_interleaved_configurations_alone_equal_enumeration(model, cluster):
             report = decision.decide()
             assert report.objective_s == pytest.approx(best_s, rel=1e-6)
             assert bool(decision.incumbents.solved) == (best_s < float("inf"))
+
+
+@settings(max_examples=60)
+@given(models(), clusters())
+def test_what_has_too_many_runs_is_left_open(model, cluster):
+    for configuration in configurations(model):
+        search = search_of(model, configuration, cluster)
+        if configuration.virtual_stages > 1 and not search.is_uniform:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(stage_problem, "_MOST_ENTRIES", 0)
+                decision = Decision([search], top=1, time_limit_s=None)
+                report = decision.decide()
+            best_s = enumerated_s(search)
+            assert report.bound_s <= best_s * (1 + 1e-6)
+            assert bool(decision.incumbents.solved) == (best_s < float("inf"))
+            if report.status == "optimal":
+                assert report.objective_s == pytest.approx(best_s, rel=1e-6)
 
 
 @settings(max_examples=10)

@@ -46,6 +46,7 @@ def test_all_columns_of_partitions_below_a_limit_are_found(known, recomputes, sh
     assume(partitions)
     limit_s = min(each.objective_s for each in partitions) * share
     reach = Reach(search, limit_s, recomputes=recomputes)
+    reach.narrow(limit_s)
     stages = columns_below(search, limit_s)
     for partition in partitions:
         if partition.objective_s > limit_s:
@@ -63,6 +64,20 @@ def test_all_columns_of_partitions_below_a_limit_are_found(known, recomputes, sh
             passing_s, detour_s = passing_s + column.microbatch_s, max(detour_s, longest_s)
 
 
+@given(searches(), st.booleans(), st.floats(0.9, 1.2))
+def test_no_partition_within_a_limit_is_faster_than_its_bound(known, recomputes, share):
+    search, partitions = known
+    assume(partitions)
+    limit_s = min(each.objective_s for each in partitions) * share
+    reach = Reach(search, float("inf"), recomputes=recomputes)
+    any_s = reach.bound_s
+    reach.narrow(limit_s)
+    assert reach.bound_s >= any_s
+    for partition in partitions:
+        if partition.objective_s <= limit_s:
+            assert reach.bound_s <= partition.objective_s * (1 + 1e-9)
+
+
 @given(searches())
 def test_no_column_recomputes_less(known):
     search, _ = known
@@ -70,7 +85,7 @@ def test_no_column_recomputes_less(known):
     starts, ends = places[:, None], places[:, None] + places[1:]
     recomputed = RunRecomputation(search, starts, ends)
     for stage in range(search.configuration.num_stages):
-        seconds = recomputed.seconds(stage, slice(None))
+        seconds = recomputed.seconds(stage)
         for first, end in combinations(places.tolist(), 2):
             column = search.column(stage, first, end)
             if column is not None:
