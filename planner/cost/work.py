@@ -76,16 +76,14 @@ class Shares:
 
     def __call__(self, value: int) -> float:
         """Return the share of a value."""
-        share = self._own(value)
-        return share if self.around is None else share * self.around(value)
-
-    def _own(self, value: int) -> float:
         if self.routed is not None and value in self.routed.weights:
             return 1 / self.routed.ranks
         layout = self.layouts.get(value)
         if layout is None:
-            return self.otherwise
-        return self.copies.get(value, 1) / self.ranks if layout.is_shard else 1.0
+            share = self.otherwise
+        else:
+            share = self.copies.get(value, 1) / self.ranks if layout.is_shard else 1.0
+        return share if self.around is None else share * self.around(value)
 
 
 def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
@@ -180,7 +178,9 @@ _Parts = Sequence[tuple[list[float], list[float]]]
 
 def _known_work(graph: OperatorGraph, op: OpNode, parts: _Parts, fixed: float | None) -> OpWork:
     """``_work``, made once: most strategies of a unit split an op alike."""
-    key = "work", op.id, *(share for axis in parts for side in axis for share in side), fixed
+    key: tuple[object, ...] = ("work", op.id, fixed)
+    for reads, writes in parts:
+        key = (*key, *reads, *writes)
     work: OpWork | None = graph.known.get(key)
     if work is None:
         work = _work(graph, op, parts, fixed=fixed)

@@ -89,8 +89,14 @@ class LayoutTrial:
         return self._answer(layouts, unit.block)
 
     def ends(self, layouts: Sequence[TriedLayout]) -> Refusal | None:
-        """Try the layout of what lies around the blocks; None where it runs."""
-        return self._answer(layouts, None)
+        """Try the layout of what lies around the blocks; None where it runs.
+
+        There the stream is whole, but over cp.
+        """
+        around = [
+            each if each.over.is_context else replace(each, sequence_dim=None) for each in layouts
+        ]
+        return self._answer(around, None)
 
     def _answer(self, layouts: Sequence[TriedLayout], block: int | None) -> Refusal | None:
         """What comes of a try, made once."""
