@@ -21,7 +21,7 @@ def test_the_parts_are_there(result):
     assert result.best is result.outcome.best
     assert len(result.candidates) == 4
     assert len(result.rejected) == 5
-    assert result.to_json().startswith('{\n  "schema_version": 2')
+    assert result.to_json().startswith('{\n  "schema_version": 3')
 
 
 def test_repr_is_one_line(result):

@@ -340,7 +340,7 @@ def _compare(
             for rank, each in enumerate(parts):
                 torch.testing.assert_close(
                     local_of(each), part(expected, layout_of(each, ranks), rank, tp),
-                    msg=lambda m: f"gradient: {m}",
+                    equal_nan=True, msg=lambda m: f"gradient: {m}",
                 )  # fmt: skip
 
 
