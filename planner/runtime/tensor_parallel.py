@@ -8,6 +8,9 @@ Over cp parameters are whole, and so is what depends on no parameter: token ids,
 tables. Each rank has a part of the sequence from its token ids to the loss. FSDP2 takes the mean of
 gradients over the ranks of cp as over those of dp_shard.
 
+Over tp and cp, tp splits what a rank of cp has. Its shardings are applied first: inputs come into
+their layout over tp first, and outputs over cp.
+
 Over ep ranks have samples of their own, and modules of experts alone are split (``experts``). The
 ranks of tp or cp may be among those of ep: each then takes its part of the rows of their samples.
 """

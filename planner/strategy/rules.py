@@ -18,7 +18,7 @@ from planner.vocabulary import (
 )
 
 SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
-"""Axes over which modules are split: over tp or cp, and experts over ep beside either."""
+"""Axes over which modules are split: tp inside cp, or either with experts over ep."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
