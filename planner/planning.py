@@ -14,6 +14,7 @@ from planner.graph.analysis.patterns import block_pattern
 from planner.graph.analysis.trace_warnings import trace_warnings
 from planner.graph.loading.hints import make_hints
 from planner.model_argument import ModelObject, load_argument
+from planner.plan.devices import cluster_of
 from planner.plan.record import ModelSummary, OpRow, PlanRecord
 from planner.plan.types import ModelRef
 from planner.progress import ProgressCallback, timed_phase
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from planner.hardware.spec import ClusterSpec
     from planner.plan.serialize import SavedPlan
     from planner.plan.types import Plan, SearchOutcome
-    from planner.search.space import SearchRequest
+    from planner.search.search_request import SearchRequest
     from planner.strategy.rules import FixedValues
 
 
@@ -65,10 +66,18 @@ class Machine:
         machine = cls(framework=framework, cluster=cluster)
         return machine.with_margin(resolve_margin(request))
 
+    def dtype_of(self, request: PlanRequest) -> str:
+        """The compute dtype of a request on its devices.
+
+        Raises:
+            RequestError: One of them does not compute in the dtype asked for.
+        """
+        return resolve_dtype(request, *(kind.device for kind in self.cluster.kinds))
+
     def with_margin(self, margin: float) -> Self:
         """The same machine, a share of its memory kept free."""
-        device = self.cluster.device.with_margin(margin)
-        return replace(self, cluster=replace(self.cluster, device=device))
+        cluster = self.cluster.with_devices(lambda device: device.with_margin(margin))
+        return replace(self, cluster=cluster)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,7 +109,7 @@ class TracedModel:
             RequestError: Its device does not compute in the dtype asked for.
             ModelError: The model cannot be loaded or traced.
         """
-        dtype = resolve_dtype(request, Machine.of(request).cluster.device)
+        dtype = Machine.of(request).dtype_of(request)
         with timed_phase(progress, "load"):
             hints = make_hints(request.hints)
             loaded = load_argument(
@@ -189,7 +198,7 @@ class TracedModel:
         return PlanRecord(
             request=request,
             model=self.summary,
-            cluster=machine.cluster,
+            cluster=cluster_of(outcome.best, machine.cluster),
             outcome=outcome,
             **rows,
             warnings=(
@@ -249,7 +258,7 @@ class TracedModel:
         self, request: PlanRequest, framework: "FrameworkSpec", fixed: Mapping[str, str]
     ) -> "SearchRequest":
         """Resolve what the request leaves open."""
-        from planner.search.space import SearchRequest
+        from planner.search.search_request import SearchRequest
 
         return SearchRequest(
             model=self.ref,

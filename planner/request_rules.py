@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from planner.errors import RequestError
 from planner.fix_rules import FIX_RULES, FRAMEWORK_FIX_RULES, check_choice
 from planner.graph.loading.hints import make_hints
+from planner.hardware.mixed import check_total, parse_parts
 from planner.hardware.spec import DeviceSpec
 from planner.plan.types import Plan
 from planner.request import PlanRequest
@@ -120,6 +121,15 @@ def check_request(request: PlanRequest) -> PlanRequest:
     ):
         if value is not None:
             _check_positive(option, value)
+    if parts := parse_parts(request.cluster):
+        check_total(request.cluster, parts, request.gpus)
+        if request.gpus_per_node is not None or request.framework is not None:
+            option = "gpus-per-node" if request.framework is None else "framework"
+            raise RequestError(
+                f"--{option} with --cluster {request.cluster}: devices are of several kinds, "
+                "whose nodes are those of their profiles and whose runs are the script's",
+                hint=f"leave --{option} out",
+            )
     if request.gpus > MOST_GPUS:
         raise RequestError(
             f"--gpus {request.gpus:,}: plans are made for {MOST_GPUS:,} at most",
@@ -154,22 +164,28 @@ def check_trace(*, microbatch_size: int, seq_len: int | None, dtype: str) -> Non
     check_choice(f"--dtype {dtype}", dtype, COMPUTE_DTYPES)
 
 
-def resolve_dtype(request: PlanRequest, device: DeviceSpec) -> str:
+def resolve_dtype(request: PlanRequest, *devices: DeviceSpec) -> str:
     """Choose the compute dtype: the one asked for, else the faster of bfloat16 and float32.
 
+    Where devices are of several kinds it is what is faster on the slowest of them.
+
     Raises:
-        RequestError: The device's profile has no peak for the dtype asked for.
+        RequestError: A device's profile has no peak for the dtype asked for.
     """
-    peaks = device.peak_flop_per_s
-    if request.dtype is not None:
+    if request.dtype is None:
+        return max(
+            (Dtype.FLOAT32, Dtype.BFLOAT16),
+            key=lambda dtype: min(each.peak_flop_per_s.get(dtype, 0.0) for each in devices),
+        )
+    for device in devices:
+        peaks = device.peak_flop_per_s
         if request.dtype not in peaks:
             raise RequestError(
                 f"--dtype {request.dtype} on {device.name}: its profile states no peak rate for "
                 "this dtype",
                 hint=f"It has {', '.join(d for d in COMPUTE_DTYPES if d in peaks)}.",
             )
-        return request.dtype
-    return max((Dtype.FLOAT32, Dtype.BFLOAT16), key=lambda dtype: peaks.get(dtype, 0.0))
+    return request.dtype
 
 
 def estimated_layout(request: PlanRequest) -> dict[str, str]:

@@ -114,8 +114,8 @@ class PlanResult:
     def __repr__(self) -> str:
         figures = plan_figures(self.best, self._record.cluster)
         return (
-            f"PlanResult({self._record.model.name!r} on {self._record.cluster.num_gpus} x "
-            f"{self._record.cluster.device.name}: {layout_words(self.best)}, "
+            f"PlanResult({self._record.model.name!r} on {self._record.cluster.devices_words}: "
+            f"{layout_words(self.best)}, "
             f"{detail_words(self.best)}, step {format_s(figures.step_time_s)}, "
             f"peak {format_bytes(figures.peak_memory_bytes)} of "
             f"{format_bytes(figures.capacity_bytes)})"

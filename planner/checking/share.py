@@ -16,7 +16,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.saved_model import saved_graphs
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
-from planner.pricing.reprice import plan_configuration, plan_work, price_plan
+from planner.pricing.reprice import plan_configuration, plan_works, price_plan
 from planner.profiling.residue import ON_CPU
 from planner.strategy.placement import mesh_axis
 from planner.vocabulary import Axis
@@ -139,8 +139,8 @@ def price_without_links(saved: SavedPlan) -> StepPrice:
         gpus_per_node=request.gpus_per_node,
         calibration=request.calibration,
     )
-    work = plan_work(saved.plan, saved_graphs(saved), saved.cluster, framework)
-    return price_plan(saved.plan, work, _with_free_links(saved.cluster), framework)
+    works = plan_works(saved.plan, saved_graphs(saved), saved.cluster, framework)
+    return price_plan(saved.plan, works, _with_free_links(saved.cluster), framework)
 
 
 def _with_free_links(cluster: ClusterSpec) -> ClusterSpec:
@@ -148,7 +148,8 @@ def _with_free_links(cluster: ClusterSpec) -> ClusterSpec:
         replace(link, bandwidth_bytes_per_s=math.inf, latency_s=0.0, base_latency_s=0.0)
         for link in cluster.links
     ]
-    return replace(cluster, links=tuple(free))
+    parts = tuple(map(_with_free_links, cluster.parts))
+    return replace(cluster, links=tuple(free), parts=parts)
 
 
 def _first_gpu() -> str:

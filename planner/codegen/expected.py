@@ -14,7 +14,7 @@ def expected_source(plan: Plan, cluster: ClusterSpec | None) -> list[str]:
         cluster: What it was planned for; None leaves out the devices' peak.
     """
     fullest = max(plan.memory_by_rank, key=lambda memory: memory.total_bytes)
-    peak_flop_per_s = cluster and cluster.device.peak_flop_per_s.get(plan.dtype)
+    peak_flop_per_s = cluster and cluster.peak_flop_per_s(plan.dtype)
     has_sequence = plan.tokens_per_step != plan.global_batch_size
     arguments = {
         "plan": quote(plan_digest(plan)),
@@ -27,5 +27,5 @@ def expected_source(plan: Plan, cluster: ClusterSpec | None) -> list[str]:
         "flop_per_step": str(plan.flop_per_step),
     }
     if peak_flop_per_s:
-        arguments["peak_flop_per_s"] = repr(peak_flop_per_s * plan.degrees.world_size)
+        arguments["peak_flop_per_s"] = repr(peak_flop_per_s)
     return [f"{name}={value}" for name, value in arguments.items()]

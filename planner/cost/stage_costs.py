@@ -61,6 +61,7 @@ class StageCosts:
         framework: FrameworkSpec,
         *,
         moves_state: bool = True,
+        joints: Mapping[int, LinkSpec] | None = None,
     ) -> None:
         """Build the prefix sums.
 
@@ -71,7 +72,10 @@ class StageCosts:
             framework: What runs the step.
             moves_state: Whether gathers and reductions of parameters take time; False bounds what
                 does from below.
+            joints: Links in front of the stages with which another kind of device begins, which are
+                slower than those of the cluster.
         """
+        self._joints = joints or {}
         self.model = model
         self.units = model.units
         self.configuration = configuration
@@ -163,11 +167,16 @@ class StageCosts:
         places = _boundaries(
             units_of(cluster), axis, configuration.schedule, configuration.num_stages
         )
-        return tuple(None if place is None else cluster.links[place] for place in places)
+        links = (None if place is None else cluster.links[place] for place in places)
+        return tuple(self._joints.get(stage, link) for stage, link in enumerate(links))
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
-        return self._group(Axis.PP).slowest
+        return next(iter(self._joints.values()), self._group(Axis.PP).slowest)
+
+    def of_stage(self, stage: int) -> "StageCosts":
+        """Prices of a stage by its position: all are made on devices of one kind."""
+        return self
 
     @cached_property
     def recomputation_key(self) -> Hashable:

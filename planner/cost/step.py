@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.held_stage import HeldStage
+from planner.cost.kinds import CostsOfKinds
 from planner.cost.model_units import ModelUnits
 from planner.cost.node_pricing import RankSpec
 from planner.cost.pipeline import pipeline_times
@@ -52,7 +53,7 @@ class StepPrice:
         return max(self.memory_by_rank, key=lambda memory: memory.total_bytes)
 
 
-def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
+def price_step(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) -> StepPrice:
     """Price a step.
 
     Args:
@@ -62,7 +63,7 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
     configuration = costs.configuration
     pp = configuration.degrees.pp
     seconds = tuple(
-        costs.seconds(choice.first, choice.end, choice.kinds, stage=index)
+        costs.of_stage(index).seconds(choice.first, choice.end, choice.kinds, stage=index)
         for index, choice in enumerate(stages)
     )
     times = pipeline_times(
@@ -79,20 +80,27 @@ def price_step(costs: StageCosts, stages: Sequence[StageChoice]) -> StepPrice:
         else ((StageMoment(in_flight=times.in_flight[rank]),),)
         for rank in range(pp)
     )
+    of_rank = [costs.of_stage(configuration.stages_of(rank)[0]) for rank in range(pp)]
     memories = tuple(
-        _fullest(costs, [stages[index] for index in configuration.stages_of(rank)], each)
+        _fullest(of_rank[rank], [stages[index] for index in configuration.stages_of(rank)], each)
         for rank, each in enumerate(moments)
     )
-    most = costs.device.capacity_bytes - costs.framework.unusable_bytes
-    on_host = max(costs.memory.host_bytes(each.first, each.end) for each in stages)
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
         stages=seconds,
         moments=moments,
         memory_by_rank=memories,
-        fits=max(memory.total_bytes for memory in memories) <= most
-        and not costs.state.lacks(on_host),
+        fits=all(map(_holds, of_rank, memories))
+        and not any(
+            of_stage.state.lacks(of_stage.memory.host_bytes(each.first, each.end))
+            for each, of_stage in ((e, costs.of_stage(i)) for i, e in enumerate(stages))
+        ),
     )
+
+
+def _holds(costs: StageCosts, memory: MemoryBreakdown) -> bool:
+    """Whether a device holds what a rank does."""
+    return memory.total_bytes <= costs.device.capacity_bytes - costs.framework.unusable_bytes
 
 
 def _fullest(

@@ -1,5 +1,6 @@
 """The emitted script as a framework: what it reaches of a cluster."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from planner.framework.constants import PROFILES_OWN, Constants, in_place
 from planner.framework.constants import SCRIPT as SCRIPT
 from planner.framework.profiles import load_framework
 from planner.framework.spec import FrameworkSpec
+from planner.hardware.mixed import check_total, joined, parse_parts
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 
@@ -25,11 +27,13 @@ def framework_on_cluster(
 
     A shipped profile and a user's own file are read alike. What a calibration holds for the
     framework, the cluster or its device comes on top, the memory that it found in reserve too, and
-    then nothing is known of the error.
+    then nothing is known of the error. Where devices are of several kinds, the framework's own code
+    takes what it does on the slowest of their hosts.
 
     Args:
         framework: Name of a framework profile.
-        name_or_path: Name of a shipped cluster, or path of a TOML file.
+        name_or_path: Name of a shipped cluster, or path of a TOML file; several, each with its
+            number of devices, as ``planner.hardware.mixed`` has them.
         gpus: Ranks in all.
         gpus_per_node: Ranks per node, None for the profile's.
         calibration: Path of a file that ``plan calibrate`` wrote, None for none.
@@ -38,6 +42,9 @@ def framework_on_cluster(
         ProfileError: There is no such profile, or a field of it is wrong.
         RequestError: Nothing joins the ranks, or a link joins parts of nodes.
     """
+    if parts := parse_parts(name_or_path):
+        check_total(name_or_path, parts, gpus)
+        return _on_parts(framework, parts, calibration)
     cluster = load_cluster(name_or_path, gpus=gpus, gpus_per_node=gpus_per_node)
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
     spec, cluster = in_place(load_framework(framework), cluster, constants)
@@ -49,6 +56,19 @@ def framework_on_cluster(
         reserve_bytes = max(0, round(spec.reserve_bytes or 0))
         cluster = replace(cluster, device=replace(cluster.device, reserve_bytes=reserve_bytes))
     return spec, replace(cluster, step_time_errors=())
+
+
+def _on_parts(
+    framework: str, parts: Sequence[tuple[str, int]], calibration: str | None
+) -> tuple[FrameworkSpec, ClusterSpec]:
+    """A framework on devices of several kinds."""
+    found = [
+        framework_on_cluster(framework, name, gpus=gpus, calibration=calibration)
+        for name, gpus in parts
+    ]
+    cluster = joined([each for _, each in found])
+    slowest = max(found, key=lambda each: each[1].host_time_factor)
+    return slowest[0], cluster
 
 
 def _own(calibration: str, framework: str, cluster: ClusterSpec) -> Constants:

@@ -6,7 +6,7 @@ provenance and source (``planner.hardware.profiles`` reads them).
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
@@ -235,12 +235,15 @@ class ScriptHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """The machines of one job: one kind of device, links from the innermost outwards."""
+    """The machines of one job, links from the innermost outwards.
+
+    All devices are of one kind, or those of each of ``parts`` are.
+    """
 
     name: str
     """Name of the profile: "h100-sxm"."""
     device: DeviceSpec
-    """What each rank runs on."""
+    """What each rank runs on; where there are parts, those of the first."""
     gpus_per_node: int
     """Ranks per node, at most ``num_gpus``."""
     links: tuple[LinkSpec, ...]
@@ -267,8 +270,23 @@ class ClusterSpec:
     uncalibrated_error: float | None = None
     """The same over all clusters that were left out of a fit: what to expect where no runs were
     measured; None where constants are of the user's own fit."""
+    parts: tuple["ClusterSpec", ...] = ()
+    """Clusters of one kind of device each that it joins, in the order of their ranks
+    (``planner.hardware.mixed``); () where all devices are alike."""
     numbers: Mapping[str, NumberSource] = field(hash=False, repr=False)
     """Provenance and source of the cluster's own numbers."""
+
+    @property
+    def kinds(self) -> tuple["ClusterSpec", ...]:
+        """Its parts, itself where all devices are alike."""
+        return self.parts or (self,)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ranks of each node."""
+        if self.parts:
+            return tuple(ranks for part in self.parts for ranks in part.nodes)
+        return (self.gpus_per_node,) * (self.num_nodes - 1) + (self.last_node_gpus,)
 
     @property
     def host_is_device(self) -> bool:
@@ -278,16 +296,22 @@ class ClusterSpec:
     @property
     def num_nodes(self) -> int:
         """Nodes in all; the last may not be full."""
+        if self.parts:
+            return sum(part.num_nodes for part in self.parts)
         return -(-self.num_gpus // self.gpus_per_node)
 
     @property
     def last_node_gpus(self) -> int:
         """Ranks of the last node."""
+        if self.parts:
+            return self.parts[-1].last_node_gpus
         return self.num_gpus - (self.num_nodes - 1) * self.gpus_per_node
 
     @property
     def is_flat(self) -> bool:
         """Whether any node can take any number: all are full, and one link joins them."""
+        if self.parts:
+            return False
         above = [link for link in self.links[:-1] if (link.ranks or 0) > self.gpus_per_node]
         is_joined = all((link.ranks or 0) >= self.num_gpus for link in above)
         return is_joined and self.last_node_gpus == self.gpus_per_node
@@ -295,11 +319,38 @@ class ClusterSpec:
     @property
     def nodes_words(self) -> str:
         """How ranks lie on nodes: "2 nodes of 8", "2 nodes of 8 and one of 4"."""
+        if self.parts:
+            return " and ".join(f"{each.nodes_words} {each.device.name}" for each in self.parts)
         full = self.num_gpus // self.gpus_per_node
         words = f"{full} node{'s' if full > 1 else ''} of {self.gpus_per_node}"
         if self.last_node_gpus < self.gpus_per_node:
             words += f" and one of {self.last_node_gpus}"
         return words
+
+    @property
+    def devices_words(self) -> str:
+        """Its devices: "16 x h100-sxm", "16 x h100-sxm and 16 x a100-80gb-sxm"."""
+        return " and ".join(f"{kind.num_gpus} x {kind.device.name}" for kind in self.kinds)
+
+    def with_devices(self, change: Callable[[DeviceSpec], DeviceSpec]) -> "ClusterSpec":
+        """The same with each kind of device changed."""
+        parts = tuple(part.with_devices(change) for part in self.parts)
+        return replace(self, device=change(self.device), parts=parts)
+
+    def peak_flop_per_s(self, dtype: str, *, float8: bool = False) -> float:
+        """Peak of all devices together; 0 where the profile of one states none.
+
+        Args:
+            dtype: Compute dtype.
+            float8: Whether products may be in float8.
+        """
+        total = 0.0
+        for kind in self.kinds:
+            peak = kind.device.peak_flop_per_s.get(dtype, 0.0)
+            if not peak:
+                return 0.0
+            total += kind.num_gpus * max(peak, float8 * kind.device.float8_flop_per_s)
+        return total
 
     @property
     def profile_hash(self) -> str:

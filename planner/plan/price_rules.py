@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
+from planner.hardware.mixed import orders
 from planner.hardware.spec import ClusterSpec
+from planner.plan.devices import devices_of_ranks, kinds_of_ranks
 from planner.plan.types import Plan, SearchOutcome, SolverReport
 from planner.units import format_bytes
-from planner.vocabulary import Dtype, Recomputation
+from planner.vocabulary import Axis, Dtype, Recomputation
 
 _ROUNDING = 1e-9
 _SOLVED = 1e-6
@@ -157,60 +159,89 @@ def _devices(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
         )
 
 
+def _kinds(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """The order of the ranks names each kind of device, and each stage lies on one of them."""
+    known = orders(cluster)
+    if plan.device_order not in known:
+        given = ", ".join(plan.device_order) or "nothing"
+        works = "; ".join(", ".join(order) or "nothing" for order in known)
+        yield f"device_order is {given}, but on {cluster.name} it can be {works}"
+        return
+    ranks = plan.degrees.world_size // plan.degrees.pp
+    if cluster.parts and any(part.num_gpus % ranks for part in cluster.parts):
+        yield f"a stage has {ranks} ranks, some of which lie on two kinds of device"
+    if cluster.parts and plan.nested_axes[0] != Axis.PP:
+        yield f"{plan.nested_axes[0]} lies around pp, so that stages lie on two kinds of device"
+    if cluster.parts and plan.virtual_stages > 1:
+        yield f"a rank has {plan.virtual_stages} stages, on a cluster of several kinds of device"
+
+
 def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
-    """Every rank fits into the device, and leaves free what it should."""
-    capacity = cluster.device.capacity_bytes
-    for rank, memory in enumerate(plan.memory_by_rank):
-        if memory.total_bytes > capacity:
+    """Every rank fits into its device, and leaves free what it should."""
+    devices = devices_of_ranks(plan, cluster)
+    for rank, (memory, device) in enumerate(zip(plan.memory_by_rank, devices, strict=False)):
+        if memory.total_bytes > device.capacity_bytes:
             yield (
                 f"pipeline rank {rank} needs {format_bytes(memory.total_bytes)} "
-                f"({memory.total_bytes} bytes) of {cluster.device.capacity_words} "
-                f"({capacity} bytes)"
+                f"({memory.total_bytes} bytes) of {device.capacity_words} "
+                f"({device.capacity_bytes} bytes)"
             )
 
 
 def _host_memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """Every rank's share of the state fits into its share of the host, where it lies there."""
-    if plan.cpu_offload and cluster.host is None:
+    hosts = [kind.host for kind in kinds_of_ranks(plan, cluster)]
+    if plan.cpu_offload and None in hosts:
         yield f"states are offloaded, but nothing is known of the hosts of {cluster.name}"
-    for rank, needed in enumerate(plan.host_bytes_by_rank):
-        if cluster.host is not None and needed > cluster.host.memory_bytes:
+    for rank, (needed, host) in enumerate(zip(plan.host_bytes_by_rank, hosts, strict=False)):
+        if host is not None and needed > host.memory_bytes:
             yield (
                 f"pipeline rank {rank} needs {format_bytes(needed)} of "
-                f"{format_bytes(cluster.host.memory_bytes)} of its host"
+                f"{format_bytes(host.memory_bytes)} of its host"
             )
 
 
 def _reserve(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
-    """All ranks and stages have the same reserve, but for what the allocator holds of tensors."""
-    share = cluster.device.allocator_share
-    memories = [*plan.memory_by_rank, *(stage.memory for stage in plan.stages)]
-    fixed = [each.reserve_bytes - share * each.tensor_bytes for each in memories]
-    if max(fixed) - min(fixed) > 1:
-        yield f"ranks and stages have reserves of {min(fixed):.0f} to {max(fixed):.0f} bytes"
+    """All ranks and stages on devices of one kind have the same reserve.
+
+    What the allocator holds of tensors is not counted.
+    """
+    devices = devices_of_ranks(plan, cluster)
+    fixed: dict[str, list[float]] = {}
+    on_ranks = [*enumerate(plan.memory_by_rank), *((s.pp_rank, s.memory) for s in plan.stages)]
+    for rank, memory in on_ranks:
+        if rank < len(devices):
+            device = devices[rank]
+            bytes_alone = memory.reserve_bytes - device.allocator_share * memory.tensor_bytes
+            fixed.setdefault(device.name, []).append(bytes_alone)
+    for name, each in fixed.items():
+        if max(each) - min(each) > 1:
+            yield (
+                f"ranks and stages on {name} have reserves of {min(each):.0f} to "
+                f"{max(each):.0f} bytes"
+            )
 
 
 def _mfu(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """No more FLOPs per second than the devices' peak."""
-    peak = cluster.device.peak_flop_per_s.get(plan.dtype)
-    if peak is not None and plan.float8:
-        peak = max(peak, cluster.device.float8_flop_per_s)
-    if peak is not None:
-        mfu = plan.flop_per_step / (plan.costs.step_time_s * cluster.num_gpus * peak)
+    if peak := cluster.peak_flop_per_s(plan.dtype, float8=plan.float8):
+        mfu = plan.flop_per_step / (plan.costs.step_time_s * peak)
         if not mfu <= 1:
             yield f"the MFU is {mfu:.1%}"
 
 
 def _float8(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     """Products in float8 only where the device has them, beside bfloat16."""
-    if plan.float8 and not cluster.device.float8_flop_per_s:
-        yield f"products are in float8, of which {cluster.device.name} has none"
+    for kind in cluster.kinds:
+        if plan.float8 and not kind.device.float8_flop_per_s:
+            yield f"products are in float8, of which {kind.device.name} has none"
     if plan.float8 and plan.dtype != Dtype.BFLOAT16:
         yield f"products are in float8, all else in {plan.dtype}"
 
 
 CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
     "devices": _devices,
+    "kinds of device": _kinds,
     "float8": _float8,
     "memory": _memory,
     "host memory": _host_memory,

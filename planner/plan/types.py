@@ -136,6 +136,8 @@ class Plan:
     updated there (FSDP2's ``CPUOffloadPolicy``)."""
     host_bytes_by_rank: tuple[int, ...] = ()
     """Host memory of that share on each pipeline rank, where it is offloaded."""
+    device_order: tuple[str, ...] = ()
+    """Kinds of device in the order of their ranks; () where all are alike."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states, as the script does, or
     the optimiser's states alone ("replicated": estimates of other frameworks). Where one rank has

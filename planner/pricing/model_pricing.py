@@ -51,6 +51,16 @@ class PricedModel:
     """Layouts over cp around those, by unit structure; empty where there is no such axis."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """Neighbouring units of a model with their layouts."""
+
+    priced: PricedModel
+    """All units under these layouts."""
+    units: range
+    """Those that have them."""
+
+
 class ModelPricer:
     """Prices a model on demand; equal questions are answered once."""
 

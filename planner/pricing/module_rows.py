@@ -1,10 +1,10 @@
 """Which modules of a plan are split over an axis, and why others stay whole."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph.operator_graph import OperatorGraph, Parameter
 from planner.plan.record import ModuleRow
-from planner.plan.types import Plan
+from planner.plan.types import Plan, StagePlan
 from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.op_rows import plan_choice
 from planner.pricing.sharding_ilp import ShardingSolution
@@ -14,14 +14,17 @@ from planner.vocabulary import Axis, Style, split_styles
 _WHOLE = "whole"
 
 
-def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
+def module_rows(
+    plan: Plan, pricer: ModelPricer, stages: Sequence[StagePlan]
+) -> tuple[ModuleRow, ...]:
     """List the modules that hold a matrix, once for each kind of unit; nothing where none is split.
 
     Over ep those of experts alone.
 
     Args:
         plan: The plan.
-        pricer: Prices of its model on its cluster.
+        pricer: Prices of its model on the devices of some stages.
+        stages: These stages.
     """
     choice = plan_choice(plan)
     priced = pricer.priced(choice) if choice.ranks > 1 else None
@@ -34,7 +37,8 @@ def module_rows(plan: Plan, pricer: ModelPricer) -> tuple[ModuleRow, ...]:
     }
     names: dict[str, list[str]] = {}
     first: dict[str, int] = {}
-    for unit in priced.graph.units:
+    held = range(stages[0].first_unit, stages[-1].end_unit)
+    for unit in (each for each in priced.graph.units if each.index in held):
         names.setdefault(unit.structure, []).append(unit.name)
         first.setdefault(unit.structure, unit.index)
     return tuple(

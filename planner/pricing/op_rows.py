@@ -1,6 +1,6 @@
 """Every forward op of a plan with its price on one rank: the rows of ops.csv."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.cost.node_pricing import (
     RankSpec,
@@ -12,7 +12,7 @@ from planner.cost.node_pricing import (
 from planner.cost.work import forward_work, shares_in
 from planner.graph.operator_graph import Unit
 from planner.plan.record import OpRow
-from planner.plan.types import Plan
+from planner.plan.types import Plan, StagePlan
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.pricing.sharding_ilp import ShardingSolution
@@ -36,21 +36,20 @@ def plan_choice(plan: Plan) -> ShardingChoice:
     )
 
 
-def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
-    """Price the plan's forward ops one by one, in execution order.
+def op_rows(plan: Plan, pricer: ModelPricer, stages: Sequence[StagePlan]) -> tuple[OpRow, ...]:
+    """Price forward ops of a plan one by one, in execution order.
 
     Args:
         plan: The plan.
-        pricer: Prices of its model on its cluster.
+        pricer: Prices of its model on the devices of some stages.
+        stages: These stages.
     """
     choice = plan_choice(plan)
     priced = pricer.priced(choice)
     assert priced is not None
     rank = pricer.rank(choice, strides=mesh_strides(pricer.cluster, plan.degrees, plan.mesh_order))
     stage_of_unit = {
-        unit: stage.index
-        for stage in plan.stages
-        for unit in range(stage.first_unit, stage.end_unit)
+        unit: stage.index for stage in stages for unit in range(stage.first_unit, stage.end_unit)
     }
     by_structure = {
         structure: _unit_rows(solution, priced, rank)
@@ -59,6 +58,7 @@ def op_rows(plan: Plan, pricer: ModelPricer) -> tuple[OpRow, ...]:
     return tuple(
         row
         for unit in priced.graph.units
+        if unit.index in stage_of_unit
         for row in _placed(by_structure[unit.structure], unit, priced, stage_of_unit[unit.index])
     )
 

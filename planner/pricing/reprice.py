@@ -1,7 +1,9 @@
 """A plan priced again from scratch: the check on the ILP's objective."""
 
 import math
+from collections.abc import Sequence
 
+from planner.cost.kinds import CostsOfKinds, joints, kinds_of_stages
 from planner.cost.model_units import ModelWork
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import StageChoice, StepPrice, price_step, rank_spec
@@ -9,7 +11,9 @@ from planner.errors import VerificationError
 from planner.framework.script import SCRIPT
 from planner.framework.spec import FrameworkSpec
 from planner.graph.sizes.family import GraphFamily
+from planner.hardware.mixed import as_if_all
 from planner.hardware.spec import ClusterSpec
+from planner.plan.devices import cluster_of
 from planner.plan.types import Plan
 from planner.plan.verify import REPORT
 from planner.pricing.model_pricing import ModelPricer
@@ -52,14 +56,16 @@ def reprice_s(
         cluster: Its devices and links.
         framework: What runs it.
     """
-    work = plan_work(plan, graphs, cluster, framework)
-    return price_plan(plan, work, cluster, framework).costs.step_time_s
+    works = plan_works(plan, graphs, cluster, framework)
+    return price_plan(plan, works, cluster, framework).costs.step_time_s
 
 
-def plan_work(
+def plan_works(
     plan: Plan, graphs: GraphFamily, cluster: ClusterSpec, framework: FrameworkSpec
-) -> ModelWork:
+) -> tuple[ModelWork, ...]:
     """Count the work of a plan's units, with the layouts that it was made with.
+
+    By kind of device, in the order of its ranks.
 
     Args:
         plan: The plan.
@@ -67,39 +73,61 @@ def plan_work(
         cluster: Devices and links that the layouts were chosen for.
         framework: What runs it.
     """
-    pricer = ModelPricer(
-        graphs,
-        cluster,
-        plan.dtype,
-        kernels=framework.kernels,
-        collective_host_s=framework.collective_host_s,
-        is_tried=framework.name == SCRIPT,
-    )
-    work = pricer.work(plan_choice(plan))
-    assert work is not None
-    return work
+    found = []
+    for kind in _kinds(plan, cluster):
+        pricer = ModelPricer(
+            graphs,
+            kind,
+            plan.dtype,
+            kernels=framework.kernels,
+            collective_host_s=framework.collective_host_s,
+            is_tried=framework.name == SCRIPT,
+        )
+        work = pricer.work(plan_choice(plan))
+        assert work is not None
+        found.append(work)
+    return tuple(found)
+
+
+def _kinds(plan: Plan, cluster: ClusterSpec) -> list[ClusterSpec]:
+    """The cluster as though all its devices were of each kind, in the order of a plan's ranks."""
+    ordered = cluster_of(plan, cluster)
+    return [as_if_all(ordered, place) for place in range(len(ordered.kinds))]
 
 
 def price_plan(
-    plan: Plan, work: ModelWork, cluster: ClusterSpec, framework: FrameworkSpec
+    plan: Plan, works: Sequence[ModelWork], cluster: ClusterSpec, framework: FrameworkSpec
 ) -> StepPrice:
     """Price a plan whose work is counted.
 
     Args:
         plan: What to price.
-        work: That of its units.
+        works: Those of its units, as ``plan_works`` counts them.
         cluster: Devices and links.
         framework: What runs it.
     """
     configuration = plan_configuration(plan)
-    rank = rank_spec(cluster, framework, configuration, plan.dtype)
     choices = [
         StageChoice(
             first=stage.first_unit, end=stage.end_unit, kinds=stage.activation_checkpointing
         )
         for stage in plan.stages
     ]
-    return price_step(StageCosts(work.priced(rank), configuration, cluster, framework), choices)
+    between = joints(cluster_of(plan, cluster), configuration) if cluster.parts else None
+    by_kind = [
+        StageCosts(
+            work.priced(rank_spec(kind, framework, configuration, plan.dtype)),
+            configuration,
+            kind,
+            framework,
+            joints=between,
+        )
+        for work, kind in zip(works, _kinds(plan, cluster), strict=True)
+    ]
+    if not cluster.parts:
+        return price_step(by_kind[0], choices)
+    kinds = kinds_of_stages(cluster_of(plan, cluster), configuration)
+    return price_step(CostsOfKinds(by_kind, kinds), choices)
 
 
 def plan_configuration(plan: Plan) -> Configuration:
@@ -117,5 +145,6 @@ def plan_configuration(plan: Plan) -> Configuration:
         loss_chunks=plan.loss_chunks,
         cpu_offload=plan.cpu_offload,
         mesh_order=plan.mesh_order,
+        device_order=plan.device_order,
         state_form=plan.state_form,
     )

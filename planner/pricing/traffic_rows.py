@@ -6,7 +6,7 @@ stages.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.cost.model_units import ModelWork
@@ -42,19 +42,23 @@ class _Moved:
     each_bytes: float
 
 
-def traffic_rows(plan: Plan, pricer: ModelPricer) -> tuple[TrafficRow, ...]:
-    """Count the plan's collectives.
+def traffic_rows(
+    plan: Plan, pricer: ModelPricer, stages: Sequence[StagePlan]
+) -> tuple[TrafficRow, ...]:
+    """Count collectives of a plan.
 
     Args:
         plan: The plan.
-        pricer: Prices of its model on its cluster.
+        pricer: Prices of its model on the devices of some stages.
+        stages: These stages, with all others on their ranks.
     """
     choice = plan_choice(plan)
     work, priced = pricer.work(choice), pricer.priced(choice)
     assert work is not None
     assert priced is not None
     counted = _Counted(plan, work, priced.graph)
-    return tuple(row for rank in range(plan.degrees.pp) for row in counted.rows(rank))
+    ranks = sorted({stage.pp_rank for stage in stages})
+    return tuple(row for rank in ranks for row in counted.rows(rank))
 
 
 class _Counted:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError, RequestError
 from planner.fix_rules import FIX_NAMES
+from planner.hardware.mixed import joined
+from planner.hardware.spec import ClusterSpec, DeviceSpec
+from planner.plan.devices import cluster_of
 from planner.plan.record import PlanRecord
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -182,23 +185,37 @@ def _changes(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, Plan
 def _machines(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, Machine]]:
     """Machines with more memory, then with more of the bandwidth of each link that is used."""
     cluster = machine.cluster
-    more_bytes = cluster.device.memory_bytes + MORE_MEMORY_BYTES
-    device = replace(cluster.device, memory_bytes=more_bytes)
-    larger = replace(machine, cluster=replace(cluster, device=device))
+    larger = replace(machine, cluster=cluster.with_devices(_with_more_memory))
     yield "1 GiB more memory", larger.with_margin(resolve_margin(request))
-    joined = 1
+    for words, wider in _with_wider_links(cluster):
+        yield words, replace(machine, cluster=wider)
+
+
+def _with_more_memory(device: DeviceSpec) -> DeviceSpec:
+    return replace(device, memory_bytes=device.memory_bytes + MORE_MEMORY_BYTES)
+
+
+def _with_wider_links(cluster: ClusterSpec) -> Iterator[tuple[str, ClusterSpec]]:
+    """Clusters with twice the bandwidth of one link that is used; of parts those of each."""
+    for place, part in enumerate(cluster.parts):
+        for words, wider in _with_wider_links(part):
+            parts = (*cluster.parts[:place], wider, *cluster.parts[place + 1 :])
+            yield f"{words} of {part.name}", joined(parts)
+    if cluster.parts:
+        return
+    reached = 1
     for level, link in enumerate(cluster.links):
-        if joined >= cluster.num_gpus:
+        if reached >= cluster.num_gpus:
             break
-        wider = replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s)
-        links = (*cluster.links[:level], wider, *cluster.links[level + 1 :])
+        faster = replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s)
+        links = (*cluster.links[:level], faster, *cluster.links[level + 1 :])
         words = f"twice the bandwidth of {link.name}"
-        yield words, replace(machine, cluster=replace(cluster, links=links))
-        joined = link.ranks or cluster.num_gpus
+        yield words, replace(cluster, links=links)
+        reached = link.ranks or cluster.num_gpus
 
 
 def _changed_notes(saved: SavedPlan, machine: Machine) -> Iterator[str]:
-    if machine.cluster.profile_hash != saved.cluster.profile_hash:
+    if cluster_of(saved.plan, machine.cluster).profile_hash != saved.cluster.profile_hash:
         yield (
             f"the profile {saved.request.cluster} has other numbers than when {saved.file} was "
             "written: what is solved here is of the new ones"

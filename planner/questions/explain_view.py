@@ -3,9 +3,15 @@
 from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import MemoryBreakdown
+from planner.plan.devices import devices_of_ranks
 from planner.plan.types import Plan
 from planner.questions.explain import Explanation, WhyNot
-from planner.report.figures import CostDifference, cost_differences, exposed_comm_s
+from planner.report.figures import (
+    CostDifference,
+    cost_differences,
+    exposed_comm_s,
+    fullest_rank,
+)
 from planner.report.words import (
     COMPONENT_WORDS,
     MEMORY_WORDS,
@@ -40,17 +46,17 @@ def plan_words(plan: Plan) -> str:
 def binding_words(explanation: Explanation) -> tuple[tuple[str, str], ...]:
     """Say what the plan leaves free and what it waits for, by what it is about."""
     base = explanation.base
-    plan, device = base.outcome.best, base.cluster.device
-    totals = [memory.total_bytes for memory in plan.memory_by_rank]
-    fullest = plan.memory_by_rank[totals.index(max(totals))]
-    free_bytes = device.capacity_bytes - max(totals)
+    plan = base.outcome.best
+    rank = fullest_rank(plan, base.cluster)
+    fullest, device = plan.memory_by_rank[rank], devices_of_ranks(plan, base.cluster)[rank]
+    free_bytes = device.capacity_bytes - fullest.total_bytes
     name, size = _largest(fullest)
-    where = "" if plan.degrees.pp == 1 else f" on pipeline rank {totals.index(max(totals))}"
+    where = "" if plan.degrees.pp == 1 else f" on pipeline rank {rank}"
     costs = plan.costs
     words = [
         (
             "memory",
-            f"{format_bytes(max(totals))} of {device.capacity_words}{where}: "
+            f"{format_bytes(fullest.total_bytes)} of {device.capacity_words}{where}: "
             f"{format_bytes(free_bytes)} left, the largest part {name} ({format_bytes(size)})",
         )
     ]

@@ -19,7 +19,7 @@ from planner.planning import Machine, TracedModel
 from planner.progress import PhaseEvent, ProgressCallback
 from planner.questions.objectives import OBJECTIVES
 from planner.request import PlanRequest
-from planner.request_rules import SAMPLES_PER_GPU, bad_share, check_request, resolve_dtype
+from planner.request_rules import SAMPLES_PER_GPU, bad_share, check_request
 
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
@@ -282,7 +282,7 @@ def _planned(asked: PlanRequest, request: SweepRequest, tracing: _Tracing) -> Sw
     try:
         checked = check_request(asked)
         machine = Machine.of(checked)
-        traced = tracing.of(checked, resolve_dtype(checked, machine.cluster.device))
+        traced = tracing.of(checked, machine.dtype_of(checked))
         record = traced.record(checked, machine=machine)
     except (*REFUSALS, ModelError) as error:
         refusal = error

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import CostBreakdown
 from planner.hardware.spec import ClusterSpec, MeasuredError
+from planner.plan.devices import devices_of_ranks
 from planner.plan.types import Plan, Rejection, SearchOutcome
 from planner.vocabulary import MODEL_AXES, Axis
 
@@ -24,7 +25,7 @@ class PlanFigures:
     peak_rank: int
     """Pipeline rank that needs it."""
     capacity_bytes: int
-    """Memory of one device."""
+    """Memory of its device."""
     margin_bytes: int
     """What of it is kept free."""
 
@@ -37,20 +38,28 @@ class PlanFigures:
 def plan_figures(plan: Plan, cluster: ClusterSpec) -> PlanFigures:
     """Derive what a plan achieves on a cluster."""
     step_time_s = plan.costs.step_time_s
-    peak_flop_per_s = cluster.device.peak_flop_per_s.get(plan.dtype)
-    totals_bytes = [memory.total_bytes for memory in plan.memory_by_rank]
-    num_gpus = plan.degrees.world_size
+    peak_flop_per_s = cluster.peak_flop_per_s(plan.dtype)
+    num_gpus, rank = plan.degrees.world_size, fullest_rank(plan, cluster)
+    device = devices_of_ranks(plan, cluster)[rank]
     return PlanFigures(
         step_time_s=step_time_s,
         tokens_per_s_per_gpu=plan.tokens_per_step / step_time_s / num_gpus,
-        mfu=plan.flop_per_step / (step_time_s * num_gpus * peak_flop_per_s)
-        if peak_flop_per_s
-        else None,
-        peak_memory_bytes=max(totals_bytes),
-        peak_rank=totals_bytes.index(max(totals_bytes)),
-        capacity_bytes=cluster.device.memory_bytes,
-        margin_bytes=cluster.device.margin_bytes,
+        mfu=plan.flop_per_step / (step_time_s * peak_flop_per_s) if peak_flop_per_s else None,
+        peak_memory_bytes=plan.memory_by_rank[rank].total_bytes,
+        peak_rank=rank,
+        capacity_bytes=device.memory_bytes,
+        margin_bytes=device.margin_bytes,
     )
+
+
+def fullest_rank(plan: Plan, cluster: ClusterSpec) -> int:
+    """The pipeline rank that fills most of its device."""
+    devices = devices_of_ranks(plan, cluster)
+    shares = [
+        memory.total_bytes / device.memory_bytes
+        for memory, device in zip(plan.memory_by_rank, devices, strict=True)
+    ]
+    return shares.index(max(shares))
 
 
 def model_axes(plan: Plan) -> tuple[Axis, ...]:
@@ -96,7 +105,8 @@ def safer_choice(outcome: SearchOutcome, cluster: ClusterSpec) -> Plan | None:
     near = [plan for plan in known if plan and plan.costs.step_time_s <= most_s]
     safest = min(near, key=lambda plan: plan.peak_memory_bytes)
     freed_bytes = best.peak_memory_bytes - safest.peak_memory_bytes
-    return safest if freed_bytes > cluster.device.margin_bytes else None
+    margin_bytes = max(kind.device.margin_bytes for kind in cluster.kinds)
+    return safest if freed_bytes > margin_bytes else None
 
 
 def exposed_comm_s(costs: CostBreakdown) -> float:

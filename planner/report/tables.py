@@ -208,7 +208,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
 
 
 def _refused_rows(record: PlanRecord) -> list[dict[str, object]]:
-    capacity_bytes = record.cluster.device.memory_bytes
+    capacity_bytes = max(kind.device.memory_bytes for kind in record.cluster.kinds)
     return [_refused_row(item, capacity_bytes) for item in record.outcome.rejections]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.hardware.spec import ClusterSpec, MeasuredError
+from planner.plan.devices import cluster_of, devices_of_ranks
 from planner.plan.record import ModuleRow, PlanRecord
 from planner.plan.types import Plan, SearchOutcome
 from planner.report.figures import (
@@ -110,7 +111,12 @@ def header_facts(record: PlanRecord) -> tuple[str, ...]:
 
 
 def cluster_words(cluster: ClusterSpec) -> str:
-    """Describe the machine: "16 x h100-sxm of 80.0 GiB, 2 nodes of 8"."""
+    """Describe the machine: "16 x h100-sxm of 80.0 GiB, 2 nodes of 8".
+
+    Where devices are of several kinds, those of the first ranks come first.
+    """
+    if cluster.parts:
+        return ", then ".join(map(cluster_words, cluster.parts))
     device = cluster.device
     measured = f"; measured on {cluster.measured_on}" if cluster.measured_on else ""
     return (
@@ -170,12 +176,11 @@ def _kind_words(error: MeasuredError) -> str:
 
 def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) -> MemoryTable:
     """Tabulate memory by pipeline rank; of many ranks the first, the fullest and the last."""
-    capacity_bytes = cluster.device.memory_bytes
+    devices = devices_of_ranks(plan, cluster)
     # A reserve as large as a GPU's says nothing of a small model.
     held_bytes = max(memory.tensor_bytes for memory in plan.memory_by_rank)
     unit, scale = memory_unit(held_bytes)
     shown = _shown_ranks(plan, show_all=show_all)
-    margin = f", {cluster.device.margin_words}" if cluster.device.margin_bytes else ""
     lines = []
     for rank in shown:
         memory = plan.memory_by_rank[rank]
@@ -184,17 +189,28 @@ def memory_table(plan: Plan, cluster: ClusterSpec, *, show_all: bool = False) ->
         lines.append(
             MemoryLine(
                 cells=("all" if plan.degrees.pp == 1 else str(rank), *numbers),
-                share=memory.total_bytes / capacity_bytes if capacity_bytes else 0.0,
+                share=memory.total_bytes / devices[rank].memory_bytes,
             )
         )
     num_hidden = len(plan.memory_by_rank) - len(shown)
     return MemoryTable(
         unit=unit,
-        capacity=f"{capacity_bytes / scale:.1f}{margin}",
+        capacity=", ".join(_capacities(plan, cluster, scale)),
         head=("rank", *MEMORY_WORDS.values(), "peak"),
         lines=tuple(lines),
         hidden=f"{num_hidden} ranks that need no more are in memory.csv" if num_hidden else "",
     )
+
+
+def _capacities(plan: Plan, cluster: ClusterSpec, scale: float) -> list[str]:
+    """Memory of each kind of device in a plan's order, and what of it is kept free."""
+    kinds = cluster_of(plan, cluster).kinds
+    found = [
+        f"{kind.device.memory_bytes / scale:.1f}"
+        + (f" ({kind.device.name})" if cluster.parts else "")
+        for kind in kinds
+    ]
+    return [*found, kinds[0].device.margin_words] if kinds[0].device.margin_bytes else found
 
 
 def step_parts(costs: CostBreakdown) -> tuple[StepPart, ...]:

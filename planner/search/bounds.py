@@ -208,6 +208,33 @@ def _means(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -
     )
 
 
+def least_of_kinds_s(
+    configuration: Configuration,
+    units_s: NDArray[np.float64],
+    transfers_s: Sequence[float],
+) -> float:
+    """No cut is faster where stages run on devices of several kinds.
+
+    Any weights of the ranks that add up to 1 make the mean of their paths a bound. Each unit counts
+    in it what it takes in the stage where that is least. Slow ranks have small weights: with equal
+    ones all units would seem to run on the fastest.
+
+    Args:
+        configuration: Schedule and microbatches; one stage on each rank.
+        units_s: What each unit takes in each stage, at the least: (stage, part of ``Path.counts``,
+            unit).
+        transfers_s: As in ``least_s``.
+    """
+    pp = configuration.degrees.pp
+    speeds = 1 / units_s.sum(axis=(1, 2))
+    counts = np.array([path.counts for path in bounding_paths(configuration)], float)
+    by_rank = counts.reshape(pp, -1, *counts.shape[1:])
+    means = np.tensordot(speeds / speeds.sum(), by_rank, axes=1)
+    taken_s = np.einsum("kas,sau->ksu", means, units_s).min(axis=1).sum(axis=1)
+    taken_s += means[:, :2].sum(axis=1) @ np.array(transfers_s) / 2
+    return float(taken_s.max())
+
+
 def _means_of(configuration: Configuration) -> _Means:
     return _means(
         configuration.schedule,

@@ -8,11 +8,13 @@ from itertools import accumulate
 
 import numpy as np
 
+from planner.cost.kinds import CostsOfKinds
 from planner.cost.stage_costs import Links, StageCosts
-from planner.pricing.model_pricing import PricedModel
+from planner.pricing.model_pricing import LaidOut, PricedModel
 from planner.search.bounds import least_s
 from planner.search.column_maker import ColumnMaker
 from planner.search.columns import Column, step_time_s
+from planner.search.even_cut import nearest_cut
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment
 
@@ -93,6 +95,29 @@ class ConfigurationSearch:
             for index, unit in enumerate(self.table.units)
         )
         return list(accumulate(sizes, initial=0))
+
+    def at(self, stage: int) -> "ConfigurationSearch":
+        """The same on the kind of device that a stage runs on: all are of one kind."""
+        return self
+
+    @property
+    def num_near(self) -> int:
+        """Recomputations of blocks of many kinds that were looked for."""
+        return self.maker.num_near
+
+    @property
+    def share_off(self) -> float:
+        """Share of a stage's time by which one of them may be slower than the fastest."""
+        return self.maker.share_off
+
+    @property
+    def costs(self) -> StageCosts | CostsOfKinds:
+        """Prices of its stages."""
+        return self.table
+
+    def laid_out(self, columns: Sequence[Column]) -> list[LaidOut]:
+        """Layouts of the units of a choice of columns."""
+        return [LaidOut(priced=self.priced, units=range(self.num_units))]
 
     @property
     def shares_ranks(self) -> bool:
@@ -359,12 +384,9 @@ class ConfigurationSearch:
 
     def even_cut(self) -> list[int]:
         """Boundaries of the stages nearest to even shares of the time."""
-        stages, before_s = self.configuration.num_stages, self._least_before_s
-        places = [0]
-        for stage in range(1, stages):
-            low, high = places[-1] + 1, len(self.positions) - (stages - stage)
-            places.append(_nearest(before_s, stage * self.even_s, low, high))
-        return [*(self.positions[place] for place in places), self.num_units]
+        stages = range(1, self.configuration.num_stages)
+        places = nearest_cut(self._least_before_s, [stage * self.even_s for stage in stages])
+        return [self.positions[place] for place in places]
 
     @cached_property
     def _least_before_s(self) -> list[float]:
@@ -376,14 +398,3 @@ class ConfigurationSearch:
         return Partition(
             columns=tuple(columns), objective_s=step_time_s(self.configuration, columns)
         )
-
-
-def _nearest(rising: Sequence[float], target: float, low: int, high: int) -> int:
-    """The first place in [low, high) of a rising sequence that is nearest to a target."""
-    above = bisect_left(rising, target, low, high)
-    if above == low:
-        return low
-    below = bisect_left(rising, rising[above - 1], low, above)
-    if above == high or abs(rising[below] - target) <= abs(rising[above] - target):
-        return below
-    return above

@@ -243,7 +243,7 @@ class Decision:
         bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
         proven = best_s <= bound_s * (1 + TOLERANCE)
-        near_s = (each.bound_s * (1 - each.maker.share_off) for each in self.searches)
+        near_s = (each.bound_s * (1 - each.share_off) for each in self.searches)
         return SolverReport(
             status="optimal" if proven else ended,
             objective_s=best_s,

@@ -1,14 +1,16 @@
 """From a solved configuration to a plan."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.cost.held_stage import HeldStage
+from planner.cost.kinds import CostsOfKinds
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import StageChoice, StepPrice, price_step
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.pricing.instructions import module_shardings
-from planner.pricing.model_pricing import PricedModel
+from planner.pricing.model_pricing import LaidOut
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.strategy.facts import SEQUENCE_DIM
@@ -40,27 +42,31 @@ def decode_plan(
         StageChoice(first=column.first, end=column.end, kinds=column.mix.kinds)
         for column in columns
     ]
-    return plan_of(search.table, search.priced, stages, context)
+    return plan_of(search.costs, search.laid_out(columns), stages, context)
 
 
 def plan_of(
-    costs: StageCosts, priced: PricedModel, stages: Sequence[StageChoice], context: PlanContext
+    costs: StageCosts | CostsOfKinds,
+    laid_out: Sequence[LaidOut],
+    stages: Sequence[StageChoice],
+    context: PlanContext,
 ) -> Plan:
     """Price stages and write them down as a plan.
 
     Args:
         costs: Prices of a configuration.
-        priced: The model under its layouts.
+        laid_out: The model under its layouts: runs of units that make all of it.
         stages: What each stage holds.
         context: What it shares with other plans.
     """
-    configuration, graph = costs.configuration, priced.graph
+    configuration, graph = costs.configuration, laid_out[0].priced.graph
     price = price_step(costs, stages)
     samples = context.global_batch_size / graph.microbatch_size
     return Plan(
         model=context.model,
         degrees=configuration.degrees,
         mesh_order=configuration.mesh_order,
+        device_order=configuration.device_order,
         schedule=configuration.schedule,
         virtual_stages=configuration.virtual_stages,
         microbatch_size=configuration.microbatch_size,
@@ -72,8 +78,8 @@ def plan_of(
         sequence_dim=SEQUENCE_DIM,
         units=(*(unit.name for unit in graph.units), *_LOSS[: costs.model.epilogue_units - 1]),
         tied_parameters=tuple(p.names for p in graph.parameters if len(p.names) > 1),
-        shardings=unit_shardings(priced) if configuration.degrees.splits_modules else (),
-        stages=_stages(costs, priced, stages, price),
+        shardings=unit_shardings(laid_out) if configuration.degrees.splits_modules else (),
+        stages=_stages(costs, graph, stages, price),
         memory_by_rank=price.memory_by_rank,
         costs=price.costs,
         tokens_per_step=context.global_batch_size * graph.tokens_per_sample,
@@ -88,14 +94,14 @@ def plan_of(
     )
 
 
-def _host_bytes(costs: StageCosts, stages: Sequence[StageChoice]) -> tuple[int, ...]:
+def _host_bytes(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) -> tuple[int, ...]:
     """Host memory that a rank of each pipeline rank needs, where states are offloaded."""
     configuration = costs.configuration
     if not configuration.cpu_offload:
         return ()
     return tuple(
         sum(
-            round(costs.memory.host_bytes(stages[index].first, stages[index].end))
+            round(costs.of_stage(index).memory.host_bytes(stages[index].first, stages[index].end))
             for index in configuration.stages_of(rank)
         )
         for rank in range(configuration.degrees.pp)
@@ -103,15 +109,18 @@ def _host_bytes(costs: StageCosts, stages: Sequence[StageChoice]) -> tuple[int, 
 
 
 def _stages(
-    costs: StageCosts, priced: PricedModel, stages: Sequence[StageChoice], price: StepPrice
+    costs: StageCosts | CostsOfKinds,
+    graph: OperatorGraph,
+    stages: Sequence[StageChoice],
+    price: StepPrice,
 ) -> tuple[StagePlan, ...]:
     pp = costs.configuration.degrees.pp
-    cut_before = {cut.after_unit + 1: cut for cut in priced.graph.cuts}
+    cut_before = {cut.after_unit + 1: cut for cut in graph.cuts}
     found = []
     for index, (choice, seconds) in enumerate(zip(stages, price.stages, strict=True)):
         rank = costs.configuration.rank_of(index)
         peaks = [
-            costs.memory.peak(
+            costs.of_stage(index).memory.peak(
                 [HeldStage(first=choice.first, end=choice.end, kinds=choice.kinds, moment=at)]
             )
             for at in dict.fromkeys(moment[index // pp] for moment in price.moments[rank])
@@ -136,14 +145,21 @@ def _stages(
     return tuple(found)
 
 
-def unit_shardings(priced: PricedModel) -> tuple[UnitSharding, ...]:
+def unit_shardings(laid_out: Sequence[LaidOut]) -> tuple[UnitSharding, ...]:
     """Instructions for the script over each axis, by structure."""
-    found = []
+    return tuple(sharding for each in laid_out for sharding in _shardings_of(each))
+
+
+def _shardings_of(run: LaidOut) -> Iterator[UnitSharding]:
+    priced = run.priced
     for solutions, refused in ((priced.solutions, priced.whole), (priced.context, {})):
         for structure, solution in solutions.items():
-            units = tuple(u.index for u in priced.graph.units if u.structure == structure)
+            units = tuple(
+                unit.index
+                for unit in priced.graph.units
+                if unit.structure == structure and unit.index in run.units
+            )
             modules, whole = module_shardings(solution), refused.get(structure, ())
-            if modules or whole:
+            if units and (modules or whole):
                 axis = solution.problem.context.axis
-                found.append(UnitSharding(axis=axis, units=units, modules=modules, whole=whole))
-    return tuple(found)
+                yield UnitSharding(axis=axis, units=units, modules=modules, whole=whole)

@@ -17,12 +17,13 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
 from planner.plan.types import Plan, Reason, Rejection, SearchOutcome, SolverReport
 from planner.pricing.choice import ShardingChoice
-from planner.pricing.model_pricing import PricedModel
+from planner.pricing.model_pricing import LaidOut, PricedModel
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.search.decode import plan_of
 from planner.search.refusals import refusal
-from planner.search.space import LayoutSpace, SearchRequest
+from planner.search.search_request import SearchRequest
+from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.units import format_bytes
 from planner.vocabulary import RECOMPUTATIONS
@@ -46,11 +47,11 @@ class FrameworkEstimate:
 
     def module_rows(self, plan: Plan) -> tuple[ModuleRow, ...]:
         """Modules of a plan of this search that are split over tp or stay whole."""
-        return module_rows(plan, self._space.pricer)
+        return module_rows(plan, self._space.pricer, plan.stages)
 
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan with its price on one rank."""
-        return op_rows(plan, self._space.pricer)
+        return op_rows(plan, self._space.pricer, plan.stages)
 
     def traffic_rows(self, _: Plan) -> tuple[TrafficRow, ...]:
         """None: what the emitted script moves is known, and no other framework's."""
@@ -162,7 +163,8 @@ class FrameworkEstimate:
                 hint="Use fewer stages.",
             )
         costs = StageCosts(priced.model, configuration, self._cluster, self._framework)
-        return plan_of(costs, priced, stages, self._space.context)
+        laid_out = LaidOut(priced=priced, units=range(len(costs.units)))
+        return plan_of(costs, [laid_out], stages, self._space.context)
 
     def _refused(self, configuration: Configuration, recompute: str) -> Rejection:
         memory = self.price(configuration, recompute).peak_memory

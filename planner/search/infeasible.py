@@ -9,7 +9,8 @@ from planner.errors import InfeasiblePlanError
 from planner.hardware.spec import ClusterSpec
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.fitting import fits_somehow
-from planner.search.least_memory import least_memory, on_host_bytes
+from planner.search.least_memory import LeastMemory, least_memory, on_host_bytes
+from planner.search.mixed_space import layout_space
 from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.strategy.rules import FixedValues
@@ -39,29 +40,33 @@ def nothing_fits(
         needed = min(on_host_bytes(search) for search in searches)
         if needed > host.memory_bytes:
             return InfeasiblePlanError(
-                f"the hosts of {space.cluster.num_gpus} x {space.cluster.device.name} do not hold "
+                f"the hosts of {space.cluster.devices_words} do not hold "
                 f"the states: a rank needs {format_bytes(needed)} at the least, and has "
                 f"{format_bytes(host.memory_bytes)} of its node",
                 hint=_smallest_change(space, resize),
                 shortfall_bytes_by_stage={},
             )
     needs = [(least_memory(search), search) for search in searches]
-    need, search = min(needs, key=lambda pair: pair[0].memory.total_bytes)
-    capacity = space.cluster.device.capacity_bytes
-    short = need.memory.total_bytes - capacity
+    need, search = min(needs, key=lambda pair: _short_bytes(*pair))
+    device, short = search.at(need.rank).table.device, _short_bytes(need, search)
     degrees = search.configuration.degrees
     name, size = _largest_component(need.memory)
     return InfeasiblePlanError(
-        f"no layout of {space.cluster.num_gpus} x {space.cluster.device.name} holds the model: "
+        f"no layout of {space.cluster.devices_words} holds the model: "
         f"the closest (dp_replicate {degrees.dp_replicate}, dp_shard {degrees.dp_shard}, "
         f"tp {degrees.tp}, pp {degrees.pp}, microbatch {search.configuration.microbatch_size}, "
         f"{need.kinds_words}) needs {format_bytes(need.memory.total_bytes)} of "
-        f"{space.cluster.device.capacity_words} on stage {need.rank}: short by "
+        f"{device.capacity_words} on stage {need.rank}: short by "
         f"{format_bytes(short)}, "
         f"the largest part {name} with {format_bytes(size)}",
         hint=_smallest_change(space, resize),
         shortfall_bytes_by_stage={need.rank: short},
     )
+
+
+def _short_bytes(need: LeastMemory, search: ConfigurationSearch) -> int:
+    """What the fullest rank needs beyond what a plan may fill of its device."""
+    return need.memory.total_bytes - search.at(need.rank).table.device.capacity_bytes
 
 
 def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:
@@ -74,7 +79,7 @@ def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
     """The first change that fits: less fixed, else the least power of two of more devices."""
     fixed, device = space.request.fixed, space.cluster.device
     if device.margin_bytes:
-        filled = replace(space.cluster, device=device.with_margin(0.0))
+        filled = space.cluster.with_devices(lambda each: each.with_margin(0.0))
         if _fits(space, filled, fixed):
             return f"It fits with less than {device.margin_words}: --memory-margin 0."
     for setting in ("activation_checkpointing", "microbatch_size"):
@@ -85,6 +90,8 @@ def _smallest_change(space: LayoutSpace, resize: Resize) -> str:
     free = replace(fixed, dp_replicate=None, dp_shard=None, cp=None, tp=None, pp=None, ep=None)
     if free != fixed and _fits(space, space.cluster, free):
         return "It fits with other degrees: fix fewer axes."
+    if space.cluster.parts:
+        return "It may fit with more devices of each kind, or a smaller --seq-len."
     gpus = 2 * space.cluster.num_gpus
     while gpus <= _MOST_GPUS:
         if _fits(space, resize(gpus), free):
@@ -98,7 +105,7 @@ def _fits(space: LayoutSpace, cluster: ClusterSpec, fixed: FixedValues) -> bool:
     batch = max(space.request.global_batch_size, cluster.num_gpus)
     batch += -batch % cluster.num_gpus
     request = replace(space.request, fixed=fixed, global_batch_size=batch)
-    other = LayoutSpace(space.graphs, cluster, request)
+    other = layout_space(space.graphs, cluster, request)
     if not other.state_fits():
         return False
     legal, _ = other.legal()

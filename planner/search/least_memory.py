@@ -1,6 +1,5 @@
 """What a configuration needs at the least: what is told of one that does not fit."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,16 +30,15 @@ class LeastMemory:
         return f"{'/'.join(sorted(kinds))} recomputation" if kinds else "no recomputation"
 
 
-def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf) -> LeastMemory:
+def least_memory(search: ConfigurationSearch, *, first_short: bool = False) -> LeastMemory:
     """The fullest rank of an even cut with the recomputation that keeps the least.
 
     Args:
         search: The configuration.
-        beyond_bytes: The first rank that holds more than this, beside what is held in reserve, is
-            taken for the fullest.
+        first_short: Whether the first rank whose device is too small is taken for the fullest.
     """
     runs = list(pairwise(search.even_cut()))
-    pp, memory = search.configuration.degrees.pp, search.table.memory
+    pp = search.configuration.degrees.pp
 
     def fullest(rank: int) -> _Fullest:
         stages = search.configuration.stages_of(rank)
@@ -53,21 +51,22 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
             key=lambda each: each[0],
         )
         held = max(held, sum(column.state.reduction_bytes for column in columns))
-        return _Fullest(held_bytes=held, rank=rank, columns=columns, moment=moment)
+        short_bytes = held - search.at(stages[0]).room_bytes
+        return _Fullest(short_bytes=short_bytes, rank=rank, columns=columns, moment=moment)
 
     found: list[_Fullest] = []
     for rank in range(pp):
         found.append(fullest(rank))
-        if found[-1].held_bytes > beyond_bytes:
+        if first_short and found[-1].short_bytes > 0:
             break
-    full = max(found, key=lambda each: each.held_bytes)
+    full = max(found, key=lambda each: each.short_bytes)
     stages = search.configuration.stages_of(full.rank)
     held = [
         HeldStage(first=runs[stage][0], end=runs[stage][1], kinds=column.mix.kinds, moment=at)
         for stage, column, at in zip(stages, full.columns, full.moment, strict=True)
     ]
     return LeastMemory(
-        memory=memory.peak(held),
+        memory=search.at(stages[0]).table.memory.peak(held),
         rank=full.rank,
         kinds=tuple(kind for stage in held for kind in stage.kinds),
     )
@@ -75,15 +74,16 @@ def least_memory(search: ConfigurationSearch, *, beyond_bytes: float = math.inf)
 
 def on_host_bytes(search: ConfigurationSearch) -> int:
     """Host memory of the fullest rank of an even cut."""
-    runs = pairwise(search.even_cut())
-    return round(max(search.table.memory.host_bytes(first, end) for first, end in runs))
+    runs = enumerate(pairwise(search.even_cut()))
+    return round(max(search.at(stage).table.memory.host_bytes(*run) for stage, run in runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fullest:
     """A rank when it is fullest."""
 
-    held_bytes: float
+    short_bytes: float
+    """What it holds beyond the room of its device."""
     rank: int
     columns: Sequence[Column]
     """The leanest of its stages; they may stand for alike runs elsewhere."""

@@ -1,6 +1,7 @@
 """Orders of the mesh that the search tries, and what it says of them."""
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.mesh import ParallelDegrees
@@ -31,7 +32,12 @@ class MeshOrders:
         return mesh_strides(self._cluster, degrees, order)
 
     def broken_rule(self, degrees: ParallelDegrees) -> BrokenRule | None:
-        """Refuse degrees that have none of the orders that the request asks for."""
+        """Refuse degrees that have none of the orders that the request asks for.
+
+        Of a cluster of several kinds of device those too whose stages would lie on two of them.
+        """
+        if mixed := self.on_two_kinds(degrees):
+            return mixed
         if self.of(degrees):
             return None
         axis, ranks = degrees.sample_axis, degrees.sample_ranks
@@ -45,6 +51,22 @@ class MeshOrders:
             f"dp_shard around {axis} lies inside all other axes; mesh_order can be {works}, "
             "or ep 1",
         )
+
+    def on_two_kinds(self, degrees: ParallelDegrees) -> BrokenRule | None:
+        """Refuse stages of which some would lie on two kinds of device."""
+        parts = self._cluster.parts
+        if not parts:
+            return None
+        ranks, widest = degrees.world_size // degrees.pp, gcd(*(each.num_gpus for each in parts))
+        names = " and ".join(f"{each.num_gpus} x {each.device.name}" for each in parts)
+        words = f"stages of {ranks} ranks on {names}: each lies on one kind of device"
+        if any(part.num_gpus % ranks for part in parts):
+            detail = f"{words}; a stage can have as many ranks as divide {widest}"
+            return BrokenRule(rule="stages on kinds of device", detail=detail)
+        if not self.of(degrees):
+            detail = f"{words}, so that pp is the outermost axis; mesh_order can be pp first"
+            return BrokenRule(rule="stages on kinds of device", detail=detail)
+        return None
 
     def limits(self, tried: Iterable[ParallelDegrees], near: float) -> tuple[str, ...]:
         """Say which orders were searched, nothing where each layout has one.

@@ -118,7 +118,7 @@ def _found(
     """
     search.bound_s = max(search.bound_s, min(reach.bound_s, limit_s))
     search.bound_s = least_s = _reached(reach, search.bound_s, limit_s)
-    share, most_near = _FIRST_SHARE, search.maker.num_near + _MOST_NEAR
+    share, most_near = _FIRST_SHARE, search.num_near + _MOST_NEAR
     labels: list[_Label] | None = []
     while search.bound_s < limit_s and not labels:
         tried_s = least_s * (1 + share) if share <= _LAST_SHARE else limit_s
@@ -173,7 +173,7 @@ def _chosen(
         used.append([])
         found: dict[int, list[_Label]] = {}
         for first in sorted(ends):
-            if search.maker.num_near > most_near:
+            if search.num_near > most_near:
                 return None
             for column, longer in _extended(reach, stage, first, ends[first], limit_s):
                 used[-1].append(column)

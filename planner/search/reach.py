@@ -88,18 +88,24 @@ class Reach:
         self.detours = [Detours(search, stage) for stage in range(stages)]
         """By stage."""
         self._place = {position: place for place, position in enumerate(positions)}
-        self._before_s = np.array([search.least_s(0, each) for each in positions])
-        forward_s = np.array([search.least_forward_s(0, each) for each in positions])
-        furthest = np.searchsorted(
-            self._before_s, self._before_s + search.slowest_s(limit_s), side="right"
-        )
+        kinds = {id(each): each for each in map(search.at, range(stages))}
+        before = {key: _Sums(each) for key, each in kinds.items()}
+        longest = max(each.longest_run(search.slowest_s(limit_s)) for each in before.values())
         starts = np.arange(len(positions))[:, None]
-        runs = starts, starts + np.arange(1, max(2, int((furthest - starts[:, 0]).max())))
-        recomputed = RunRecomputation(search, *runs) if recomputes else None
+        runs = starts, starts + np.arange(1, max(2, longest))
         self._is_none = runs[1] >= len(positions)
         self._ends = np.minimum(runs[1], len(positions) - 1)
-        self._forward_s: Floats = forward_s[self._ends] - forward_s[:, None]
-        self._taken_s = [self._least_of(stage, recomputed) for stage in range(stages)]
+        recomputed = {
+            key: RunRecomputation(each, *runs) for key, each in kinds.items() if recomputes
+        }
+        self._forward_s: list[Floats] = []
+        self._taken_s: list[Floats] = []
+        for stage in range(stages):
+            key, transfers_s = id(search.at(stage)), search.transfers_s[stage]
+            forward_s, taken_s = before[key].of_runs(self._ends)
+            more_s = recomputed[key].seconds(stage) if recomputes else 0.0
+            self._forward_s.append(forward_s + transfers_s / 2)
+            self._taken_s.append(taken_s + transfers_s + more_s)
         self._longest_s: list[Floats] = []
         self._rest_s: list[Floats] = []
         self._least: list[Floats] = []
@@ -154,28 +160,41 @@ class Reach:
             self._bound_completions((limit_s - self.search.once_s) * (1 + 1e-9) - pass_s)
             before_s, pass_s = pass_s, float(self._rest_s[0][0])
 
-    def _least_of(self, stage: int, recomputed: "RunRecomputation | None") -> Floats:
-        """What runs take as a stage, at the least."""
-        taken_s: Floats = self._before_s[self._ends] - self._before_s[:, None]
-        taken_s += self.search.transfers_s[stage]
-        return taken_s if recomputed is None else taken_s + recomputed.seconds(stage)
-
     def _bound_completions(self, most_s: float) -> None:
         """``rest`` and ``least`` of every stage and position, without detours longer than some."""
-        number, stages = len(self._before_s), len(self.detours)
+        number, stages = len(self.search.positions), len(self.detours)
         self._rest_s = [np.zeros(number) for _ in range(stages + 1)]
         self._least = [np.full(number, np.inf) for _ in range(stages + 1)]
         self._longest_s = [np.zeros(0)] * stages
         self._least[-1][-1] = 0.0
         for stage in reversed(range(stages)):
             taken_s, rest_s = self._taken_s[stage], self._rest_s[stage + 1][self._ends]
-            forward_s = self._forward_s + self.search.transfers_s[stage] / 2
+            forward_s = self._forward_s[stage]
             longest_s = self.detours[stage].longest_of(forward_s, taken_s - forward_s, rest_s)
             longest_s = np.maximum(longest_s, self._least[stage + 1][self._ends])
             longest_s[self._is_none | (longest_s > most_s)] = np.inf
             self._longest_s[stage], self._least[stage] = longest_s, longest_s.min(axis=1)
             passing_s = np.where(longest_s < np.inf, taken_s + rest_s, np.inf).min(axis=1)
             self._rest_s[stage] = np.where(passing_s < np.inf, passing_s, 0.0)
+
+
+class _Sums:
+    """What the units before each position take at the least on one kind of device."""
+
+    def __init__(self, search: ConfigurationSearch) -> None:
+        self._all_s = np.array([search.least_s(0, each) for each in search.positions])
+        self._forward_s = np.array([search.least_forward_s(0, each) for each in search.positions])
+
+    def longest_run(self, slowest_s: float) -> int:
+        """Positions from the start of the longest run that takes no longer, the next one's too."""
+        furthest = np.searchsorted(self._all_s, self._all_s + slowest_s, side="right")
+        return int((furthest - np.arange(len(self._all_s))).max())
+
+    def of_runs(self, ends: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """Forward and all of runs that begin with each position, by their ends."""
+        forward_s: Floats = self._forward_s[ends] - self._forward_s[:, None]
+        taken_s: Floats = self._all_s[ends] - self._all_s[:, None]
+        return forward_s, taken_s
 
 
 class RunRecomputation:

@@ -33,16 +33,17 @@ def memory_refusals(search: ConfigurationSearch) -> Iterator[Rejection]:
             detail = f"{words} share of {format_bytes(search.table.state.room_bytes)}"
             yield refusal(configuration, rule="host memory", why=partial(Reason, detail=detail))
         return
-    need = cache(partial(least_memory, search, beyond_bytes=search.room_bytes))
+    need = cache(partial(least_memory, search, first_short=True))
     ranks = search.configuration.degrees.dp_shard
     for configuration in search.stands_for:
         shared = "" if configuration.degrees.dp_shard == ranks else f" even with dp_shard {ranks}"
-        why = partial(_too_large, need, shared, search.table.device.capacity_words)
+        why = partial(_too_large, need, shared, search)
         yield refusal(configuration, rule="memory", why=why)
 
 
-def _too_large(need: Callable[[], LeastMemory], shared: str, capacity_words: str) -> Reason:
+def _too_large(need: Callable[[], LeastMemory], shared: str, search: ConfigurationSearch) -> Reason:
     least = need()
+    capacity_words = search.at(least.rank).table.device.capacity_words
     total_bytes = least.memory.total_bytes
     return Reason(
         detail=f"an even cut with {least.kinds_words} needs {total_bytes / GIB:.1f} GiB on "
@@ -71,7 +72,7 @@ def left_out(searches: Sequence[ConfigurationSearch], best_s: float) -> tuple[st
             f"interleaved stages within {REACH_UNITS} unit of their even share, blocks of a stage "
             "recomputed alike, a power of two of them on a rank"
         )
-    near = (search.maker.share_off for search in searches if search.bound_s <= best_s)
+    near = (search.share_off for search in searches if search.bound_s <= best_s)
     share_off = max(near, default=0.0)
     if share_off:
         limits.append(

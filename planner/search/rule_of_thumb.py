@@ -28,8 +28,10 @@ from planner.vocabulary import Recomputation
 def rule_of_thumb(space: LayoutSpace) -> Plan | None:
     """Find the baseline, None where nothing of its form fits."""
     for degrees in _in_order(space.cluster.num_gpus, space.cluster.gpus_per_node):
-        if broken_rule(degrees, space.facts, space.request.global_batch_size) or heads_rule(
-            degrees, space.facts, FixedValues()
+        if (
+            broken_rule(degrees, space.facts, space.request.global_batch_size)
+            or heads_rule(degrees, space.facts, FixedValues())
+            or space.orders.on_two_kinds(degrees)
         ):
             continue
         for kind in (Recomputation.NONE, Recomputation.FULL):

@@ -17,17 +17,15 @@ from planner.search.decide import NEAR_SHARE, Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
 from planner.search.infeasible import Resize, nothing_fits, smallest
+from planner.search.mixed_space import layout_space
 from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
-from planner.search.space import LayoutSpace, SearchRequest
+from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.vocabulary import PLANNED_AXES
 
 _THE_SCRIPT = "the script"
 """Rule of what the training script cannot run."""
-
-_ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
-"""What a searched set with states in host memory leaves out."""
 
 _FASTEST_OVER_CP = "layouts over tp for those over cp that are fastest by themselves"
 """What one holds that has tp inside cp."""
@@ -51,7 +49,7 @@ class Search:
             request: What to search for.
             resize: Gives the cluster with another number of devices, to say what would fit.
         """
-        self._space = LayoutSpace(graphs, cluster, request)
+        self._space = layout_space(graphs, cluster, request)
         self._request = request
         self._cluster = cluster
         self._resize = resize
@@ -59,15 +57,27 @@ class Search:
 
     def module_rows(self, plan: Plan) -> tuple[ModuleRow, ...]:
         """Modules of a plan of this search that are split over tp or stay whole."""
-        return module_rows(plan, self._space.pricer)
+        return tuple(
+            row
+            for pricer, stages in self._space.pricers(plan)
+            for row in module_rows(plan, pricer, stages)
+        )
 
     def op_rows(self, plan: Plan) -> tuple[OpRow, ...]:
         """Every forward op of a plan of this search with its price on one rank."""
-        return op_rows(plan, self._space.pricer)
+        return tuple(
+            row
+            for pricer, stages in self._space.pricers(plan)
+            for row in op_rows(plan, pricer, stages)
+        )
 
     def traffic_rows(self, plan: Plan) -> tuple[TrafficRow, ...]:
         """Collectives of a plan of this search."""
-        return traffic_rows(plan, self._space.pricer)
+        return tuple(
+            row
+            for pricer, stages in self._space.pricers(plan)
+            for row in traffic_rows(plan, pricer, stages)
+        )
 
     def run(self) -> SearchOutcome:
         """Find the best plan and prove it.
@@ -129,8 +139,7 @@ class Search:
         if not decision.searches:
             raise self._nothing_legal()
         orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
-        if self._space.request.fixed.cpu_offload:
-            orders += (_ONE_STAGE_EACH,)
+        orders += self._space.limits
         if any(len(each.degrees.split_axes) > 1 for each in legal):
             orders += (_FASTEST_OVER_CP,)
         report = replace(report, limits=(*report.limits, *orders))
@@ -148,8 +157,8 @@ class Search:
         degrees = configuration.degrees
         axes = tuple((str(axis), int(getattr(degrees, axis))) for axis in degrees.split_axes)
         split = " and ".join(f"{axis} {size}" for axis, size in axes)
-        reason = self._space.pricer.reason(axes)
-        if reason is None and self._space.pricer.is_unpaid(axes):
+        reason = self._space.reason(axes)
+        if reason is None and self._space.is_unpaid(axes):
             detail = (
                 f"with {split} each module is faster whole than split, by the "
                 "times of these devices and links: all ranks would compute the same"
@@ -191,7 +200,7 @@ class Search:
         axes = [axis for axis in PLANNED_AXES if getattr(self._request.fixed, axis) is not None]
         opened: Any = dict.fromkeys(axes)
         free = replace(self._request, fixed=replace(self._request.fixed, **opened))
-        legal, _ = LayoutSpace(self._space.graphs, self._cluster, free, tries_all=True).legal()
+        legal, _ = layout_space(self._space.graphs, self._cluster, free, tries_all=True).legal()
         unsplit = {each.degrees.split_axes for each in self._rejections if each.rule in _FOUND_LATE}
         left = [each.degrees for each in legal if each.degrees.split_axes not in unsplit - {()}]
         possible = [axis for axis in PLANNED_AXES if any(getattr(d, axis) > 1 for d in left)]

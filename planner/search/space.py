@@ -1,20 +1,19 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
 
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import rank_spec
 from planner.cost.unit_pricing import master_bytes
-from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
-from planner.framework.spec import FrameworkSpec, StateForm
+from planner.framework.spec import StateForm
 from planner.graph.sizes.family import GraphFamily
-from planner.hardware.spec import ClusterSpec
-from planner.plan.types import ModelRef, Reason, Rejection
-from planner.pricing.choice import ShardingChoice
+from planner.hardware.spec import ClusterSpec, LinkSpec
+from planner.plan.types import Plan, Reason, Rejection, StagePlan
+from planner.pricing.choice import Axes, ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
@@ -22,6 +21,7 @@ from planner.search.decode import PlanContext
 from planner.search.orders import MeshOrders
 from planner.search.prospects import Group, Prospect
 from planner.search.relaxation import Relaxation, widest
+from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts, model_facts
 from planner.strategy.fixed_rules import (
@@ -37,7 +37,6 @@ from planner.strategy.placement import Strides
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
-    FixedValues,
     broken_rule,
     changed_rule,
     configurations,
@@ -53,25 +52,8 @@ _BESIDE_DP = attrgetter(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """What to search for; every value is resolved."""
-
-    model: ModelRef
-    """What is trained."""
-    global_batch_size: int
-    """Samples per step."""
-    dtype: str
-    """Compute dtype."""
-    fixed: FixedValues
-    """Values to keep."""
-    top: int
-    """Layouts to show."""
-    time_limit_s: float | None = None
-    """Time after which the search proves no more and shows the gap; None for a limit of work, which
-    is the same on every machine."""
-    framework: FrameworkSpec = field(default_factory=partial(load_framework, SCRIPT))
-    """What runs the plans: the emitted script."""
+_ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
+"""What a searched set with states in host memory leaves out."""
 
 
 class LayoutSpace:
@@ -181,9 +163,10 @@ class LayoutSpace:
             rule = rule or heads_rule(degrees, self.facts, request.fixed)
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
-            rule = rule or float8_rule(
-                degrees, self.facts, request.fixed, self.cluster.device, request.dtype
-            )
+            for kind in self.cluster.kinds:
+                rule = rule or float8_rule(
+                    degrees, self.facts, request.fixed, kind.device, request.dtype
+                )
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(degrees, self.facts, request.fixed)
             rule = rule or offload_rule(request.fixed, self.cluster)
@@ -232,16 +215,18 @@ class LayoutSpace:
         """Whether parameters, gradients and optimiser states fit, spread over all devices."""
         if self.request.fixed.cpu_offload:
             return True  # they lie elsewhere
-        device = self.cluster.device
         graph = self.graphs.smallest
         trained, dtype = graph.num_trainable_parameters, self.request.dtype
         state_bytes = 4 * master_bytes(dtype) * trained
         state_bytes += DTYPE_BYTES[dtype] * (graph.num_parameters - trained)
+        return state_bytes <= sum(kind.num_gpus * self._room(kind) for kind in self.cluster.kinds)
+
+    def _room(self, kind: ClusterSpec) -> float:
+        """What tensors may take of a device of one kind."""
         reserve_bytes = self.framework.reserve_bytes
         if reserve_bytes is None:
-            reserve_bytes = device.reserve_bytes
-        needed_bytes = state_bytes * (1 + device.allocator_share) / self.cluster.num_gpus
-        return needed_bytes <= device.capacity_bytes - reserve_bytes
+            reserve_bytes = kind.device.reserve_bytes
+        return (kind.device.capacity_bytes - reserve_bytes) / (1 + kind.device.allocator_share)
 
     def offloaded(self) -> "LayoutSpace | None":
         """The same with states in host memory; None where that is decided, or not possible."""
@@ -249,7 +234,24 @@ class LayoutSpace:
         is_open = self.request.fixed.cpu_offload is None and self.framework.name == SCRIPT
         if not is_open or offload_rule(fixed, self.cluster) is not None:
             return None
-        return LayoutSpace(self.graphs, self.cluster, replace(self.request, fixed=fixed))
+        return type(self)(self.graphs, self.cluster, replace(self.request, fixed=fixed))
+
+    def pricers(self, plan: Plan) -> list[tuple[ModelPricer, Sequence[StagePlan]]]:
+        """Prices of the stages of a plan, by kinds of device."""
+        return [(self.pricer, plan.stages)]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the searched set leaves out."""
+        return (_ONE_STAGE_EACH,) if self.request.fixed.cpu_offload else ()
+
+    def reason(self, axes: Axes) -> str | None:
+        """Why the script cannot run a layout over axes, where it was tried and refused."""
+        return self.pricer.reason(axes)
+
+    def is_unpaid(self, axes: Axes) -> bool:
+        """Whether modules could be split over axes, and each is faster whole."""
+        return self.pricer.is_unpaid(axes)
 
     def confirm(self, choice: ShardingChoice) -> bool:
         """Try a choice as the script will run it; False where that changes what it costs."""
@@ -268,7 +270,7 @@ class LayoutSpace:
             kind: Recomputation of all blocks, None for what the request says.
         """
         for split in self._splits(configuration):
-            parts = self._parts(configuration, split=split, kind=kind)
+            parts = self.priced_parts(configuration, split=split, kind=kind)
             if parts is not None:
                 yield ConfigurationSearch(configuration, *parts)
 
@@ -277,7 +279,7 @@ class LayoutSpace:
         groups: dict[ShardingChoice, list[Group]] = {}
         for group in self._alike(configurations):
             for split in self._splits(group[0]):
-                groups.setdefault(_choice(group[0], split=split), []).append(group)
+                groups.setdefault(layout_choice(group[0], split=split), []).append(group)
         for choice in groups:
             self.pricer.least_work.expect(choice)
         return [
@@ -313,12 +315,12 @@ class LayoutSpace:
         # microbatch, replicas send them once: those that share the most are not the fastest.
         differ = self.request.fixed.mesh_order or self.request.fixed.cpu_offload
         if len(alike) > 1 and not differ:
-            parts = self._parts(widest(alike), split=split, moves_state=False)
+            parts = self.priced_parts(widest(alike), split=split, moves_state=False)
             if parts is not None:
                 yield Relaxation(alike, *parts, search=partial(self._search, split=split))
             return
         for configuration in alike:
-            parts = self._parts(configuration, split=split)
+            parts = self.priced_parts(configuration, split=split)
             if parts is not None:
                 yield ConfigurationSearch(configuration, *parts)
 
@@ -331,7 +333,7 @@ class LayoutSpace:
 
     def _search(self, configuration: Configuration, *, split: bool) -> ConfigurationSearch:
         """Price a configuration of which another with the same choice was priced."""
-        parts = self._parts(configuration, split=split)
+        parts = self.priced_parts(configuration, split=split)
         assert parts is not None, configuration
         return ConfigurationSearch(configuration, *parts)
 
@@ -351,17 +353,18 @@ class LayoutSpace:
             if each not in self.facts.recompute_refusals
         )
 
-    def _parts(
+    def priced_parts(
         self,
         configuration: Configuration,
         *,
         split: bool,
         kind: str | None = None,
         moves_state: bool = True,
+        joints: Mapping[int, LinkSpec] | None = None,
     ) -> tuple[PricedModel, StageCosts, ColumnMaker] | None:
         """Prices of a configuration, None where it has no layout or no recomputation."""
         kinds = self._kinds(configuration, kind)
-        choice = _choice(configuration, split=split)
+        choice = layout_choice(configuration, split=split)
         rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
         host_s = rank.network_host_s
         strides = self.orders.strides(configuration.degrees, configuration.mesh_order)
@@ -371,14 +374,19 @@ class LayoutSpace:
         if priced is None:
             return None
         table = StageCosts(
-            priced.model, configuration, self.cluster, self.framework, moves_state=moves_state
+            priced.model,
+            configuration,
+            self.cluster,
+            self.framework,
+            moves_state=moves_state,
+            joints=joints,
         )
         key = (choice, host_s, strides, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)
 
 
-def _choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
+def layout_choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
     """What the layouts of a configuration are chosen under."""
     return ShardingChoice(
         tp=configuration.degrees.tp,

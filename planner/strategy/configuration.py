@@ -44,6 +44,8 @@ class Configuration:
     """Parameters, gradients and optimiser states lie in host memory, where they are updated."""
     mesh_order: MeshOrder = MESH_ORDER
     """Axes from outermost to innermost."""
+    device_order: tuple[str, ...] = ()
+    """Kinds of device in the order of their ranks; () where all are alike."""
     state_form: StateForm = "fsdp"
     """What dp_shard divides: parameters, gradients and optimiser states ("fsdp"), or the
     optimiser's states alone ("replicated": ZeRO-1, and DDP where dp_shard is 1). Where one rank has
@@ -51,8 +53,9 @@ class Configuration:
 
     @property
     def in_default_order(self) -> "Configuration":
-        """The same under ``MESH_ORDER``: what is told of one layout, whatever its order."""
-        return self if self.mesh_order == MESH_ORDER else replace(self, mesh_order=MESH_ORDER)
+        """The same under ``MESH_ORDER``: what is told of one layout, whatever its orders."""
+        is_usual = self.mesh_order == MESH_ORDER and not self.device_order
+        return self if is_usual else replace(self, mesh_order=MESH_ORDER, device_order=())
 
     @property
     def num_stages(self) -> int:

@@ -99,7 +99,7 @@ def offload_rule(fixed: FixedValues, cluster: ClusterSpec) -> BrokenRule | None:
     if cluster.host_is_device:
         detail = f"{asked}: its ranks run on CPUs, so that their states lie in host memory as it is"
         return BrokenRule(rule="cpu_offload on CPUs", detail=f"{detail}; it can be false")
-    if cluster.host is None:
+    if any(kind.host is None for kind in cluster.kinds):
         return BrokenRule(
             rule="cpu_offload needs a host",
             detail=f"{asked}, whose profile says nothing of its hosts; it can be false, or the "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
 
+from planner.hardware.mixed import as_if_all
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, MeshAxis, comm_group, crossed_links, units_of
 from planner.strategy.mesh import ParallelDegrees
@@ -62,24 +63,31 @@ def mesh_orders(
 ) -> tuple[MeshOrder, ...]:
     """Orders of the mesh that differ in the links of some axis, ``MESH_ORDER`` first.
 
+    Stages lie in one part of a cluster each: where it has parts, pp is the outermost axis.
+
     Args:
         cluster: Devices and links.
         degrees: Size of each axis.
         kept: Axes that are to lie in this order, from the outermost to the innermost.
     """
-    return _mesh_orders(units_of(cluster), degrees, tuple(kept))
+    kinds = range(len(cluster.kinds))
+    units = tuple(units_of(as_if_all(cluster, kind)) for kind in kinds)
+    return _mesh_orders(units, degrees, tuple(kept))
 
 
 @lru_cache(maxsize=2**14)
 def _mesh_orders(
-    units: tuple[int, ...], degrees: ParallelDegrees, kept: tuple[str, ...]
+    of_kinds: tuple[tuple[int, ...], ...], degrees: ParallelDegrees, kept: tuple[str, ...]
 ) -> tuple[MeshOrder, ...]:
     found: dict[object, MeshOrder] = {}
     for order in _permutations(degrees):
-        named = [axis for axis in order if axis in kept and getattr(degrees, axis) > 1]
-        if named == [axis for axis in kept if getattr(degrees, axis) > 1]:
-            found.setdefault(_links_of_axes(units, degrees, order), order)
-            if units[0] == units[-1]:
+        used = [axis for axis in order if getattr(degrees, axis) > 1]
+        if len(of_kinds) > 1 and used[:1] != [Axis.PP]:
+            continue
+        if [axis for axis in used if axis in kept] == [axis for axis in kept if axis in used]:
+            links = tuple(_links_of_axes(units, degrees, order) for units in of_kinds)
+            found.setdefault(links, order)
+            if all(units[0] == units[-1] for units in of_kinds):
                 break
     return tuple(found.values())
 

@@ -8,7 +8,8 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import ModelRef, SearchOutcome
 from planner.search.run import Search
-from planner.search.space import LayoutSpace, SearchRequest
+from planner.search.search_request import SearchRequest
+from planner.search.space import LayoutSpace
 from planner.strategy.rules import FixedValues
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

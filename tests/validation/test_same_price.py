@@ -15,7 +15,7 @@ from planner.hardware.profiles import PROFILES_FOLDER
 from planner.plan.types import ModelRef
 from planner.pricing.model_pricing import ModelPricer
 from planner.search.framework_estimate import FrameworkEstimate
-from planner.search.space import SearchRequest
+from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.rules import FixedValues

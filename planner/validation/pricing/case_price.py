@@ -11,7 +11,7 @@ from planner.framework.spec import FrameworkSpec
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
-from planner.pricing.reprice import plan_work, price_plan
+from planner.pricing.reprice import plan_works, price_plan
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.validation.pricing.cases import AnyCase, Case
@@ -49,7 +49,7 @@ class CasePricer:
         self._book = WorkBook() if book is None else book
         self._constants = PROFILES_OWN
         self._placed: dict[_Place, tuple[FrameworkSpec, ClusterSpec]] = {}
-        self._works: dict[str, ModelWork] = {}
+        self._works: dict[str, tuple[ModelWork, ...]] = {}
         self._units: dict[tuple[str, str, WorkKey, CommGroup, float], ModelUnits] = {}
 
     def price(self, case: AnyCase, constants: Constants = PROFILES_OWN) -> CasePrice:
@@ -89,8 +89,8 @@ class CasePricer:
         placed = _placed(case, case.constants if constants == PROFILES_OWN else constants)
         if saved.digest not in self._works:
             framework, cluster = _placed(case, case.constants)
-            work = plan_work(saved.plan, case.graphs, cluster, framework)
-            self._works[saved.digest] = work
+            works = plan_works(saved.plan, case.graphs, cluster, framework)
+            self._works[saved.digest] = works
         price = price_plan(saved.plan, self._works[saved.digest], placed[1], placed[0])
         memory = price.peak_memory
         return CasePrice(

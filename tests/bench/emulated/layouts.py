@@ -18,7 +18,8 @@ from planner.result import PlanResult
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import plan_of
 from planner.search.partition import best_partition
-from planner.search.space import LayoutSpace, SearchRequest
+from planner.search.search_request import SearchRequest
+from planner.search.space import LayoutSpace
 from planner.strategy.rules import FixedValues
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
