@@ -12,7 +12,7 @@ from rich.text import Text
 
 from planner.cli.pieces import WIDE_COLUMNS, draw_bar, grid, stack, titled
 from planner.cli.terminal import write_answer
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, nodes_from_to
 from planner.plan.record import PlanRecord
 from planner.plan.types import Plan
 from planner.report.view import (
@@ -104,7 +104,8 @@ def _launch(record: PlanRecord, files: Sequence[Path]) -> str:
     if record.cluster.num_nodes > 1:
         lines += [f"       {each}" for each in _node_words(record.cluster)]
     if folder / "launch" in files:
-        lines.append(f"       {folder / 'launch'}/: to start it with Slurm, Kubernetes, SkyPilot")
+        kinds = "on each node" if record.cluster.parts else "with Slurm, Kubernetes, SkyPilot"
+        lines.append(f"       {folder / 'launch'}/: to start it {kinds}")
     return "\n".join(lines) + "\n"
 
 
@@ -124,9 +125,9 @@ def _node_words(cluster: ClusterSpec) -> list[str]:
     """Say on which nodes the command runs, and how they are numbered where that counts."""
     words = ["on every node; HOST is the first of them"]
     if not cluster.is_flat:
-        words.append("RANK counts nodes from 0 on, neighbours on the network in a row")
-    if cluster.last_node_gpus < cluster.gpus_per_node:
-        words.append(f"the last one takes --nproc-per-node {cluster.last_node_gpus}")
+        words.append(f"RANK counts nodes from 0 on: {', '.join(cluster.numbering_words)}")
+    for first, last, ranks in cluster.smaller_nodes:
+        words.append(f"{nodes_from_to(first, last)}: --nproc-per-node {ranks}")
     return words
 
 

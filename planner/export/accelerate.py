@@ -86,7 +86,7 @@ def _check(plan: Plan, cluster: ClusterSpec) -> None:
             f"the plan has {degrees.pp} pipeline ranks, and {VERSION} has no pipeline axis",
             hint="plan with --fix pp=1, or export --to torchtitan or megatron",
         )
-    if cluster.last_node_gpus < cluster.gpus_per_node:
+    if cluster.smaller_nodes:
         raise CodegenError(
             f"the plan has {cluster.nodes_words} devices, and {VERSION} starts as many processes "
             "on all nodes",

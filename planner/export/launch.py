@@ -30,7 +30,11 @@ _SKYPILOT_NAMES: Mapping[str, str] = {
 }
 """Accelerators of SkyPilot's catalog, by the device profiles that ship."""
 
-_TEMPLATES = ("torchrun.sh", "slurm.sh", "trainjob.yaml", "skypilot.yaml")
+_ANY_NODES = ("torchrun.sh",)
+"""Templates where each node is told its number."""
+
+_LIKE_NODES = (*_ANY_NODES, "slurm.sh", "trainjob.yaml", "skypilot.yaml")
+"""Those that start where all nodes are of one kind: schedulers number them as they come."""
 
 
 def launch_files(cluster: ClusterSpec) -> dict[str, str]:
@@ -45,10 +49,13 @@ def launch_files(cluster: ClusterSpec) -> dict[str, str]:
         "planner_version": VERSION,
         "nodes": cluster.num_nodes,
         "gpus_per_node": cluster.gpus_per_node,
-        "last_node_gpus": cluster.last_node_gpus,
+        "smaller_nodes": cluster.smaller_nodes,
+        "idle_gpus": cluster.gpus_per_node - cluster.last_node_gpus,
+        "numbering": ", ".join(cluster.numbering_words),
         "nodes_words": cluster.nodes_words,
         "is_flat": cluster.is_flat,
         "accelerator": _SKYPILOT_NAMES.get(cluster.device.name, "NAME_OF_THE_GPU"),
         "resource": "amd.com/gpu" if cluster.device.name.startswith("mi") else "nvidia.com/gpu",
     }
-    return {f"{FOLDER}/{name}": render(f"export/{name}.j2", **values) for name in _TEMPLATES}
+    names = _ANY_NODES if cluster.parts else _LIKE_NODES
+    return {f"{FOLDER}/{name}": render(f"export/{name}.j2", **values) for name in names}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, nodes_from_to
 from planner.plan.serialize import SavedPlan
 from planner.version import VERSION
 from planner.vocabulary import PLANNED_AXES
@@ -96,14 +96,14 @@ def torchrun(saved: SavedPlan) -> str:
 def _processes(cluster: ClusterSpec) -> str:
     """Processes of a node, which the last one sets to fewer."""
     each = str(cluster.gpus_per_node)
-    return each if cluster.last_node_gpus == cluster.gpus_per_node else f"${{PROCESSES:-{each}}}"
+    return f"${{PROCESSES:-{each}}}" if cluster.smaller_nodes else each
 
 
 def node_notes(cluster: ClusterSpec) -> list[str]:
     """What to mind where it matters which node has which number."""
     notes = []
     if not cluster.is_flat:
-        notes.append("nodes are numbered (RANK, from 0 on) along the network, neighbours in a row")
-    if cluster.last_node_gpus < cluster.gpus_per_node:
-        notes.append(f"the last node has {cluster.last_node_gpus} processes: PROCESSES there")
+        notes.append(f"nodes are numbered (RANK, from 0 on): {', '.join(cluster.numbering_words)}")
+    for first, last, ranks in cluster.smaller_nodes:
+        notes.append(f"{nodes_from_to(first, last)}: {ranks} processes, PROCESSES there")
     return notes

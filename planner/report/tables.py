@@ -36,6 +36,7 @@ REPORT_COLUMNS = (
     "loss_chunks",
     "cpu_offload",
     "mesh_order",
+    "device_order",
     "step_time_s",
     "compute_s",
     "recompute_s",
@@ -87,6 +88,7 @@ _TEXT_COLUMNS = (
     "schedule",
     "activation_checkpointing",
     "mesh_order",
+    "device_order",
     "solver_status",
 )
 
@@ -195,6 +197,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "loss_chunks": plan.loss_chunks,
         "cpu_offload": plan.cpu_offload,
         "mesh_order": ORDER_SIGN.join(plan.mesh_order),
+        "device_order": ", ".join(plan.device_order) or None,
         "step_time_s": figures.step_time_s,
         **asdict(plan.costs),
         "exposed_comm_s": exposed_comm_s(plan.costs),

@@ -1,7 +1,11 @@
 """Plans in words: the same terms on screen, in HTML and in messages."""
 
+from collections.abc import Iterator
+from itertools import groupby
+
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import units_of
+from planner.plan.devices import devices_of_ranks
 from planner.plan.serialize import checkpointing_counts
 from planner.plan.types import Plan, SolverReport
 from planner.report.figures import cost_differences
@@ -95,9 +99,15 @@ def explanation(plan: Plan, cluster: ClusterSpec) -> tuple[tuple[str, str], ...]
         )
     if plan.loss_chunks > 1:
         lines.append(("loss", _loss_words(plan)))
+    return (*lines, *_place_lines(plan, cluster))
+
+
+def _place_lines(plan: Plan, cluster: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Say where ranks lie: on which kinds of device, on which links."""
+    if cluster.parts:
+        yield "devices", _device_words(plan, cluster)
     if mesh := mesh_words(plan, cluster):
-        lines.append(("mesh", mesh))
-    return tuple(lines)
+        yield "mesh", mesh
 
 
 def mesh_words(plan: Plan, cluster: ClusterSpec) -> str:
@@ -265,6 +275,18 @@ def _pipeline_words(plan: Plan) -> str:
     if plan.schedule in ZERO_BUBBLE_SCHEDULES:
         words += "; gradients of parameters come after those that other stages wait for"
     return words
+
+
+def _device_words(plan: Plan, cluster: ClusterSpec) -> str:
+    """Say which stages lie on which kind of device."""
+    found = []
+    first = 0
+    for kind, ranks in groupby(devices_of_ranks(plan, cluster)):
+        last = first + len(tuple(ranks)) - 1
+        stages = f"stage {first}" if first == last else f"stages {first} to {last}"
+        found.append(f"{stages} on {kind.name}")
+        first = last + 1
+    return f"{', '.join(found)}: each has as much of the model as its speed and memory take"
 
 
 def _recompute_words(plan: Plan) -> str:

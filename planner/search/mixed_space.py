@@ -65,17 +65,12 @@ class MixedSpace(LayoutSpace):
     def legal(self) -> tuple[list[Configuration], list[Rejection]]:
         """Configurations with one stage on each rank, in all orders of the kinds of device."""
         found, refused = super().legal()
-        several = [each for each in found if each.virtual_stages > 1]
-        refused += [
-            refusal(each, rule="stages of a rank on kinds of device", why=partial(_shared, each))
-            for each in several
-        ]
-        return [
-            replace(each, device_order=order)
-            for each in found
-            if each.virtual_stages == 1
-            for order in self._ordered
-        ], refused
+        alone = [each for each in found if each.virtual_stages == 1]
+        if not alone:
+            rule = "stages of a rank on kinds of device"
+            refused += [refusal(each, rule=rule, why=partial(_shared, each)) for each in found]
+        ordered = (replace(each, device_order=order) for each in alone for order in self._ordered)
+        return list(ordered), refused
 
     def confirm(self, choice: ShardingChoice) -> bool:
         """Try a choice on each kind of device; False where that changes what it costs on one."""

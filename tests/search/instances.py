@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import strategies as st
 
 from planner.cost.held_stage import HeldStage
@@ -17,6 +18,7 @@ from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.profiles import load_cluster
 from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
+from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.schedules import schedule_rule
@@ -182,10 +184,10 @@ def configurations(model):
                 yield replace(found, state_form="plain", reshard_after_forward=False)
 
 
-def search_of(model, configuration, cluster):
+def search_of(model, configuration, cluster, joints=None):
     cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
     priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
-    costs = StageCosts(model, configuration, cluster, FRAMEWORK)
+    costs = StageCosts(model, configuration, cluster, FRAMEWORK, joints=joints)
     maker = ColumnMaker(costs, kinds=kinds_of(configuration), known=KnownMixes())
     return ConfigurationSearch(configuration, priced, costs, maker)
 
@@ -206,12 +208,29 @@ def all_kinds(configuration, first, end, last):
         yield tuple(kinds.get(i, "none") for i in range(first, end))
 
 
+def check(searches):
+    """Hold the decision among some configurations to enumeration of each."""
+    least = {id(search): enumerated_s(search) for search in searches}
+    for search in searches:
+        assert search.bound_s <= least[id(search)] * (1 + 1e-9), search.configuration
+    decision = Decision(searches, top=3, time_limit_s=None)
+    report = decision.decide()
+    best = min(least.values())
+    if best == float("inf"):
+        assert not decision.incumbents.solved
+        return
+    assert report.objective_s == pytest.approx(best, rel=1e-6)
+    assert report.status == "optimal"
+    assert report.bound_s <= best * (1 + 1e-6)
+    for search in searches:
+        assert min(search.bound_s, report.objective_s) <= least[id(search)] * (1 + 1e-6)
+
+
 def enumerated_s(search):
     """Least step over all cuts and recomputations, priced and sized stage by stage."""
-    configuration, costs = search.configuration, search.table
-    count, stages = len(costs.units), configuration.num_stages
-    pp, room = configuration.degrees.pp, costs.device.memory_bytes
-    seconds = [costs.total("compute", i, i + 1) + costs.total("tp", i, i + 1) for i in range(count)]
+    configuration, table = search.configuration, search.table
+    count, stages = len(table.units), configuration.num_stages
+    seconds = [table.total("compute", i, i + 1) + table.total("tp", i, i + 1) for i in range(count)]
     even_s, longest_s = sum(seconds) / stages, max(seconds)
     best = float("inf")
     for inner in combinations(range(1, count), stages - 1):
@@ -221,17 +240,17 @@ def enumerated_s(search):
             abs(sum(seconds[a:b]) - even_s) > REACH_UNITS * longest_s * (1 + 1e-9) for a, b in runs
         ):
             continue
-        best = min(best, best_of_cut(configuration, costs, runs, pp, room))
+        best = min(best, best_of_cut(configuration, search.costs, runs))
     return best
 
 
-def best_of_cut(configuration, costs, runs, pp, room):
+def best_of_cut(configuration, costs, runs):
     """Ranks do not compete with each other, so that each takes its own best where stages are
     alone; where they share a rank, all of its stages' choices are tried together."""
-    options = []
+    options, pp = [], configuration.degrees.pp
     for rank in range(pp):
-        mine = configuration.stages_of(rank)
-        options.append(fastest_that_fit(configuration, costs, rank, [runs[s] for s in mine], room))
+        mine, of_rank = configuration.stages_of(rank), costs.of_stage(rank)
+        options.append(fastest_that_fit(configuration, of_rank, rank, [runs[s] for s in mine]))
         if not options[-1]:
             return float("inf")
     best = float("inf")
@@ -252,7 +271,7 @@ def best_of_cut(configuration, costs, runs, pp, room):
     return best
 
 
-def fastest_that_fit(configuration, costs, rank, runs, room):
+def fastest_that_fit(configuration, costs, rank, runs):
     """Seconds of a rank's stages under all recomputations that fit, without those that are no
     faster in any stage than another."""
     last, stages = len(costs.units) - 1, configuration.stages_of(rank)
@@ -275,7 +294,7 @@ def fastest_that_fit(configuration, costs, rank, runs, room):
                     for (a, b), each, at in zip(runs, kinds, moment, strict=True)
                 ]
             ).total_bytes
-            <= room
+            <= costs.device.memory_bytes
             for moment in moments
         )
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import (
     all_kinds,
+    check,
     clusters,
     configurations,
     enumerated_s,
@@ -27,23 +28,6 @@ from planner.vocabulary import RECOMPUTATIONS
 
 def check_all(model, cluster):
     check([search_of(model, c, cluster) for c in configurations(model)])
-
-
-def check(searches):
-    least = {id(search): enumerated_s(search) for search in searches}
-    for search in searches:
-        assert search.bound_s <= least[id(search)] * (1 + 1e-9), search.configuration
-    decision = Decision(searches, top=3, time_limit_s=None)
-    report = decision.decide()
-    best = min(least.values())
-    if best == float("inf"):
-        assert not decision.incumbents.solved
-        return
-    assert report.objective_s == pytest.approx(best, rel=1e-6)
-    assert report.status == "optimal"
-    assert report.bound_s <= best * (1 + 1e-6)
-    for search in searches:
-        assert min(search.bound_s, report.objective_s) <= least[id(search)] * (1 + 1e-6)
 
 
 @settings(max_examples=300)
