@@ -68,7 +68,7 @@ ORDERS = {
     ),
     "hardware": (
         ("spec",),
-        ("fields", "sharing", "topology"),
+        ("fields", "mixed", "nodes", "sharing", "topology"),
         ("host_fields", "measured_fields"),
         ("profiles",),
         ("runs", "template"),
@@ -158,6 +158,7 @@ ORDERS = {
         ("stage_memory",),
         ("data_parallel",),
         ("stage_costs",),
+        ("kinds",),
         ("step",),
     ),
     "profiling": (
@@ -174,7 +175,8 @@ ORDERS = {
     ),
     "plan": (
         ("types",),
-        ("layout_rules", "price_rules", "record"),
+        ("devices", "layout_rules", "record"),
+        ("price_rules",),
         ("draws", "model_rules"),
         ("verify",),
         ("serialize",),
@@ -191,7 +193,7 @@ ORDERS = {
         ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
-        ("bounds", "fronts", "knapsack", "orders", "rank_units"),
+        ("bounds", "even_cut", "fronts", "knapsack", "orders", "rank_units", "search_request"),
         ("columns",),
         ("column_maker", "stage_ilp"),
         ("configuration_search",),
@@ -205,6 +207,7 @@ ORDERS = {
             "incumbents",
             "interleaving",
             "least_memory",
+            "mixed_search",
             "prospects",
             "reach",
             "relaxation",
@@ -212,6 +215,7 @@ ORDERS = {
         ),
         ("partition",),
         ("refusals", "space", "stage_problem"),
+        ("mixed_space",),
         ("decide", "framework_estimate", "infeasible", "rule_of_thumb"),
         ("run",),
     ),

@@ -50,7 +50,8 @@ def request_options(command: Command) -> Command:
             default="h100-sxm",
             show_default=True,
             metavar="NAME",
-            help="Cluster profile, a name from `plan profiles` or the path of a TOML file.",
+            help="Cluster profile, a name from `plan profiles` or the path of a TOML file; of "
+            "several kinds of device each with its number: h100-sxm:16,a100-80gb-sxm:16.",
         ),
         place_options,
         click.option(

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from planner.cli.pieces import WIDE_COLUMNS, draw_bar, grid, stack, titled
 from planner.cli.terminal import write_answer
-from planner.hardware.spec import ClusterSpec, nodes_from_to
+from planner.hardware.nodes import nodes_from_to, numbering_words, smaller_nodes
+from planner.hardware.spec import ClusterSpec
 from planner.plan.record import PlanRecord
 from planner.plan.types import Plan
 from planner.report.view import (
@@ -125,8 +126,8 @@ def _node_words(cluster: ClusterSpec) -> list[str]:
     """Say on which nodes the command runs, and how they are numbered where that counts."""
     words = ["on every node; HOST is the first of them"]
     if not cluster.is_flat:
-        words.append(f"RANK counts nodes from 0 on: {', '.join(cluster.numbering_words)}")
-    for first, last, ranks in cluster.smaller_nodes:
+        words.append(f"RANK counts nodes from 0 on: {', '.join(numbering_words(cluster))}")
+    for first, last, ranks in smaller_nodes(cluster):
         words.append(f"{nodes_from_to(first, last)}: --nproc-per-node {ranks}")
     return words
 

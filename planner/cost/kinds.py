@@ -1,10 +1,11 @@
 """Stages of one configuration that run on several kinds of device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.cost.stage_costs import StageCosts
 from planner.hardware.mixed import between_parts, part_of_rank
 from planner.hardware.spec import ClusterSpec, LinkSpec
+from planner.hardware.topology import MeshAxis, joining_link, units_of
 from planner.strategy.configuration import Configuration
 
 
@@ -42,11 +43,14 @@ def kinds_of_stages(cluster: ClusterSpec, configuration: Configuration) -> tuple
     return tuple(part_of_rank(cluster, stage * ranks) for stage in range(pp))
 
 
-def joints(cluster: ClusterSpec, configuration: Configuration) -> Mapping[int, LinkSpec]:
-    """The links in front of the stages with which another kind of device begins."""
-    kinds = kinds_of_stages(cluster, configuration)
-    return {
-        stage: between_parts(cluster)
-        for stage in range(1, len(kinds))
-        if kinds[stage] != kinds[stage - 1]
-    }
+def links_between(cluster: ClusterSpec, configuration: Configuration) -> tuple[LinkSpec, ...]:
+    """The links in front of all stages but the first: those of a part, or between two parts."""
+    ranks = cluster.num_gpus // configuration.degrees.pp
+    found: list[LinkSpec] = []
+    for part in cluster.parts:
+        units = units_of(part)
+        axis = MeshAxis(size=part.num_gpus // ranks, stride=ranks)
+        found.append(between_parts(cluster))
+        places = (joining_link(units, axis, at - 1, at) for at in range(1, axis.size))
+        found += (part.links[place] for place in places)
+    return tuple(found[1:])

@@ -61,7 +61,7 @@ class StageCosts:
         framework: FrameworkSpec,
         *,
         moves_state: bool = True,
-        joints: Mapping[int, LinkSpec] | None = None,
+        between: Sequence[LinkSpec] = (),
     ) -> None:
         """Build the prefix sums.
 
@@ -72,10 +72,9 @@ class StageCosts:
             framework: What runs the step.
             moves_state: Whether gathers and reductions of parameters take time; False bounds what
                 does from below.
-            joints: Links in front of the stages with which another kind of device begins, which are
-                slower than those of the cluster.
+            between: Links in front of all stages but the first; () for those of the cluster.
         """
-        self._joints = joints or {}
+        self._between = tuple(between)
         self.model = model
         self.units = model.units
         self.configuration = configuration
@@ -167,12 +166,14 @@ class StageCosts:
         places = _boundaries(
             units_of(cluster), axis, configuration.schedule, configuration.num_stages
         )
-        links = (None if place is None else cluster.links[place] for place in places)
-        return tuple(self._joints.get(stage, link) for stage, link in enumerate(links))
+        links = tuple(None if place is None else cluster.links[place] for place in places)
+        return (links[0], *self._between, links[-1]) if self._between else links
 
     @cached_property
     def _slowest_link(self) -> LinkSpec:
-        return next(iter(self._joints.values()), self._group(Axis.PP).slowest)
+        if self._between:
+            return min(self._between, key=attrgetter("bandwidth_bytes_per_s"))
+        return self._group(Axis.PP).slowest
 
     def of_stage(self, stage: int) -> "StageCosts":
         """Prices of a stage by its position: all are made on devices of one kind."""

@@ -16,6 +16,7 @@ from planner.export.own_models import (
     order_losses,
 )
 from planner.export.terms import Loss, Terms, header_lines
+from planner.hardware.nodes import smaller_nodes
 from planner.hardware.spec import ClusterSpec
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -86,7 +87,7 @@ def _check(plan: Plan, cluster: ClusterSpec) -> None:
             f"the plan has {degrees.pp} pipeline ranks, and {VERSION} has no pipeline axis",
             hint="plan with --fix pp=1, or export --to torchtitan or megatron",
         )
-    if cluster.smaller_nodes:
+    if smaller_nodes(cluster):
         raise CodegenError(
             f"the plan has {cluster.nodes_words} devices, and {VERSION} starts as many processes "
             "on all nodes",

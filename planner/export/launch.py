@@ -6,6 +6,7 @@ start again what ended because it was asked to.
 
 from collections.abc import Mapping
 
+from planner.hardware.nodes import numbering_words, smaller_nodes
 from planner.hardware.spec import ClusterSpec
 from planner.rendering import render
 from planner.version import VERSION
@@ -49,9 +50,9 @@ def launch_files(cluster: ClusterSpec) -> dict[str, str]:
         "planner_version": VERSION,
         "nodes": cluster.num_nodes,
         "gpus_per_node": cluster.gpus_per_node,
-        "smaller_nodes": cluster.smaller_nodes,
+        "smaller_nodes": smaller_nodes(cluster),
         "idle_gpus": cluster.gpus_per_node - cluster.last_node_gpus,
-        "numbering": ", ".join(cluster.numbering_words),
+        "numbering": ", ".join(numbering_words(cluster)),
         "nodes_words": cluster.nodes_words,
         "is_flat": cluster.is_flat,
         "accelerator": _SKYPILOT_NAMES.get(cluster.device.name, "NAME_OF_THE_GPU"),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.hardware.spec import ClusterSpec, nodes_from_to
+from planner.hardware.nodes import nodes_from_to, numbering_words, smaller_nodes
+from planner.hardware.spec import ClusterSpec
 from planner.plan.serialize import SavedPlan
 from planner.version import VERSION
 from planner.vocabulary import PLANNED_AXES
@@ -96,14 +97,14 @@ def torchrun(saved: SavedPlan) -> str:
 def _processes(cluster: ClusterSpec) -> str:
     """Processes of a node, which the last one sets to fewer."""
     each = str(cluster.gpus_per_node)
-    return f"${{PROCESSES:-{each}}}" if cluster.smaller_nodes else each
+    return f"${{PROCESSES:-{each}}}" if smaller_nodes(cluster) else each
 
 
 def node_notes(cluster: ClusterSpec) -> list[str]:
     """What to mind where it matters which node has which number."""
     notes = []
     if not cluster.is_flat:
-        notes.append(f"nodes are numbered (RANK, from 0 on): {', '.join(cluster.numbering_words)}")
-    for first, last, ranks in cluster.smaller_nodes:
+        notes.append(f"nodes are numbered (RANK, from 0 on): {', '.join(numbering_words(cluster))}")
+    for first, last, ranks in smaller_nodes(cluster):
         notes.append(f"{nodes_from_to(first, last)}: {ranks} processes, PROCESSES there")
     return notes

@@ -70,8 +70,7 @@ def joined(parts: Sequence[ClusterSpec]) -> ClusterSpec:
     """Join clusters of one kind of device each, in the order of their ranks.
 
     Raises:
-        RequestError: Two have devices of one name, CPUs stand beside GPUs, or a part does not begin
-            where a unit of its links does.
+        RequestError: Two have devices of one name, or CPUs stand beside GPUs.
     """
     names = [part.device.name for part in parts]
     if len(set(names)) < len(names):
@@ -85,7 +84,7 @@ def joined(parts: Sequence[ClusterSpec]) -> ClusterSpec:
             f"{' beside '.join(names)}: a run is on GPUs or on CPUs", hint="leave one out"
         )
     first = parts[0]
-    cluster = ClusterSpec(
+    return ClusterSpec(
         name=_PART_SIGN.join(f"{part.name}{_NUMBER_SIGN}{part.num_gpus}" for part in parts),
         device=first.device,
         gpus_per_node=max(part.gpus_per_node for part in parts),
@@ -98,32 +97,21 @@ def joined(parts: Sequence[ClusterSpec]) -> ClusterSpec:
         parts=tuple(parts),
         numbers={},
     )
-    if not orders(cluster):
-        raise RequestError(
-            f"--cluster {cluster.name}: in no order do all parts begin where a node of theirs does",
-            hint="a number of devices that fills nodes",
-        )
-    return cluster
 
 
 def orders(cluster: ClusterSpec) -> tuple[tuple[str, ...], ...]:
-    """Orders of the parts, by the names of their devices, in which nodes stay whole.
+    """Orders of the parts, by the names of their devices.
 
     ((),) where all devices are alike.
     """
     if not cluster.parts:
         return ((),)
-    return tuple(
-        tuple(part.device.name for part in order)
-        for order in permutations(cluster.parts)
-        if all(
-            _begins_a_unit(part, first) for part, first in zip(order, _firsts(order), strict=True)
-        )
-    )
+    names = [part.device.name for part in cluster.parts]
+    return tuple(permutations(names))
 
 
 def in_order(cluster: ClusterSpec, order: Sequence[str]) -> ClusterSpec:
-    """The same parts in an order of ``orders``."""
+    """The same parts in one of these orders."""
     if tuple(part.device.name for part in cluster.parts) == tuple(order):
         return cluster
     by_name = {part.device.name: part for part in cluster.parts}
@@ -139,7 +127,8 @@ def part_of_rank(cluster: ClusterSpec, rank: int) -> int:
 def as_if_all(cluster: ClusterSpec, place: int) -> ClusterSpec:
     """A cluster whose devices, nodes and links are all like those of one part.
 
-    The part begins with a unit of its links, so that its groups of ranks are among those here.
+    Ranks are counted from the first of the part. Groups of ranks inside its stages lie among those
+    of this cluster, since all stages have as many.
     """
     if not cluster.parts:
         return cluster
@@ -160,15 +149,3 @@ def _worst_error(parts: Sequence[ClusterSpec]) -> float | None:
     errors = [part.uncalibrated_error for part in parts]
     known = [error for error in errors if error is not None]
     return max(known) if len(known) == len(errors) else None
-
-
-def _firsts(parts: Sequence[ClusterSpec]) -> list[int]:
-    """The first rank of each part."""
-    return [0, *accumulate(part.num_gpus for part in parts[:-1])]
-
-
-def _begins_a_unit(part: ClusterSpec, first: int) -> bool:
-    """Whether a part that begins with a rank has its nodes, and units of its links, whole."""
-    units = (part.gpus_per_node, *(link.ranks for link in part.links if link.ranks))
-    last = first + part.num_gpus - 1
-    return all(first % unit == 0 or first // unit == last // unit for unit in units)

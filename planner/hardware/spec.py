@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
 
 from planner.units import format_bytes
 from planner.vocabulary import Axis
@@ -309,28 +308,6 @@ class ClusterSpec:
         return self.num_gpus - (self.num_nodes - 1) * self.gpus_per_node
 
     @property
-    def smaller_nodes(self) -> tuple[tuple[int, int, int], ...]:
-        """Runs of nodes that have fewer ranks than others: first, last, ranks of each."""
-        runs, first = [], 0
-        for ranks, run in groupby(self.nodes):
-            last = first + len(tuple(run)) - 1
-            if ranks < self.gpus_per_node:
-                runs.append((first, last, ranks))
-            first = last + 1
-        return tuple(runs)
-
-    @property
-    def numbering_words(self) -> tuple[str, ...]:
-        """What to mind where it matters which node has which number, from 0 on."""
-        words = [] if self.is_flat or self.parts else ["neighbours on the network in a row"]
-        first = 0
-        for part in self.parts:
-            last = first + part.num_nodes - 1
-            words.append(f"{nodes_from_to(first, last)} of {part.device.name}")
-            first = last + 1
-        return tuple(words)
-
-    @property
     def is_flat(self) -> bool:
         """Whether any node can take any number: all are full, and one link joins them."""
         if self.parts:
@@ -380,11 +357,6 @@ class ClusterSpec:
         """Hash of every number that a plan depends on; names, sources and errors do not count."""
         content = json.dumps(_without_words(asdict(self)), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def nodes_from_to(first: int, last: int) -> str:
-    """Name nodes by their numbers: "node 2", "nodes 0 to 1"."""
-    return f"node {first}" if first == last else f"nodes {first} to {last}"
 
 
 def _without_words(value: object) -> object:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from planner.cost.kinds import CostsOfKinds, joints, kinds_of_stages
+from planner.cost.kinds import CostsOfKinds, kinds_of_stages, links_between
 from planner.cost.model_units import ModelWork
 from planner.cost.stage_costs import StageCosts
 from planner.cost.step import StageChoice, StepPrice, price_step, rank_spec
@@ -113,14 +113,14 @@ def price_plan(
         )
         for stage in plan.stages
     ]
-    between = joints(cluster_of(plan, cluster), configuration) if cluster.parts else None
+    between = links_between(cluster_of(plan, cluster), configuration)
     by_kind = [
         StageCosts(
             work.priced(rank_spec(kind, framework, configuration, plan.dtype)),
             configuration,
             kind,
             framework,
-            joints=between,
+            between=between,
         )
         for work, kind in zip(works, _kinds(plan, cluster), strict=True)
     ]

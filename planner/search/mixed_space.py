@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner.cost.kinds import joints, kinds_of_stages
+from planner.cost.kinds import kinds_of_stages, links_between
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.mixed import as_if_all, in_order, orders
 from planner.hardware.spec import ClusterSpec
@@ -147,11 +147,11 @@ class MixedSpace(LayoutSpace):
     ) -> MixedSearch | None:
         """Price a configuration, None where it has no layout on some kind of device."""
         cluster = self._ordered[configuration.device_order]
-        between = joints(cluster, configuration)
+        between = links_between(cluster, configuration)
         by_kind = []
         for name in configuration.device_order:
             space = self._of_kind[name]
-            parts = space.priced_parts(configuration, split=split, kind=kind, joints=between)
+            parts = space.priced_parts(configuration, split=split, kind=kind, between=between)
             if parts is None:
                 return None
             by_kind.append(ConfigurationSearch(configuration, *parts))

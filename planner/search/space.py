@@ -1,6 +1,6 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
@@ -265,9 +265,7 @@ class LayoutSpace:
     ) -> Iterator[ConfigurationSearch]:
         """Price a configuration, with vocabulary-sized weights whole and, where they can be, split.
 
-        Args:
-            configuration: What to price.
-            kind: Recomputation of all blocks, None for what the request says.
+        All blocks recompute ``kind``, where it is not None.
         """
         for split in self._splits(configuration):
             parts = self.priced_parts(configuration, split=split, kind=kind)
@@ -360,7 +358,7 @@ class LayoutSpace:
         split: bool,
         kind: str | None = None,
         moves_state: bool = True,
-        joints: Mapping[int, LinkSpec] | None = None,
+        between: Sequence[LinkSpec] = (),
     ) -> tuple[PricedModel, StageCosts, ColumnMaker] | None:
         """Prices of a configuration, None where it has no layout or no recomputation."""
         kinds = self._kinds(configuration, kind)
@@ -379,7 +377,7 @@ class LayoutSpace:
             self.cluster,
             self.framework,
             moves_state=moves_state,
-            joints=joints,
+            between=between,
         )
         key = (choice, host_s, strides, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())

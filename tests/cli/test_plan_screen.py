@@ -69,7 +69,7 @@ def test_a_last_node_that_is_not_full_is_said_and_started():
         "torchrun --nnodes 3 --nproc-per-node 8 --node-rank RANK --master-addr HOST "
         "--master-port 29500 run/train.py" in text
     )
-    assert "the last one takes --nproc-per-node 4" in text
+    assert "node 2: --nproc-per-node 4" in text
 
 
 def test_verbose_shows_the_pattern_of_blocks():

@@ -295,7 +295,7 @@ def test_a_last_node_that_is_not_full_is_named_or_refused():
     for target in ("torchtitan", "megatron", "deepspeed"):
         text = export_plan(saved(plan), target, allow_lossy=True).text
         assert "--nnodes 2 --nproc-per-node ${PROCESSES:-8} " in text
-        assert "the last node has 4 processes: PROCESSES there" in text
+        assert "node 1: 4 processes, PROCESSES there" in text
     with pytest.raises(CodegenError, match="starts as many processes on all nodes"):
         export_plan(saved(plan), "accelerate", allow_lossy=True)
 

@@ -49,8 +49,8 @@ def test_nodes_and_devices_are_those_of_the_cluster():
 
 def test_the_last_node_has_as_many_processes_as_it_has_devices():
     torchrun, slurm, job, sky = launch_files(UNEVEN).values()
-    assert 'if [ "${NODE_RANK:?number of this node, from 0 on}" -eq 2 ]; then' in torchrun
-    assert "    processes=4\n" in torchrun
+    condition = '"${NODE_RANK:?number of this node, from 0 on}" -ge 2 ] && [ "$NODE_RANK" -le 2 ]'
+    assert f"if [ {condition}; then\n    processes=4\n" in torchrun
     assert 'torchrun --nnodes 3 --nproc-per-node "$processes" ' in torchrun
     assert "2 nodes of 8 and one of 4 devices" in slurm
     assert "#SBATCH --nodes=3\n" in slurm

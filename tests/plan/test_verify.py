@@ -17,6 +17,7 @@ from planner.framework.script import SCRIPT
 from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import ModuleOutput
 from planner.graph.sizes.family import trace_family
+from planner.hardware.mixed import joined
 from planner.hardware.profiles import load_cluster
 from planner.plan import layout_rules, model_rules, price_rules, verify
 from planner.plan.serialize import dump_json, load_plan
@@ -44,6 +45,7 @@ CASES = {
     "carrying": ("unet", {"tp": 1, "pp": 4, "schedule": "1F1B"}),
     "offloaded": ("gpt", {"tp": 1, "dp_shard": 8, "cpu_offload": True, "microbatch_size": 1}),
     "chunked": ("gpt", {"tp": 1, "pp": 1, "loss_chunks": 4, "microbatch_size": 1}),
+    "two kinds": ("big_gpt", {"tp": 2, "pp": 4, "schedule": "1F1B"}),
     "free": ("gpt", {}),
 }
 """Searches by name: the model, and what is fixed."""
@@ -71,6 +73,9 @@ def searched(request, h100):
             device = h100.device
             small = replace(device, memory_bytes=int(device.memory_bytes * 0.15))
             cluster = replace(h100, device=small) if case == "mixed" else h100
+            if case == "two kinds":
+                kinds = ("h100-sxm", "a100-80gb-sxm")
+                cluster = joined([load_cluster(kind, gpus=4) for kind in kinds])
             known[case] = (search_for(graphs, cluster, **fixed), cluster, graphs)
         return known[case]
 
@@ -100,6 +105,9 @@ def test_the_cases_are_what_their_names_say(searched):
     assert plans["both"].degrees.tp == plans["both"].degrees.pp == 2
     policies = set(plans["mixed"].stages[0].activation_checkpointing[1:-1])
     assert len(policies) > 1
+    lengths = [stage.end_unit - stage.first_unit for stage in plans["two kinds"].stages]
+    fast = plans["two kinds"].device_order.index("h100-sxm")
+    assert sum(lengths[2 * fast : 2 * fast + 2]) > sum(lengths[2 - 2 * fast : 4 - 2 * fast])
     assert any(stage.carried for stage in plans["carrying"].stages)
     assert any(stage.stream_output for stage in plans["carrying"].stages)
 
@@ -481,6 +489,10 @@ MUTATIONS = {
             global_batch_size=p.global_batch_size * 2,
             tokens_per_step=p.tokens_per_step * 2,
         ),
+    ),
+    "kinds of device forgotten": ("two kinds", "kinds of device", change(device_order=())),
+    "a kind of device that is not there": (
+        "two kinds", "kinds of device", change(device_order=("h100-sxm", "h200-sxm"))
     ),
     "more memory than there is": ("mixed", "memory", change_both_memories(activations_bytes=2**37)),
     "faster than the devices": ("mixed", "MFU", thousandth_of_the_time),

@@ -219,7 +219,16 @@ SLOW_LINKS = {
     "llama-slow": ("shallow_llama", {"tp": 2, "pp": 2, "sequence_parallel": False}),
 }
 """On the CPU's own links the search keeps parts of these models whole."""
-CASES |= SLOW_LINKS
+KINDS = {
+    "gpt-kinds_pp_2": ("shallow_gpt", {"pp": 2, "dp_shard": 2, "schedule": "1F1B"}),
+    "llama-kinds_tp_2": (
+        "llama",
+        {**{"pp": 4, "tp": 2, "sequence_parallel": False}, "schedule": "1F1B"},
+    ),
+    "llama-kinds_cp_2": ("llama", {"pp": 2, "cp": 2, "activation_checkpointing": "full"}),
+}
+"""Half of the ranks are slow with fast links; the others have the CPU's own."""
+CASES |= SLOW_LINKS | KINDS
 
 
 @pytest.fixture(scope="module")
@@ -233,11 +242,32 @@ def fast_links(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def slow_devices(tmp_path_factory, fast_links):
+    """That cluster with devices a third as fast."""
+    folder = tmp_path_factory.mktemp("slow")
+    files = {"clusters": Path(fast_links), "devices": PROFILES_FOLDER / "devices" / "cpu.toml"}
+    for kind, file in files.items():
+        text = file.read_text()
+        text = text.replace('name = "cpu"', 'name = "slow"').replace(
+            'device = "cpu"', 'device = "devices.toml"'
+        )
+        if kind == "devices":
+            text, found = re.subn(
+                r"(peak_fp\d+_tflop_per_s = \{ value = )([\d.]+)",
+                lambda match: f"{match[1]}{float(match[2]) / 3}",
+                text,
+            )
+            assert found == 2
+        (folder / f"{kind}.toml").write_text(text)
+    return str(folder / "clusters.toml")
+
+
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory, fast_links):
+def outcomes(tmp_path_factory, fast_links, slow_devices):
     root = tmp_path_factory.mktemp("planned")
     plans = {}
     jobs, references = defaultdict(list), {}
@@ -247,6 +277,7 @@ def outcomes(tmp_path_factory, fast_links):
             str(FILES.get(model, EXAMPLES / f"{model}.py")), gpus=gpus, dtype="float64",
             global_batch_size=16, fix=fix,
             cluster="cpu" if name in SLOW_LINKS else
+            f"cpu:{gpus // 2},{slow_devices}:{gpus // 2}" if name in KINDS else
             "h100-sxm" if fix.get("cpu_offload") else fast_links,
         )  # fmt: skip
         result.save(root / name)
@@ -270,6 +301,27 @@ def test_a_planned_layout_trains_as_one_process(outcomes, name):
     assert largest_difference(found.losses, expected.losses) < 1e-8
     assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-8
     assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
+def test_stages_are_cut_and_laid_out_for_their_kind_of_device(outcomes):
+    _, plans, _ = outcomes
+    for name in KINDS:
+        plan = plans[name]
+        lengths = [stage.end_unit - stage.first_unit for stage in plan.stages]
+        halves = sum(lengths[: len(lengths) // 2]), sum(lengths[len(lengths) // 2 :])
+        assert halves[plan.device_order.index("cpu")] > halves[plan.device_order.index("slow")]
+    plan = plans["llama-kinds_tp_2"]
+    split = {
+        plan.device_order[stage.pp_rank // 2]: {
+            module.module
+            for sharding in plan.shardings
+            if stage.first_unit + 1 in sharding.units
+            for module in sharding.modules
+            if module.style in ("column", "row")
+        }
+        for stage in plan.stages[:-1]
+    }
+    assert split["cpu"] < split["slow"]
 
 
 def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):

@@ -184,10 +184,10 @@ def configurations(model):
                 yield replace(found, state_form="plain", reshard_after_forward=False)
 
 
-def search_of(model, configuration, cluster, joints=None):
+def search_of(model, configuration, cluster, between=()):
     cuts = [SimpleNamespace(after_unit=i) for i in range(len(model.units) - 1)]
     priced = SimpleNamespace(model=model, graph=SimpleNamespace(cuts=cuts), solutions={})
-    costs = StageCosts(model, configuration, cluster, FRAMEWORK, joints=joints)
+    costs = StageCosts(model, configuration, cluster, FRAMEWORK, between=between)
     maker = ColumnMaker(costs, kinds=kinds_of(configuration), known=KnownMixes())
     return ConfigurationSearch(configuration, priced, costs, maker)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import check, clusters, configurations, enumerated_s, models, search_of
 
-from planner.cost.kinds import joints, kinds_of_stages
+from planner.cost.kinds import kinds_of_stages, links_between
 from planner.hardware.mixed import as_if_all, in_order, joined, orders
 from planner.search.mixed_search import MixedSearch
 
@@ -56,7 +56,7 @@ def searches_of(by_name, cluster, configuration):
     for order in orders(cluster):
         placed = replace(configuration, device_order=order)
         ordered = in_order(cluster, order)
-        between = joints(ordered, placed)
+        between = links_between(ordered, placed)
         by_kind = [
             search_of(by_name[name], placed, as_if_all(ordered, place), between)
             for place, name in enumerate(order)
