@@ -40,7 +40,8 @@ def plan(
         model: MODEL as on the command line ("model.py", "model.py:build_model",
             "package.module:factory"), a module (meta or real), or a function that builds one.
         gpus: Devices in all.
-        cluster: Name of a cluster profile or path of a TOML file.
+        cluster: Name of a cluster profile or path of a TOML file; of several kinds of device each
+            with its number: "h100-sxm:16,a100-80gb-sxm:16".
         gpus_per_node: Devices per node, None for the profile's.
         calibration: Path of a file that ``plan calibrate`` wrote, None for the constants that
             ship.
@@ -124,7 +125,8 @@ def estimate(
     Args:
         model: As for ``plan``.
         gpus: Devices in all.
-        cluster: Name of a cluster profile or path of a TOML file.
+        cluster: Name of a cluster profile or path of a TOML file; of several kinds of device each
+            with its number: "h100-sxm:16,a100-80gb-sxm:16".
         gpus_per_node: Devices per node, None for the profile's.
         calibration: Path of a file that ``plan calibrate`` wrote, None for the constants that
             ship.

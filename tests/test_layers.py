@@ -43,7 +43,7 @@ ORDERS = {
         ("answers", "mesh_order", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
-            *("own_experts", "split_tensor", "streams"),
+            *("device_kinds", "own_experts", "split_tensor", "streams"),
         ),
         ("data", "experts", "fused", "known_data", "log", "op_rules", "part"),
         (

@@ -23,6 +23,7 @@ from planner.codegen.splits import block_positions, split_source
 from planner.errors import CodegenError
 from planner.graph.operator_graph import ModuleOutput
 from planner.hardware.spec import ClusterSpec
+from planner.plan.devices import cluster_of
 from planner.plan.types import ModelRef, Plan, StagePlan
 from planner.rendering import render
 from planner.strategy.mesh import ParallelDegrees
@@ -46,8 +47,7 @@ def emit_script(
 
     Args:
         plan: What to run.
-        cluster: What it was planned for; without it the log states no MFU, and ranks may lie on
-            several nodes.
+        cluster: What it was planned for; without it ranks may lie on several nodes.
         folder: Where the script will lie: files outside of it are then named relative to it.
 
     Returns:
@@ -65,6 +65,7 @@ def emit_script(
         is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
         loads_data=user.loads_data,
         spans_nodes=cluster is None or cluster.num_nodes > 1,
+        kinds=_kinds(plan, cluster),
     )
     return render(
         "codegen/train.py.j2",
@@ -89,6 +90,12 @@ def emit_script(
         **_meshes(plan),
         **split_source(plan),
     )
+
+
+def _kinds(plan: Plan, cluster: ClusterSpec | None) -> tuple[tuple[str, int], ...]:
+    """Kinds of device in the order of the plan's ranks, () where all are alike."""
+    parts = () if cluster is None else cluster_of(plan, cluster).parts
+    return tuple((part.device.name, part.num_gpus) for part in parts)
 
 
 def _meshes(plan: Plan) -> dict[str, object]:

@@ -30,6 +30,8 @@ class Needs:
     """The model file may have a ``data_loader``."""
     spans_nodes: bool
     """Ranks lie on several nodes: where one is gone, torchrun ends those of its own node alone."""
+    kinds: tuple[tuple[str, int], ...] = ()
+    """Kinds of device with their ranks, where there are several."""
 
 
 def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
@@ -70,6 +72,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (True, data),
         (needs.recomputes, ("recompute", "recompute_activations")),
         (needs.spans_nodes, ("lost_ranks", "lost_ranks_end_all")),
+        (bool(needs.kinds), ("device_kinds", "check_devices")),
         (needs.is_large, ("first_weights", "build_deferred", "parameters_on_meta")),
         (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),

@@ -12,7 +12,7 @@ asked). So one program of the largest microbatch bounds all smaller ones, and ea
 the way those below it. Layouts that run are no faster than the fastest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import lcm
@@ -31,23 +31,25 @@ _TOLERANCE = 1e-6
 class LeastWork:
     """Bounds on demand, from what was solved so far."""
 
-    def __init__(self, graphs: GraphFamily, solver: UnitSolver, device: DeviceSpec) -> None:
+    def __init__(
+        self, graphs: GraphFamily, solvers: Sequence[UnitSolver], devices: Sequence[DeviceSpec]
+    ) -> None:
         """Keep what bounds depend on; nothing is solved yet.
 
         Args:
             graphs: The model at every microbatch size.
-            solver: Gives the fastest layouts.
-            device: What runs it.
+            solvers: Give the fastest layouts on each kind of device; a unit may run on any.
+            devices: These kinds.
         """
         self._graphs = graphs
-        self._solver = solver
-        self._device = device
+        self._solvers = tuple(solvers)
+        self._devices = tuple(devices)
         self._largest: dict[ShardingChoice, int] = {}
         self._solved: dict[ShardingChoice, dict[int, float]] = {}
 
     @cached_property
     def _holds(self) -> bool:
-        return self._graphs.work_is_shared and rates_rise(self._device)
+        return self._graphs.work_is_shared and all(map(rates_rise, self._devices))
 
     def expect(self, choice: ShardingChoice) -> None:
         """Note a choice that may be asked for: a larger one will bound it."""
@@ -106,13 +108,14 @@ class LeastWork:
         return known_s(_without_context(choice)) / choice.cp if self._holds else 0.0
 
     def _solve_s(self, choice: ShardingChoice) -> float:
-        sizes = self._solver.sizes(choice.microbatch_size)
+        sizes = self._solvers[0].sizes(choice.microbatch_size)
         by_structure: dict[str, float] = {}
         for unit in sizes.representatives:
-            solution = self._solver.solve(unit, choice)
-            if solution is None:
+            solutions = [solver.solve(unit, choice) for solver in self._solvers]
+            bounds_s = [each.bound_s for each in solutions if each is not None]
+            if len(bounds_s) < len(solutions):
                 return 0.0
-            by_structure[unit.structure] = solution.bound_s
+            by_structure[unit.structure] = min(bounds_s)
         return sum(
             by_structure[unit.structure]
             for unit in sizes.graph.units

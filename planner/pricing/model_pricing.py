@@ -90,9 +90,10 @@ class ModelPricer:
         self._dtype = dtype
         self._kernels = kernels or load_framework(SCRIPT).kernels
         self._collective_host_s = collective_host_s
-        self._solver = UnitSolver(graphs, self._reference_rank)
-        self._layouts = UnitLayouts(graphs, self._solver, is_tried=is_tried)
-        self.least_work = LeastWork(graphs, self._solver, cluster.device)
+        self.solver = UnitSolver(graphs, self._reference_rank)
+        """Gives the fastest layouts."""
+        self._layouts = UnitLayouts(graphs, self.solver, is_tried=is_tried)
+        self.least_work = LeastWork(graphs, [self.solver], [cluster.device])
         """What microbatches take at the least."""
         self._works: dict[ShardingChoice, ModelWork | None] = {}
         self._unit_works: UnitWorks = {}
@@ -177,7 +178,7 @@ class ModelPricer:
                 None
                 if solutions is None
                 else model_work(
-                    self._solver.sizes(choice.microbatch_size),
+                    self.solver.sizes(choice.microbatch_size),
                     solutions,
                     choice,
                     self._kernels,

@@ -149,7 +149,8 @@ class MixedSearch(ConfigurationSearch):
 
 def _units_s(search: ConfigurationSearch) -> NDArray[np.float64]:
     """What each unit takes at the least on one kind of device: (part of ``Path.counts``, unit)."""
-    seconds: NDArray[np.float64] = np.array(
-        [search.least_parts_s(unit, unit + 1) for unit in range(search.num_units)]
-    ).T
-    return seconds
+    before = search.table.before
+    forward_s = np.diff(before("forward") + before("tp_forward"))
+    whole_s = np.diff(before("compute") + before("tp"))
+    weight_s = search.configuration.divides_backward * np.diff(before("weight"))
+    return np.array([forward_s, whole_s - forward_s - weight_s, weight_s])

@@ -17,6 +17,7 @@ from planner.hardware.mixed import as_if_all, in_order, orders
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, Reason, Rejection, StagePlan
 from planner.pricing.choice import Axes, ShardingChoice
+from planner.pricing.least_work import LeastWork
 from planner.pricing.model_pricing import ModelPricer
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.mixed_search import MixedSearch
@@ -55,6 +56,11 @@ class MixedSpace(LayoutSpace):
             part.device.name: LayoutSpace(graphs, as_if_all(cluster, place), request)
             for place, part in enumerate(cluster.parts)
         }
+        self._least_work = LeastWork(
+            graphs,
+            [space.pricer.solver for space in self._of_kind.values()],
+            [part.device for part in cluster.parts],
+        )
         self._ordered = {order: in_order(cluster, order) for order in orders(cluster)}
 
     @property
@@ -110,16 +116,18 @@ class MixedSpace(LayoutSpace):
                 yield found
 
     def prospects(self, configurations: Sequence[Configuration]) -> list[Prospect]:
-        """Configurations by their choices of layouts, of which only pricing tells anything."""
+        """Bound configurations by their choices of layouts, none of which is priced yet."""
         groups: dict[ShardingChoice, list[Group]] = {}
         for each in configurations:
             for split in self._splits(each):
                 groups.setdefault(layout_choice(each, split=split), []).append([each])
+        for choice in groups:
+            self._least_work.expect(choice)
         return [
             Prospect(
                 found,
                 choice=choice,
-                least_work=None,
+                least_work=self._least_work if self._bounds_choices else None,
                 once_s=self.framework.step_s,
                 price=partial(self._priced, split=choice.split_tables),
             )

@@ -14,6 +14,7 @@ from planner.codegen.files import RUNTIME_FOLDER, script_files
 from planner.codegen.model_files import CONFIG_MODEL_FILE
 from planner.errors import CodegenError
 from planner.graph.operator_graph import DataRead
+from planner.hardware.mixed import joined
 from planner.hardware.profiles import load_cluster
 from planner.plan.serialize import plan_digest
 from planner.runtime.log import Expected
@@ -301,6 +302,10 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         with_groups(make_plan(GPT, dp_shard=2)),
     )
     files = {name: t for each in plans for name, t in script_files(each, folder=FOLDER).items()}
+    kinds = joined([load_cluster("h100-sxm", gpus=2), load_cluster("a100-80gb-sxm", gpus=2)])
+    mixed = changed(make_plan(GPT, pp=2, dp_shard=2), device_order=("a100-80gb-sxm", "h100-sxm"))
+    files |= script_files(mixed, cluster=kinds, folder=FOLDER)
+    assert '    ("a100-80gb-sxm", 2),\n    ("h100-sxm", 2),\n' in files["train.py"]
     for name in {*RUNTIME_FOLDER.glob("*.py")} - {RUNTIME_FOLDER / each for each in NOT_COPIED}:
         assert files[f"runtime/{name.name}"] == name.read_text()
     imports = [

@@ -15,6 +15,7 @@ from planner.plan.devices import devices_of_ranks
 from planner.plan.verify import verify_outcome
 from planner.pricing.reprice import verify_price
 from planner.search.mixed_space import layout_space
+from planner.search.prospects import Prospect
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 
@@ -131,3 +132,13 @@ def test_what_does_not_lie_on_kinds_of_device_is_refused(gpt, fixed, words):
     with pytest.raises(RequestError) as caught:
         search_for(gpt, kinds(("h100-sxm", 4), ("a100-80gb-sxm", 4)), **fixed)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("fixed", [{}, {"tp": 2}])
+def test_over_kinds_of_device_the_same_is_found_as_where_all_is_priced(gpt, monkeypatch, fixed):
+    cluster = kinds(("h100-sxm", 4), ("a100-80gb-sxm", 4))
+    some = search_for(gpt, cluster, **fixed)
+    monkeypatch.setattr(Prospect, "sharpen", lambda prospect: False)
+    every = search_for(gpt, cluster, **fixed)
+    shown = [[plan.costs.step_time_s for plan in each.candidates[:5]] for each in (some, every)]
+    assert shown[0] == pytest.approx(shown[1], rel=1e-9)
