@@ -138,7 +138,7 @@ class Layouts:
         step_s = layout.costs.step_time_s
         solver = replace(record.outcome.solver, objective_s=step_s, bound_s=step_s)
         outcome = replace(record.outcome, best=layout, candidates=(layout,), solver=solver)
-        rows = traffic_rows(layout, self._space.pricer)
+        rows = traffic_rows(layout, self._space.pricer, layout.stages)
         record = replace(record, outcome=outcome, traffic_rows=rows, op_rows=(), module_rows=())
         try:
             PlanResult(record).save(folder, force=True)

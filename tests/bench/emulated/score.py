@@ -125,7 +125,7 @@ def sum_of_hosts(run: MeasuredRun) -> int:
 def sent_bytes(plan: Plan, pricer: ModelPricer) -> float:
     """What all ranks send in a step, by rings; gloo reduces whole tensors everywhere."""
     total = 0.0
-    for row in traffic_rows(plan, pricer):
+    for row in traffic_rows(plan, pricer, plan.stages):
         n = row.group_size
         share = {
             "all_gather": (n - 1) / n,
