@@ -12,7 +12,7 @@ class PlanRequest:
     gpus: int
     """Devices in all."""
     cluster: str = "h100-sxm"
-    """Name of a cluster profile or path of a TOML file; several, each with its number of devices."""
+    """Name of a cluster profile or path of a TOML file; several, each with its number of GPUs."""
     gpus_per_node: int | None = None
     """Devices per node, None for the profile's."""
     calibration: str | None = None
