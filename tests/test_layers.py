@@ -111,7 +111,8 @@ ORDERS = {
         ("load",),
     ),
     "graph/recording": (
-        ("recording", "autocast", "choices", "flex_attention", "kernels", "meta_results", "work"),
+        ("recording", "autocast", "choices", "flex_attention", "grouped_heads", "meta_results"),
+        ("kernels", "work"),
         ("assumed", "refusals", "value_table"),
         ("known_values", "gradients", "raw_op"),
         ("data_reads", "real_tensors", "replaced_buffers"),

@@ -22,11 +22,12 @@ from planner.codegen.kernels import KernelTrial
 from planner.codegen.undrawn import undrawn_model
 from planner.errors import CodegenError
 from planner.graph.loading.loaded_model import default_dtype
+from planner.graph.loading.user_module import ImportScope
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
 from planner.runtime.float64_groups import allow_float64_groups
 from planner.runtime.known_data import DataRead, KnownData
-from planner.runtime.model import UserModel, run_model
+from planner.runtime.model import UserModel, run_model, user_module
 from planner.runtime.options import DTYPES
 from planner.runtime.pipeline import examples
 from planner.runtime.stages import Stage, StageSpec
@@ -180,17 +181,35 @@ class ModelTrial:
             for name, text in self._config_files.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
             own = Path(folder, "model.py") if self._config_files else None
+            file = own or (Path(model.file) if model.file else None)
+            place = Path.cwd() if file is None else file.resolve().parent
             user = UserModel(
-                file=own or (Path(model.file) if model.file else None),
+                file=file,
                 module=model.module,
+                folder=place if file is None else None,
                 factory=model.factory,
                 seq_len=model.seq_len,
             )
-            yield undrawn_model(user), user
+            with _imported_anew(place):
+                yield undrawn_model(user), user
 
     def _microbatch(self, user: UserModel) -> Microbatch:
         """Inputs and targets of a microbatch."""
         return user.example_batch(self._plan.microbatch_size)
+
+
+@contextmanager
+def _imported_anew(folder: Path) -> Iterator[None]:
+    """Let the script's modules import the model from a folder, as it is there now, and forget it.
+
+    Another model of this process may have modules of the same names.
+    """
+    user_module.cache_clear()
+    try:
+        with ImportScope(folder).active():
+            yield
+    finally:
+        user_module.cache_clear()
 
 
 def _spec(plan: Plan, stage: StagePlan) -> StageSpec:

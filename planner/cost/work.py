@@ -28,7 +28,7 @@ NORMS = frozenset(
 
 _REDUCTIONS = NORMS | {
     "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "mean",
-    "sum", "var",
+    "sum", "var", "_repeat_heads_backward",
 }  # fmt: skip
 _EMBEDDINGS = frozenset(
     {"embedding", "embedding_dense_backward", "index", "gather", "index_select", "scatter_add"}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from .meshes import copy_share
-from .model import UserModel
+from .model import UserModel, in_one_thread
 from .part import Part, named_parameters
 from .trees import Args, Function, Kwargs, Tree, tensors_of
 
@@ -307,7 +307,9 @@ class DrawnWeights:
         for part in parts:
             for name, parameter in named_parameters(part):
                 whole = self._parameters[name]
-                whole = self._deferred.value(whole) if whole.is_meta else whole
+                if whole.is_meta:
+                    with in_one_thread():
+                        whole = self._deferred.value(whole)
                 order = part.orders.get(name)
                 whole = order.by_rank(whole) if order else whole
                 copy_share(whole.to(parameter.device, parameter.dtype), parameter.detach())
@@ -323,7 +325,9 @@ def build_deferred(model: UserModel, seed: int) -> tuple[nn.Module, DrawnWeights
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with deferred:
-            built: nn.Module = model.function(model.factory)()
+            factory = model.function(model.factory)
+            with in_one_thread():
+                built: nn.Module = factory()
     weights = DrawnWeights(deferred, built)
     _make_real(built, deferred)
     return built, weights

@@ -1,10 +1,11 @@
 """The user's model file: how its model is built and called, and the functions it may have."""
 
+import contextlib
 import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -117,11 +118,24 @@ def user_module(model: UserModel) -> ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Compute with one thread: with more, decompositions (orthogonal weights) round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def build_model(model: UserModel, seed: int) -> nn.Module:
     """Build the whole model on the CPU under a seed: the same weights for every layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        built: nn.Module = model.function(model.factory)()
+        factory = model.function(model.factory)
+        with in_one_thread():
+            built: nn.Module = factory()
     return built
 
 

@@ -187,6 +187,11 @@ def _attention(call: Call, _: int) -> Found:
     return [split if len(target) >= 3 else REPLICATE for target in call.targets]
 
 
+def _repeated(call: Call, _: int) -> Found:
+    """Each head (dim 1) several times in a row, so that shards of heads stay shards of them."""
+    return None if call.first.split is None else [call.first.split]
+
+
 def _beside_last(call: Call, normalized: int) -> Found:
     """Normalise over the last dims: any other dim of the first operand may be split."""
     split, shape = call.first.split, call.first.shape
@@ -350,6 +355,7 @@ NAMED_RULES: dict[str, Rule] = {
     "rsub": _pointwise,
     "hardswish": _pointwise,
     "log_sigmoid_forward": _pointwise,
+    "_repeat_heads": _repeated,
     **dict.fromkeys(ATTENTIONS, _attention),
 }
 """Ops that may run on shards though torch does not tag them pointwise, by name."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from .layout import PARTIAL, REPLICATE, Layout, shard
 from .op_call import Call, Found, Operand, Shape
-from .op_rules import MATMULS, _pointwise, _reduction, _same, picked, rule_of
+from .op_rules import MATMULS, _pointwise, _reduction, _repeated, _same, picked, rule_of
 
 PRODUCTS = MATMULS | {"_grouped_mm"}
 """Products that may leave a sum over ranks: of matrices, and of groups of rows (the tokens of each
@@ -225,6 +225,7 @@ GRADIENT_RULES: dict[str, Callable[[Call, int], Found]] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "_repeat_heads_backward": _repeated,
     "cat": _cat_backward,
     "constant_pad_nd": _pad,
     "cumsum": _along,

@@ -115,7 +115,7 @@ def _heads_before_repeat(graph: OperatorGraph, value: int, producers: Mapping[in
     batch, tokens, head_dim = shape[0], shape[2], shape[3]
     least = shape[1]
     while (op := producers.get(value)) is not None and op.inputs:
-        if not (op.is_view or op.name in ("clone", "_to_copy", "repeat_interleave")):
+        if not (op.is_view or op.name in ("clone", "_to_copy", "_repeat_heads")):
             break
         value = op.inputs[0]
         tensor = graph.values[value]

@@ -148,14 +148,19 @@ def _attention_layouts(
 def exchanged(node: Node, strategy: NodeStrategy, context: UnitContext) -> dict[int, int]:
     """Values that attention of a node brings from split tokens to split heads, or back.
 
-    With how often each head of them is sent.
+    With how often each head of them is sent. What attention repeats by itself, for a kernel that
+    takes no groups, is sent before that.
     """
     found: dict[int, int] = {}
     graph = context.graph
+    grouped: dict[int, int] = {}
     for op in (graph.nodes[op_id] for op_id in node.ops):
+        if op.name == "_repeat_heads":
+            grouped[op.outputs[0]] = op.inputs[0]
         if op.name in ATTENTIONS and strategy.layouts.get(op.inputs[0]) == shard(TOKENS):
             for value in (*op.inputs[:3], op.outputs[0]):
-                found[value] = head_copies(graph.values[value].shape[1], context.ranks)
+                sent = grouped.get(value, value)
+                found[sent] = head_copies(graph.values[sent].shape[HEADS], context.ranks)
     return found
 
 

@@ -41,6 +41,8 @@ LAYOUTS = {
     "cp 2 x pp 2": {"cp": 2, "pp": 2},
     "tp 2 x cp 2": {"tp": 2, "cp": 2},
     "tp 2 x cp 2 x pp 2": {"tp": 2, "cp": 2, "pp": 2},
+    "tp 4 x cp 2": {"tp": 4, "cp": 2},
+    "tp 2 x cp 4": {"tp": 2, "cp": 4},
     "ep 2": {"dp_shard": 2, "ep": 2},
     "ep 2 x dp 2": {"dp_shard": 4, "ep": 2},
     "ep 2 x pp 2": {"dp_shard": 2, "ep": 2, "pp": 2},

@@ -39,6 +39,11 @@ def build_model():
     return model
 """
 
+MASK = "torch.ones(length, length, dtype=torch.bool, device=x.device).tril().triu(-99)"
+MASKED = MODEL.replace("is_causal=True", f"attn_mask={MASK}").replace(
+    "import llama\n", "import llama\nimport torch\n"
+)
+"""Its kernel takes no groups, so that attention repeats keys and values by itself."""
 
 CASES = [
     *(({"cp": cp}, kind) for cp, kind in ((2, "none"), (8, "selective"), (8, "full"))),
@@ -58,15 +63,27 @@ MORE = [
     ("fix", "recompute"), [*CASES, *(pytest.param(*case, marks=pytest.mark.bench) for case in MORE)]
 )
 def test_long_samples_take_the_memory_and_the_traffic_that_are_planned(fix, recompute, tmp_path):
-    (tmp_path / "grouped.py").write_text(MODEL)
-    planner.estimate(
-        str(tmp_path / "grouped.py"),
-        gpus=8,
-        cluster="h100-sxm",
-        seq_len=16384,
-        fix={**fix, "microbatch_size": 2, "activation_checkpointing": recompute},
-        global_batch_size=16,
-    ).save(tmp_path / "plan")
-    check = check_plan(tmp_path / "plan")
+    check = checked(MODEL, 16384, tmp_path, {**fix, "activation_checkpointing": recompute})
     assert check.traffic_holds
     assert abs(check.stages[0].error) <= 0.03, check.stages[0]
+
+
+@pytest.mark.parametrize("fix", [{"cp": 4}, {"tp": 2, "cp": 2}, {"tp": 2, "cp": 4}])
+def test_heads_that_attention_repeats_by_itself_are_sent_once(fix, tmp_path):
+    check = checked(MASKED, 2048, tmp_path, {**fix, "activation_checkpointing": "none"})
+    assert "all_to_all" in {each.kind for each in check.collectives}
+    assert check.traffic_holds
+    assert abs(check.stages[0].error) <= 0.03, check.stages[0]
+
+
+def checked(model, length, folder, fix):
+    (folder / "grouped.py").write_text(model)
+    planner.estimate(
+        str(folder / "grouped.py"),
+        gpus=8,
+        cluster="h100-sxm",
+        seq_len=length,
+        fix={**fix, "microbatch_size": 2},
+        global_batch_size=16,
+    ).save(folder / "plan")
+    return check_plan(folder / "plan")

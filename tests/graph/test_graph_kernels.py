@@ -70,6 +70,11 @@ def test_a_mask_takes_the_memory_efficient_kernel(dtype):
     (attention,) = [op for op in graph.nodes if op.name.endswith("efficient_attention")]
     assert len(attention.saved_inputs) == 4
     assert attention.flop == 2 * 2 * 4 * 16 * 16 * (8 + 8)
+    repeats = [op for op in graph.nodes if op.name == "_repeat_heads"]
+    assert [graph.values[op.inputs[0]].shape[1] for op in repeats] == [2, 2]
+    assert [op.outputs[0] for op in repeats] == list(attention.inputs[1:3])
+    back = [op for op in graph.nodes if op.name == "_repeat_heads_backward"]
+    assert {graph.values[op.outputs[0]].shape[1] for op in back} == {2}
 
 
 def test_attention_without_a_batch_dim():

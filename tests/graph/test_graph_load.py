@@ -92,6 +92,24 @@ def test_imports_beside_the_file_work_and_leave_no_trace(tmp_path):
     assert not {"parts", "late", "model"} & set(sys.modules)
 
 
+def test_modules_of_a_folder_that_the_code_adds_to_the_path_leave_no_trace(tmp_path):
+    for name, width in (("one", 3), ("two", 5)):
+        folder = tmp_path / name
+        (folder / "common").mkdir(parents=True)
+        (folder / "common" / "shared.py").write_text(f"WIDTH = {width}\n")
+        (folder / "model.py").write_text(
+            "import sys\nfrom pathlib import Path\n"
+            "sys.path.insert(0, str(Path(__file__).parent / 'common'))\n"
+            "import torch\nfrom torch import nn\nfrom shared import WIDTH\n"
+            "def build_model():\n    return nn.Linear(WIDTH, WIDTH)\n"
+            "def example_batch(size):\n    return torch.randn(size, WIDTH), torch.ones(size)\n"
+            "def loss_fn(output, targets):\n    return output.sum()\n"
+        )
+    loaded = [load_model(str(tmp_path / name / "model.py")) for name in ("one", "two")]
+    assert [trace(each).num_parameters for each in loaded] == [12, 30]
+    assert "shared" not in sys.modules
+
+
 def test_keyword_inputs_and_a_loss_from_the_model(write):
     text = """
 import torch

@@ -21,6 +21,17 @@ def build_model():
     return model
 """
 
+ORTHOGONAL = """
+from torch import nn
+
+
+def build_model():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    for layer in model:
+        nn.init.orthogonal_(layer.weight)
+    return model
+"""
+
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "is_sharded"),
@@ -56,3 +67,27 @@ def test_tied_parameters_on_meta_stay_tied_and_get_the_weights_of_one_process(tm
     assert part.has_weights
     assert model[0].weight is model[1].weight
     torch.testing.assert_close(model[0].weight, build_model(user, 3)[0].weight, rtol=0, atol=0)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_weights_that_are_computed_do_not_depend_on_threads(tmp_path, two_threads):
+    (tmp_path / "orthogonal.py").write_text(ORTHOGONAL)
+    user = UserModel(file=tmp_path / "orthogonal.py", factory="build_model")
+    whole = build_model(user, 3)
+    model, weights = build_deferred(user, 3)
+    part = Part(model, user, blocks=())
+    part.materialise()
+    weights.fill([part])
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    expected = build_model(user, 3)
+    for found in (whole, model):
+        for name, weight in expected.named_parameters():
+            torch.testing.assert_close(found.get_parameter(name), weight, rtol=0, atol=0)

@@ -120,6 +120,7 @@ ATTENTION_CASES = {
     "flash with grouped heads": (flash, [HEADS, GROUPS, GROUPS]),
     "efficient": (efficient, [HEADS] * 3),
     "efficient with a mask": (efficient, [HEADS] * 3 + [MASK]),
+    "efficient with grouped heads": (attention, [HEADS, GROUPS, GROUPS, MASK]),
     "cudnn": (cudnn, [HEADS] * 3),
     "cpu": (cpu_flash, [HEADS] * 3),
     "cpu with a broadcast mask": (cpu_flash, [HEADS] * 3 + [(1, 1, 6, 6)]),

@@ -8,6 +8,7 @@ A model file offers::
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -28,12 +29,15 @@ from planner.graph.loading.user_code import user_code
 from planner.graph.loading.user_module import UserModule, import_user_module
 
 
-def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
+def load_model(
+    source: str, *, seq_len: int | None = None, folder: Path | None = None
+) -> LoadedModel:
     """Load ``model.py``, ``model.py:factory``, ``package.module:factory`` or a ``config.json``.
 
     Args:
         source: The MODEL argument.
         seq_len: Sequence length to pass to ``example_batch``, None for its own.
+        folder: Folder that a named module may lie in, None for the working directory.
 
     Raises:
         ModelError: The file is missing, cannot be imported, or offers too little.
@@ -48,7 +52,7 @@ def load_model(source: str, *, seq_len: int | None = None) -> LoadedModel:
         target, factory = source, DEFAULT_FACTORY
     factory = factory or DEFAULT_FACTORY
     with user_code(f"Importing {target}"):
-        user_module = import_user_module(target)
+        user_module = import_user_module(target, folder)
     make_model = _required(user_module, factory)
     make_batch = user_module.namespace.get("example_batch")
     if not callable(make_batch):

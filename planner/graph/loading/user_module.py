@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,30 +14,57 @@ from typing import Any
 
 from planner.errors import ModelError
 
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of folders of libraries, some of which add folders of their own to the path."""
+
 
 @dataclass(slots=True)
 class ImportScope:
     """The folder of a user's file, importable only while its code runs.
 
-    Modules that come from the folder are kept here and leave ``sys.modules`` afterwards, so that
-    two model files with a ``utils.py`` each do not see each other's.
+    The same holds of folders that the code adds to the path. Modules that come from them are kept
+    here and leave ``sys.modules`` afterwards, so that two model files with a ``utils.py`` each do
+    not see each other's.
     """
 
     folder: Path
     modules: dict[str, ModuleType] = field(default_factory=dict)
+    front: list[str] = field(default_factory=list)
+    """What is in front of the path while the code runs."""
+    behind: list[str] = field(default_factory=list)
+    """What is behind it."""
+
+    def __post_init__(self) -> None:
+        """Begin with the folder."""
+        self.front.append(str(self.folder))
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make the folder importable."""
-        before = dict(sys.modules)
-        sys.path.insert(0, str(self.folder))
+        modules, path = dict(sys.modules), list(sys.path)
+        sys.path[:] = [*self.front, *path, *self.behind]
         sys.modules.update(self.modules)
         try:
             yield
         finally:
-            if str(self.folder) in sys.path:
-                sys.path.remove(str(self.folder))
-            self._take_back(before)
+            self._leave_path(path)
+            self._take_back(modules)
+
+    def _leave_path(self, before: list[str]) -> None:
+        """Take what the code has added off the path, apart from what its libraries have."""
+        known, kept = Counter(before), list[str]()
+        front, behind = list[str](), list[str]()
+        is_behind = False
+        for each in sys.path:
+            if known[each]:
+                known[each] -= 1
+                is_behind = True
+                kept.append(each)
+            elif _INSTALLED.isdisjoint(Path(each).parts):
+                (behind if is_behind else front).append(each)
+            else:
+                kept.append(each)
+        self.front, self.behind, sys.path[:] = front, behind, kept
 
     def _take_back(self, before: dict[str, ModuleType]) -> None:
         for name, module in list(sys.modules.items()):
@@ -54,7 +82,7 @@ class ImportScope:
             return False
         path = Path(file)
         own = path.parent.parent if path.name == "__init__.py" else path.parent
-        return own == self.folder
+        return own.resolve() in {Path(each).resolve() for each in (*self.front, *self.behind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +112,19 @@ class UserModule:
         ]
 
 
-def import_user_module(target: str) -> UserModule:
+def import_user_module(target: str, folder: Path | None = None) -> UserModule:
     """Import ``path/to/model.py`` or ``package.module``.
+
+    Args:
+        target: The file or module.
+        folder: Folder that a module may lie in, None for the working directory.
 
     Raises:
         ModelError: There is no such file or module.
     """
     if target.endswith(".py") or "/" in target:
         return _import_file(target)
-    scope = ImportScope(Path.cwd())
+    scope = ImportScope(folder or Path.cwd())
     with scope.active():
         try:
             module = importlib.import_module(target)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from planner.graph.recording.grouped_heads import repeat_heads
 from planner.graph.torch_private import DataDependentOutputException
 
 _Context: TypeAlias = Any
@@ -275,10 +276,6 @@ def _dropout(source: Tensor, *options: _Option) -> Tensor:
     return result
 
 
-def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
-
-
 def _additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         zeros = torch.zeros_like(mask, dtype=query.dtype)
@@ -335,8 +332,8 @@ def _attention(
         )[0]
         return plain
     if key.shape[-3] != query.shape[-3]:
-        key = _repeat_heads(key, query.shape[-3])
-        value = _repeat_heads(value, query.shape[-3])
+        key = repeat_heads(key, query.shape[-3])
+        value = repeat_heads(value, query.shape[-3])
     if attn_mask is not None:
         attn_mask = _additive_mask(attn_mask, query, key)
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
