@@ -173,7 +173,8 @@ def _memory(console: Console, record: PlanRecord, *, verbose: bool) -> Renderabl
 def _split(record: PlanRecord) -> RenderableType:
     degrees = record.outcome.best.degrees
     experts = f", experts over {degrees.ep}" if 1 < degrees.ep != degrees.split_ranks else ""
-    table = titled(f"Split over {degrees.split_ranks} ranks{experts}", heads=False)
+    ranks = f"{degrees.split_ranks} ranks of {degrees.split_axis}"
+    table = titled(f"Split over {ranks}{experts}", heads=False)
     table.add_column("", max_width=24)
     table.add_column("")
     for units, words in split_words(record):

@@ -81,26 +81,22 @@ def price_step(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) 
         for rank in range(pp)
     )
     of_rank = [costs.of_stage(configuration.stages_of(rank)[0]) for rank in range(pp)]
-    memories = tuple(
-        _fullest(of_rank[rank], [stages[index] for index in configuration.stages_of(rank)], each)
-        for rank, each in enumerate(moments)
-    )
+    held = [[stages[index] for index in configuration.stages_of(rank)] for rank in range(pp)]
+    memories = tuple(map(_fullest, of_rank, held, moments))
     return StepPrice(
         costs=_breakdown(configuration, seconds, times.step_s),
         stages=seconds,
         moments=moments,
         memory_by_rank=memories,
-        fits=all(map(_holds, of_rank, memories))
-        and not any(
-            of_stage.state.lacks(of_stage.memory.host_bytes(each.first, each.end))
-            for each, of_stage in ((e, costs.of_stage(i)) for i, e in enumerate(stages))
-        ),
+        fits=all(map(_holds, of_rank, held, memories)),
     )
 
 
-def _holds(costs: StageCosts, memory: MemoryBreakdown) -> bool:
-    """Whether a device holds what a rank does."""
-    return memory.total_bytes <= costs.device.capacity_bytes - costs.framework.unusable_bytes
+def _holds(costs: StageCosts, stages: Sequence[StageChoice], memory: MemoryBreakdown) -> bool:
+    """Whether a device and its host hold what a rank does."""
+    on_host = max(costs.memory.host_bytes(each.first, each.end) for each in stages)
+    most = costs.device.capacity_bytes - costs.framework.unusable_bytes
+    return memory.total_bytes <= most and not costs.state.lacks(on_host)
 
 
 def _fullest(

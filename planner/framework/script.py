@@ -62,13 +62,24 @@ def _on_parts(
     framework: str, parts: Sequence[tuple[str, int]], calibration: str | None
 ) -> tuple[FrameworkSpec, ClusterSpec]:
     """A framework on devices of several kinds."""
-    found = [
-        framework_on_cluster(framework, name, gpus=gpus, calibration=calibration)
-        for name, gpus in parts
-    ]
-    cluster = joined([each for _, each in found])
-    slowest = max(found, key=lambda each: each[1].host_time_factor)
-    return slowest[0], cluster
+    return on_parts(
+        [
+            framework_on_cluster(framework, name, gpus=gpus, calibration=calibration)
+            for name, gpus in parts
+        ]
+    )
+
+
+def on_parts(
+    parts: Sequence[tuple[FrameworkSpec, ClusterSpec]],
+) -> tuple[FrameworkSpec, ClusterSpec]:
+    """Join clusters of one kind of device each with what a framework reaches of them.
+
+    Raises:
+        RequestError: They cannot be joined.
+    """
+    slowest = max(parts, key=lambda each: each[1].host_time_factor)
+    return slowest[0], joined([each for _, each in parts])
 
 
 def _own(calibration: str, framework: str, cluster: ClusterSpec) -> Constants:

@@ -136,7 +136,8 @@ def headline(record: PlanRecord) -> tuple[str, ...]:
         f"{format_count(figures.tokens_per_s_per_gpu)} {record.model.token_word}/s/GPU",
     ]
     if figures.mfu is not None:
-        facts.append(f"MFU {figures.mfu:.1%}")
+        of_what = f" of the {plan.dtype} peak" if plan.float8 else ""
+        facts.append(f"MFU {figures.mfu:.1%}{of_what}")
     return tuple(facts)
 
 

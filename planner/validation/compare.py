@@ -170,7 +170,7 @@ def _once_s(saved: SavedPlan) -> float:
         SCRIPT,
         request.cluster,
         gpus=saved.cluster.num_gpus,
-        gpus_per_node=saved.cluster.gpus_per_node,
+        gpus_per_node=request.gpus_per_node,
         calibration=request.calibration,
     )
     return framework.step_s

@@ -243,7 +243,7 @@ def test_what_is_split_and_what_stays_whole_is_listed():
         for module, how, reason in rows
     )
     text = squeezed(screen(replace(make_record(), module_rows=listed)))
-    assert "Split over 2 ranks" in text
+    assert "Split over 2 ranks of tp" in text
     assert "layers.0 - layers.2 wq by columns; wo by rows; gate whole (3 x 5 does not" in text
     assert "Split over" not in screen(make_record())
 

@@ -142,3 +142,24 @@ def test_over_kinds_of_device_the_same_is_found_as_where_all_is_priced(gpt, monk
     every = search_for(gpt, cluster, **fixed)
     shown = [[plan.costs.step_time_s for plan in each.candidates[:5]] for each in (some, every)]
     assert shown[0] == pytest.approx(shown[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("rooms", [(1.0, 1.0), (0.2, 1.8)])
+def test_states_are_spread_over_all_devices_whatever_each_holds(gpt, rooms, share):
+    """Parameters, gradients and two moments in float32, with what the allocator holds beside."""
+    needed_bytes = 16 * gpt.smallest.num_trainable_parameters * (1 + share)
+    for factor, fits in ((1.001, True), (0.999, False)):
+        parts = []
+        for place, room in enumerate(rooms):
+            part = load_cluster("h100-sxm", gpus=4)
+            memory_bytes = part.device.reserve_bytes + round(factor * room * needed_bytes / 8)
+            device = replace(
+                part.device,
+                name=f"kind-{place}",
+                memory_bytes=memory_bytes,
+                allocator_share=share,
+            )
+            parts.append(replace(part, device=device))
+        cluster = joined(parts)
+        assert layout_space(gpt, cluster, request_for(cluster)).state_fits() == fits

@@ -10,11 +10,13 @@ rows is not fitted.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from planner.cost.pattern_search import pattern_search
 from planner.errors import PlannerError
 from planner.framework.constants import KEYS, PROFILES_OWN, Constants, Owner
+from planner.hardware.mixed import parse_parts
 from planner.hardware.profiles import load_cluster
 from planner.progress import ProgressCallback, timed_phase
 from planner.units import GIB
@@ -96,13 +98,14 @@ def _priceable(run: Run | LoggedRun, pricer: CasePricer) -> AnyCase | Unpriced:
     return case
 
 
-def owners_of(case: AnyCase) -> Mapping[Owner, str]:
-    """Names of what a run's constants belong to."""
-    cluster = load_cluster(case.cluster, gpus=case.run.num_gpus, gpus_per_node=case.gpus_per_node)
+def owners_of(case: AnyCase) -> Mapping[Owner, tuple[str, ...]]:
+    """Names of what a run's constants belong to; a run may use several kinds of device."""
+    names = [name for name, _ in parse_parts(case.cluster)] or [case.cluster]
+    clusters = [load_cluster(name, gpus=1) for name in names]
     return {
-        "device": cluster.device.name,
-        "cluster": cluster.name,
-        "framework": case.framework.name,
+        "device": tuple(cluster.device.name for cluster in clusters),
+        "cluster": tuple(cluster.name for cluster in clusters),
+        "framework": (case.framework.name,),
     }
 
 
@@ -110,10 +113,10 @@ def _start(cases: Sequence[AnyCase], pricer: CasePricer) -> dict[Constant, float
     """What the runs can tell: constants that change some price of theirs."""
     found: dict[Constant, float] = {}
     for case in cases:
-        owners = owners_of(case)
+        names = owners_of(case)
         for owner in KEYS:
-            for key, value in START[owner].items():
-                constant = Constant(owner, owners[owner], key)
+            for name, (key, value) in product(names[owner], START[owner].items()):
+                constant = Constant(owner, name, key)
                 if constant not in found and _matters(case, constant, value, pricer):
                     found[constant] = value
     return found

@@ -7,7 +7,9 @@ from planner.cost.breakdown import CostBreakdown, MemoryBreakdown
 from planner.cost.model_units import ModelUnits, ModelWork
 from planner.cost.step import price_layout, rank_spec
 from planner.framework.constants import PROFILES_OWN, Constants, in_place
+from planner.framework.script import on_parts
 from planner.framework.spec import FrameworkSpec
+from planner.hardware.mixed import parse_parts
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup
@@ -133,6 +135,9 @@ class CasePricer:
 
 def _placed(case: AnyCase, constants: Constants) -> tuple[FrameworkSpec, ClusterSpec]:
     """A case's framework and cluster with constants put in their place."""
+    if parts := parse_parts(case.cluster):
+        clusters = (_cluster(name, gpus, None) for name, gpus in parts)
+        return on_parts([in_place(case.framework, each, constants) for each in clusters])
     cluster = _cluster(case.cluster, case.run.num_gpus, case.gpus_per_node)
     return in_place(case.framework, cluster, constants)
 

@@ -33,8 +33,8 @@ class PlanCase:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """Devices per node, as the plan has them."""
-        return self.run.saved.cluster.gpus_per_node
+        """Devices per node, as the plan has them; None where those of the profiles count."""
+        return self.run.saved.request.gpus_per_node
 
     @property
     def assumptions(self) -> tuple[str, ...]:
