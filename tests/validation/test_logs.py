@@ -252,3 +252,39 @@ def test_a_plan_of_own_constants_is_priced_by_them(write, folder, tmp_path):
     (reason,) = planner.validate(log).unpriced["reason"]
     assert "gone.toml" in reason
     assert not Path("gone.toml").exists()
+
+
+def test_a_plan_over_two_kinds_of_device_is_priced_and_both_are_fitted(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "gpt.py"
+    result = planner.plan(
+        f"{example}:gpt_1_3b",
+        gpus=4,
+        cluster="h100-sxm:2,a100-80gb-sxm:2",
+        fix={"pp": 2},
+        seq_len=1024,
+    )
+    result.save(tmp_path / "plan")
+    digest = load_saved_plan(tmp_path / "plan").digest
+    step_s = result.best.costs.step_time_s
+    log = tmp_path / "plan" / "log.jsonl"
+    log.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "step": step,
+                    "step_time_s": 2 * step_s,
+                    "peak_memory_bytes": 2**30,
+                    "plan": digest,
+                }
+            )
+            + "\n"
+            for step in range(1, 9)
+        )
+    )
+    (found,) = planner.validate(log).runs.priced
+    assert found.step_time_s == pytest.approx(step_s, rel=1e-12)
+    assert found.costs == result.best.costs
+    fitted = calibrate_runs(read_source(log), keep_going=False, progress=None)
+    assert set(fitted.constants.device) == {"h100-sxm", "a100-80gb-sxm"}
+    (errors,) = fitted.errors.values()
+    assert errors.after < errors.before
