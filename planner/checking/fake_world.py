@@ -22,6 +22,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.graph.recording.kernels import fused_kernels
 
@@ -47,12 +48,14 @@ def numbers_received() -> Iterator[None]:
 
     They are the same in every step, and get their numbers in the first.
     """
-    own, filled = dist.P2POp.__init__, set()
+    own = dist.P2POp.__init__
+    # By what they lie in, as long as it is there: another buffer may come to lie at its address.
+    filled: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def transfer(operation: dist.P2POp, op: Tree, tensor: Tensor, *args: Tree, **kw: Tree) -> None:
         own(operation, op, tensor, *args, **kw)
-        if op is dist.irecv and tensor.data_ptr() not in filled:
-            filled.add(tensor.data_ptr())
+        if op is dist.irecv and tensor.untyped_storage() not in filled:
+            filled[tensor.untyped_storage()] = None
             with torch.no_grad():
                 tensor.normal_()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -14,6 +15,7 @@ import planner
 from planner.checking import check as checking
 from planner.checking.check import PlanCheck, check_plan
 from planner.checking.document import check_json
+from planner.checking.fake_world import fake_group, numbers_received
 from planner.checking.share import (
     ShareCheck,
     check_shares,
@@ -204,3 +206,17 @@ def test_a_script_that_fails_on_the_device_is_told(tmp_path):
 def test_the_check_is_the_same_without_a_device(tmp_path):
     save(tmp_path, gpus=2, fix={"dp_shard": 2})
     assert check_plan(tmp_path / "p").shares == ()
+
+
+def test_every_buffer_that_is_received_in_gets_numbers_once():
+    """Also one that comes to lie where another was."""
+    memory = bytearray(32)
+    with fake_group(0, 2), numbers_received():
+        for _ in range(2):
+            buffer = torch.frombuffer(memory, dtype=torch.float32).fill_(torch.nan)
+            dist.P2POp(dist.irecv, buffer, 1)
+            assert buffer.isfinite().all()
+            first = buffer.clone()
+            dist.P2POp(dist.irecv, buffer.view(2, 4), 1)
+            assert torch.equal(buffer, first)
+            del buffer
