@@ -8,6 +8,7 @@ since it crosses both.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
+from pathlib import Path
 
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec, LinkSpec
@@ -29,7 +30,7 @@ def parse_parts(cluster: str) -> tuple[tuple[str, int], ...]:
         RequestError: A part lacks its number of devices, or comes twice.
     """
     words = cluster.split(_PART_SIGN)
-    if len(words) == 1:
+    if len(words) == 1 or Path(cluster).expanduser().is_file():  # whose name may have the sign
         return ()
     parts = []
     for word in words:

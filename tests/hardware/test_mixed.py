@@ -28,6 +28,14 @@ def test_parts_are_read_with_their_numbers():
     assert parse_parts("h100-sxm") == parse_parts("folder/h100.toml") == ()
 
 
+def test_a_comma_in_the_name_of_a_file_parts_nothing(tmp_path):
+    file = tmp_path / "racks 1,2.toml"
+    with pytest.raises(RequestError, match="is no profile with a number"):
+        parse_parts(str(file))
+    file.touch()
+    assert parse_parts(str(file)) == ()
+
+
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
