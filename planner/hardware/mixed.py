@@ -13,6 +13,9 @@ from pathlib import Path
 from planner.errors import RequestError
 from planner.hardware.spec import ClusterSpec, LinkSpec
 
+MOST_KINDS = 5
+"""Kinds of device up to which all their orders are looked at: 120."""
+
 _PART_SIGN = ","
 _NUMBER_SIGN = ":"
 
@@ -27,11 +30,17 @@ def parse_parts(cluster: str) -> tuple[tuple[str, int], ...]:
         () where it names one profile, or the path of one.
 
     Raises:
-        RequestError: A part lacks its number of devices, or comes twice.
+        RequestError: A part lacks its number of devices, or comes twice, or there are too many.
     """
     words = cluster.split(_PART_SIGN)
     if len(words) == 1 or Path(cluster).expanduser().is_file():  # whose name may have the sign
         return ()
+    if len(words) > MOST_KINDS:
+        raise RequestError(
+            f"--cluster {cluster}: {len(words)} kinds of device, and plans are made for "
+            f"{MOST_KINDS} at most",
+            hint="leave some out",
+        )
     parts = []
     for word in words:
         name, sign, number = word.strip().rpartition(_NUMBER_SIGN)

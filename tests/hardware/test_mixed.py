@@ -43,6 +43,7 @@ def test_a_comma_in_the_name_of_a_file_parts_nothing(tmp_path):
         ("h100-sxm:0,a10g:4", "'h100-sxm:0' is no profile"),
         ("h100-sxm:x,a10g:4", "'h100-sxm:x' is no profile"),
         ("h100-sxm:2,a10g:4,h100-sxm:2", "h100-sxm comes twice"),
+        ("a:1,b:1,c:1,d:1,e:1,f:1", "6 kinds of device, and plans are made for 5 at most"),
     ],
 )
 def test_a_part_that_cannot_be_read_is_named(cluster, words):
