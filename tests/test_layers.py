@@ -150,6 +150,7 @@ ORDERS = {
             "zero_bubble",
         ),
         ("attention", "held_stage", "pipeline", "unit_work", "work"),
+        ("shared_cores",),
         ("divided_backward", "fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
         ("chunked_work", "float8", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),

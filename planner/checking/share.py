@@ -16,7 +16,7 @@ from planner.hardware.spec import ClusterSpec
 from planner.plan.saved_model import saved_graphs
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
-from planner.pricing.reprice import plan_configuration, plan_works, price_plan
+from planner.pricing.reprice import plan_works, price_plan
 from planner.profiling.residue import ON_CPU
 from planner.strategy.placement import mesh_axis
 from planner.vocabulary import Axis
@@ -160,7 +160,7 @@ def _first_gpu() -> str:
 def _share(
     plan: Plan, price: StepPrice, rank: int, seen: Sequence[Seen], numbers: Sequence[int]
 ) -> ShareCheck:
-    stages = [price.stages[index] for index in plan_configuration(plan).stages_of(rank)]
+    stages = [price.stages[stage.index] for stage in plan.stages if stage.pp_rank == rank]
     microbatches_s = plan.num_microbatches * sum(stage.microbatch_s for stage in stages)
     planned = plan.memory_by_rank[rank]
 

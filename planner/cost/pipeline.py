@@ -137,17 +137,30 @@ class Path:
     What its actions take together is a lower bound on the time of the list, whatever they take.
     """
 
-    forwards: tuple[int, ...]
-    """By stage in model order."""
-    backwards: tuple[int, ...]
+    forwards: tuple[float, ...]
+    """By stage in model order; parts of one where ranks share cores (``shared_cores``)."""
+    backwards: tuple[float, ...]
     """Whole backwards, or of divided ones the first part, by stage in model order."""
-    weights: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
     """Whole backwards, or of divided ones the part for the weights; None where it is the same."""
 
     @property
-    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def counts(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         """How often it takes forwards, and the two parts of backwards, by stage."""
         return self.forwards, self.backwards, self.weights or self.backwards
+
+    def __add__(self, other: "Path") -> "Path":
+        """What both take, one after the other."""
+        forwards, backwards, weights = (
+            tuple(map(sum, zip(mine, theirs, strict=True)))
+            for mine, theirs in zip(self.counts, other.counts, strict=True)
+        )
+        return Path(forwards=forwards, backwards=backwards, weights=weights)
+
+    def times(self, share: float) -> "Path":
+        """The same with a share of each count."""
+        forwards, backwards, weights = (tuple(n * share for n in each) for each in self.counts)
+        return Path(forwards=forwards, backwards=backwards, weights=weights)
 
     def seconds(
         self,

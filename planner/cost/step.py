@@ -8,7 +8,7 @@ from planner.cost.held_stage import HeldStage
 from planner.cost.kinds import CostsOfKinds
 from planner.cost.model_units import ModelUnits
 from planner.cost.node_pricing import RankSpec
-from planner.cost.pipeline import pipeline_times
+from planner.cost.shared_cores import times_of
 from planner.cost.stage_costs import StageCosts
 from planner.cost.stage_cuts import leaves_ranks_empty, stage_bounds
 from planner.cost.stage_seconds import StageSeconds
@@ -66,10 +66,8 @@ def price_step(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) 
         costs.of_stage(index).seconds(choice.first, choice.end, choice.kinds, stage=index)
         for index, choice in enumerate(stages)
     )
-    times = pipeline_times(
-        configuration.schedule,
-        pp=pp,
-        num_microbatches=configuration.num_microbatches,
+    times = times_of(
+        configuration,
         forward_s=[each.forward_s for each in seconds],
         backward_s=[each.backward_s for each in seconds],
         weight_backward_s=[each.weight_backward_s for each in seconds],
@@ -118,25 +116,31 @@ def _fullest(
 def _breakdown(
     configuration: Configuration, seconds: Sequence[StageSeconds], pipeline_s: float
 ) -> CostBreakdown:
-    """Split a step by cause, as the slowest rank sees it."""
+    """Split a step by cause, as the slowest rank sees it; as all do on the mean that share cores.
+
+    A slow one of these has the cores of the others while they wait for it.
+    """
     pp, m = configuration.degrees.pp, configuration.num_microbatches
     ranks = [[seconds[index] for index in configuration.stages_of(rank)] for rank in range(pp)]
-    slowest = max(ranks, key=lambda held: sum(time.microbatch_s for time in held))
     last = max(ranks, key=lambda held: sum(time.step_s for time in held))
-    busy_s = m * sum(time.microbatch_s for time in slowest)
-    split_s = m * sum(time.tp_comm_s for time in slowest)
+    if configuration.shares_cores:
+        slowest, passes = list(seconds), m / pp
+    else:
+        slowest, passes = max(ranks, key=lambda held: sum(time.microbatch_s for time in held)), m
+    busy_s = passes * sum(time.microbatch_s for time in slowest)
+    split_s = passes * sum(time.tp_comm_s for time in slowest)
     axis = configuration.degrees.split_axis
     second = configuration.degrees.second_axis
-    second_s = split_s if axis is Axis.EP else m * sum(time.second_comm_s for time in slowest)
+    second_s = split_s if axis is Axis.EP else passes * sum(time.second_comm_s for time in slowest)
     by_axis = {axis: split_s - second_s} | {second: second_s}
     return CostBreakdown(
-        compute_s=m * sum(time.compute_s for time in slowest),
-        recompute_s=m * sum(time.recompute_s for time in slowest),
+        compute_s=passes * sum(time.compute_s for time in slowest),
+        recompute_s=passes * sum(time.recompute_s for time in slowest),
         tp_comm_s=by_axis.get(Axis.TP, 0.0),
         cp_comm_s=by_axis.get(Axis.CP, 0.0),
         ep_comm_s=by_axis.get(Axis.EP, 0.0),
-        pp_comm_s=m * sum(time.pp_comm_s for time in slowest),
-        dp_comm_s=m * sum(time.dp_comm_s for time in slowest)
+        pp_comm_s=passes * sum(time.pp_comm_s for time in slowest),
+        dp_comm_s=passes * sum(time.dp_comm_s for time in slowest)
         + sum(time.step_comm_s for time in last),
         bubble_s=max(0.0, pipeline_s - busy_s) if pp > 1 else 0.0,
         optimizer_s=sum(time.optimizer_s for time in last),

@@ -32,4 +32,6 @@ def share_node(cluster: ClusterSpec, full_speed_ranks: float) -> ClusterSpec:
         )
         for link in cluster.links
     )
-    return replace(cluster, device=slowed, links=links, script_host=script)
+    return replace(
+        cluster, device=slowed, links=links, script_host=script, ranks_per_core=1 / share
+    )

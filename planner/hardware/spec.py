@@ -250,6 +250,8 @@ class ClusterSpec:
     """Link classes, innermost first; the last joins any number of ranks."""
     num_gpus: int
     """Ranks in all."""
+    ranks_per_core: float = 1.0
+    """Ranks on a core of a node, where they share cores; all times are those while all run."""
     host_time_factor: float = 1.0
     """Time of its hosts for the code of a framework, over that of AWS p5 (AMD EPYC 7R13); 0 where
     the host is the device."""

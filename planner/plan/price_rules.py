@@ -13,6 +13,7 @@ from planner.hardware.mixed import orders
 from planner.hardware.spec import ClusterSpec
 from planner.plan.devices import devices_of_ranks, kinds_of_ranks
 from planner.plan.types import Plan, SearchOutcome, SolverReport
+from planner.strategy.placement import ranks_per_core
 from planner.units import format_bytes
 from planner.vocabulary import Axis, Dtype, Recomputation
 
@@ -79,40 +80,6 @@ def _rank_seconds(plan: Plan) -> list[float]:
     return busy_s
 
 
-def _busy_time(plan: Plan) -> Iterator[str]:
-    """The parts of the step are those of its slowest rank.
-
-    Its forwards and backwards hold all parts but the bubble, the optimiser, and the traffic of
-    data parallelism that comes once a step.
-    """
-    costs = plan.costs
-    slowest_s = max(_rank_seconds(plan))
-    split_s = costs.tp_comm_s + costs.cp_comm_s + costs.ep_comm_s
-    least_s = costs.compute_s + costs.recompute_s + split_s + costs.pp_comm_s
-    if _above(least_s, slowest_s) or _above(slowest_s, least_s + costs.dp_comm_s):
-        yield (
-            f"the slowest rank is busy for {slowest_s:.6g} s, but the parts of the step make "
-            f"{least_s:.6g} s, with data-parallel traffic {least_s + costs.dp_comm_s:.6g} s"
-        )
-
-
-def _bubble(plan: Plan) -> Iterator[str]:
-    """The pipeline runs for one microbatch through all stages at least.
-
-    No stage waits for the weights' part of another's backward. It runs for all microbatches one
-    after the other at most.
-    """
-    whole_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
-    through_s = whole_s - sum(stage.weight_backward_s for stage in plan.stages)
-    running_s = max(_rank_seconds(plan)) + plan.costs.bubble_s
-    most_s = plan.num_microbatches * whole_s
-    if _above(through_s, running_s) or _above(running_s, most_s):
-        yield (
-            f"the pipeline runs for {running_s:.6g} s; one microbatch alone takes "
-            f"{through_s:.6g} s, all of them one by one {most_s:.6g} s"
-        )
-
-
 def _rank_memories(plan: Plan) -> Iterator[str]:
     """One entry per pipeline rank, between the fullest of its stages and all of them.
 
@@ -143,11 +110,53 @@ def _rank_memories(plan: Plan) -> Iterator[str]:
 PRICE_RULES: Mapping[str, Callable[[Plan], Iterator[str]]] = {
     "numbers": _numbers,
     "idle parts": _idle_parts,
-    "busy time": _busy_time,
-    "bubble": _bubble,
     "rank memories": _rank_memories,
 }
 """Rules of a plan by itself."""
+
+
+def _busy_s(plan: Plan, cluster: ClusterSpec) -> float:
+    """Seconds that a rank is busy in a step: the slowest, or the mean where they share cores."""
+    busy_s = _rank_seconds(plan)
+    if ranks_per_core(cluster, plan.degrees, plan.mesh_order) > 1:
+        return sum(busy_s) / len(busy_s)
+    return max(busy_s)
+
+
+def _busy_time(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """The parts of the step are those of its slowest rank, or the mean where they share cores.
+
+    Its forwards and backwards hold all parts but the bubble, the optimiser, and the traffic of
+    data parallelism that comes once a step.
+    """
+    costs = plan.costs
+    busy_s = _busy_s(plan, cluster)
+    split_s = costs.tp_comm_s + costs.cp_comm_s + costs.ep_comm_s
+    least_s = costs.compute_s + costs.recompute_s + split_s + costs.pp_comm_s
+    if _above(least_s, busy_s) or _above(busy_s, least_s + costs.dp_comm_s):
+        yield (
+            f"the slowest rank is busy for {busy_s:.6g} s, but the parts of the step make "
+            f"{least_s:.6g} s, with data-parallel traffic {least_s + costs.dp_comm_s:.6g} s"
+        )
+
+
+def _bubble(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
+    """The pipeline runs for one microbatch through all stages at least.
+
+    No stage waits for the weights' part of another's backward. It runs for all microbatches one
+    after the other at most.
+    """
+    most_at_once = min(plan.degrees.pp, ranks_per_core(cluster, plan.degrees, plan.mesh_order))
+    whole_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
+    through_s = whole_s - sum(stage.weight_backward_s for stage in plan.stages)
+    through_s /= most_at_once  # others of its node wait
+    running_s = _busy_s(plan, cluster) + plan.costs.bubble_s
+    most_s = plan.num_microbatches * whole_s
+    if _above(through_s, running_s) or _above(running_s, most_s):
+        yield (
+            f"the pipeline runs for {running_s:.6g} s; one microbatch alone takes "
+            f"{through_s:.6g} s, all of them one by one {most_s:.6g} s"
+        )
 
 
 def _devices(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
@@ -240,6 +249,8 @@ def _float8(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 
 
 CLUSTER_RULES: Mapping[str, Callable[[Plan, ClusterSpec], Iterator[str]]] = {
+    "busy time": _busy_time,
+    "bubble": _bubble,
     "devices": _devices,
     "kinds of device": _kinds,
     "float8": _float8,

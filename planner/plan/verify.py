@@ -5,8 +5,9 @@ The rules, in the order in which they are held; the first that is broken is repo
 * of the layout: units, degrees, mesh, batch, schedule, stages, pipeline ranks, recomputation,
   split modules, whole modules, sharded units, sharded modules, layouts, fused projections, tied
   parameters, crossings, loss, offload;
-* of the prices: numbers, idle parts, busy time, bubble, rank memories;
-* on the cluster: devices, kinds of device, float8, memory, host memory, reserve, MFU;
+* of the prices: numbers, idle parts, rank memories;
+* on the cluster: busy time, bubble, devices, kinds of device, float8, memory, host memory, reserve,
+  MFU;
 * beside the model: model's units, model's ties, model's cuts, model's modules, model's sizes,
   model's work, model's loss;
 * of the search: fastest first, same training, bound, objective, status, baseline. Its price is

@@ -19,6 +19,7 @@ from planner.plan.verify import REPORT
 from planner.pricing.model_pricing import ModelPricer
 from planner.pricing.op_rows import plan_choice
 from planner.strategy.configuration import Configuration
+from planner.strategy.placement import ranks_per_core
 
 
 def verify_price(
@@ -106,7 +107,7 @@ def price_plan(
         cluster: Devices and links.
         framework: What runs it.
     """
-    configuration = plan_configuration(plan)
+    configuration = plan_configuration(plan, cluster)
     choices = [
         StageChoice(
             first=stage.first_unit, end=stage.end_unit, kinds=stage.activation_checkpointing
@@ -130,8 +131,8 @@ def price_plan(
     return price_step(CostsOfKinds(by_kind, kinds), choices)
 
 
-def plan_configuration(plan: Plan) -> Configuration:
-    """The configuration of a plan."""
+def plan_configuration(plan: Plan, cluster: ClusterSpec) -> Configuration:
+    """The configuration of a plan on its cluster."""
     return Configuration(
         degrees=plan.degrees,
         schedule=plan.schedule,
@@ -145,6 +146,7 @@ def plan_configuration(plan: Plan) -> Configuration:
         loss_chunks=plan.loss_chunks,
         cpu_offload=plan.cpu_offload,
         mesh_order=plan.mesh_order,
+        ranks_per_core=ranks_per_core(cluster, plan.degrees, plan.mesh_order),
         device_order=plan.device_order,
         state_form=plan.state_form,
     )

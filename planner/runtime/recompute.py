@@ -63,7 +63,7 @@ def recompute_activations(
         if mode not in options:
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
         names = [n.removeprefix(f"{path}.") for n in changed_buffers if n.startswith(f"{path}.")]
-        again = functools.partial(_as_at_first, _places(block, names))
+        again = functools.partial(_as_at_first, block, _places(block, names))
         block.forward = functools.partial(_recomputed, block.forward, options[mode], again)
 
 
@@ -88,14 +88,22 @@ def _recomputed(
     return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
-def _as_at_first(buffers: _Places, function: Function) -> Callable[..., Tree]:
+def _as_at_first(block: nn.Module, buffers: _Places, function: Function) -> Callable[..., Tree]:
     """Return a function that finds what it found when it ran first, and leaves no more behind.
 
     It draws of Python and numpy what it drew then (``torch.utils.checkpoint`` sees to torch's own
-    generators alone), and changes buffers once: when it runs again, copies are in their place.
+    generators alone), and changes buffers once: when it runs again, copies are in their place. What
+    hooks of the block show for its parameters is shown again: they run around it, once.
     """
     state = python_state()
     found = [module.get_buffer(name).detach().clone() for module, name in buffers]
+    shown = [
+        (
+            each.__dict__,
+            {name: each.__dict__[name] for name in each._parameters.keys() & each.__dict__},
+        )
+        for each in block.modules()
+    ]
     has_run = False
 
     def run(*args: Tree, **kwargs: Tree) -> Tree:
@@ -106,11 +114,16 @@ def _as_at_first(buffers: _Places, function: Function) -> Callable[..., Tree]:
         now = python_state(), [module.get_buffer(name) for module, name in buffers]
         set_python_state(state)
         _put(buffers, found)
+        for attributes, parameters in shown:
+            attributes.update(parameters)
         try:
             return function(*args, **kwargs)
         finally:
             set_python_state(now[0])
             _put(buffers, now[1])
+            for attributes, parameters in shown:
+                for name in parameters:
+                    del attributes[name]
 
     return run
 

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.pipeline import Path
+from planner.cost.shared_cores import joint_s, on_cores
 from planner.strategy.configuration import Configuration
 from planner.strategy.schedules import Actions, Pass, actions_by_rank, shortened
 from planner.vocabulary import ZERO_BUBBLE_SCHEDULES, Schedule
@@ -53,7 +54,14 @@ Counts = NDArray[np.int64]
 
 
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
-    """The paths of every rank, as many of each; the one path where there is no pipeline."""
+    """The paths of every rank, as many of each; the one path where there is no pipeline.
+
+    Where ranks share cores, each as long as it is at the least, and that of all their work.
+    """
+    return on_cores(configuration, _paths_of(configuration))
+
+
+def _paths_of(configuration: Configuration) -> tuple[Path, ...]:
     return _paths(
         configuration.schedule,
         configuration.degrees.pp,
@@ -64,7 +72,12 @@ def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
 
 def paths_of_rank(configuration: Configuration, rank: int) -> tuple[Path, ...]:
     """Those of ``bounding_paths`` that are long where a rank is slow."""
-    paths = bounding_paths(configuration)
+    return on_cores(configuration, list_paths_of_rank(configuration, rank))
+
+
+def list_paths_of_rank(configuration: Configuration, rank: int) -> tuple[Path, ...]:
+    """The same through the action list, with each rank taking its times."""
+    paths = _paths_of(configuration)
     number = len(paths) // configuration.degrees.pp
     return paths[number * rank : number * (rank + 1)]
 
@@ -251,7 +264,8 @@ def least_passes(configuration: Configuration) -> float:
     """
     least = _means_of(configuration).least
     parts = least if configuration.divides_backward else least[:, :2]
-    return float(parts.min(axis=1).max())
+    of_list = configuration.waiting_share * float(parts.min(axis=1).max())
+    return joint_s(of_list, configuration.work_passes)
 
 
 Parts = tuple[float, float, float]
@@ -279,6 +293,9 @@ def least_s(
     least = np.array(least_parts_s)
     rest_s = np.array(parts_s) - least * means.around.shape[1]
     seconds = means.in_all @ least + means.least @ rest_s
+    all_s = sum(parts_s)
     if transfers_s is not None:
         seconds = seconds + means.around @ np.array(transfers_s) / 2
-    return float(seconds.max())
+        all_s += sum(transfers_s)
+    list_s = configuration.waiting_share * float(seconds.max())
+    return joint_s(list_s, configuration.work_passes * all_s)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cost.held_stage import NOTHING_WAITS, WaitingBytes, moment_bytes
-from planner.cost.pipeline import pipeline_s
+from planner.cost.shared_cores import times_of
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 
@@ -111,18 +111,17 @@ Holding = tuple[Column, ...]
 
 def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns: the action list, then the dearest rank's end."""
-    pp = configuration.degrees.pp
+    ranks = range(configuration.degrees.pp)
     once_s = max(
-        sum(columns[stage].step_s for stage in configuration.stages_of(rank)) for rank in range(pp)
+        sum(columns[stage].step_s for stage in configuration.stages_of(rank)) for rank in ranks
     )
-    return once_s + pipeline_s(
-        configuration.schedule,
-        pp=pp,
-        num_microbatches=configuration.num_microbatches,
+    times = times_of(
+        configuration,
         forward_s=[column.forward_s for column in columns],
         backward_s=[column.backward_s for column in columns],
         weight_backward_s=[column.weight_s for column in columns],
     )
+    return once_s + times.step_s
 
 
 def placed(columns: Sequence[Column]) -> tuple[Column, ...]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline import Path, longest_path
+from planner.cost.pipeline import Path
+from planner.cost.shared_cores import path_of
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding, placed, step_time_s
 from planner.search.configuration_search import ConfigurationSearch, Partition
@@ -176,10 +177,8 @@ def _columns(
 
 def _longest(search: ConfigurationSearch, columns: Sequence[Column]) -> Path:
     configuration = search.configuration
-    return longest_path(
-        configuration.schedule,
-        pp=configuration.degrees.pp,
-        num_microbatches=configuration.num_microbatches,
+    return path_of(
+        configuration,
         forward_s=[column.forward_s for column in columns],
         backward_s=[column.backward_s for column in columns],
         weight_backward_s=[column.weight_s for column in columns],

@@ -370,7 +370,7 @@ class ConfigurationSearch:
 
     def slowest_s(self, limit_s: float) -> float:
         """Longest time per microbatch of a stage in a step no slower than the limit."""
-        return (limit_s - self.once_s) / self.configuration.num_microbatches * (1 + 1e-9)
+        return (limit_s - self.once_s) / self.configuration.rank_passes * (1 + 1e-9)
 
     def ends(self, stage: int, first: int, slowest_s: float) -> Iterator[int]:
         """Where a stage that begins at ``first`` may end, by time, memory and room for others."""

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline import longest_path
+from planner.cost.shared_cores import path_of
 from planner.search.column_tables import ColumnTable, Floats, numbers_of
 from planner.search.columns import Column, Holding, placed
 from planner.search.configuration_search import ConfigurationSearch, Partition
@@ -124,10 +124,8 @@ class FirstChoices:
     def _weights(self, columns: Sequence[Column]) -> NDArray[np.float64]:
         """Seconds of a unit along the longest path, in each stage."""
         configuration = self._search.configuration
-        path = longest_path(
-            configuration.schedule,
-            pp=self._pp,
-            num_microbatches=configuration.num_microbatches,
+        path = path_of(
+            configuration,
             forward_s=[column.forward_s for column in columns],
             backward_s=[column.backward_s for column in columns],
             weight_backward_s=[column.weight_s for column in columns],

@@ -216,7 +216,7 @@ class _Listing:
         whole = np.array(self._search.rest_s(()))
         rest = np.maximum(0.0, whole - found.own_s)
         share_s = rest.sum(axis=1) / (configuration.degrees.pp - 1)
-        enough: Flags = configuration.num_microbatches * share_s <= self._most_s
+        enough: Flags = configuration.rank_passes * share_s <= self._most_s
         fewest = self._counts[:, :, self._others].min(axis=2)
         for so_far, least in zip(found.seconds.T, fewest, strict=True):
             enough &= so_far + rest @ least <= self._most_s

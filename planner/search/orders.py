@@ -1,11 +1,19 @@
 """Orders of the mesh that the search tries, and what it says of them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import gcd
 
 from planner.hardware.spec import ClusterSpec
+from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
-from planner.strategy.placement import MeshOrder, Strides, mesh_orders, mesh_strides
+from planner.strategy.placement import (
+    MeshOrder,
+    Strides,
+    mesh_orders,
+    mesh_strides,
+    ranks_per_core,
+)
 from planner.strategy.rules import BrokenRule
 from planner.vocabulary import ORDER_SIGN, Axis
 
@@ -26,6 +34,11 @@ class MeshOrders:
     def of(self, degrees: ParallelDegrees) -> tuple[MeshOrder, ...]:
         """Orders that the request and the runtime take, the most usual one first."""
         return mesh_orders(self._cluster, degrees, self._kept)
+
+    def placed(self, configuration: Configuration, order: MeshOrder) -> Configuration:
+        """A configuration in one of its orders."""
+        on_core = ranks_per_core(self._cluster, configuration.degrees, order)
+        return replace(configuration, mesh_order=order, ranks_per_core=on_core)
 
     def strides(self, degrees: ParallelDegrees, order: MeshOrder) -> Strides:
         """Distances of the ranks over which modules are split, the least for their links."""

@@ -7,10 +7,12 @@ beyond one pass of a microbatch through all stages, so that
 
     pass + longest detour + dearest end
 
-bounds the step of a partition from below. Of the choices that end at the same unit, those that no
-other beats in all three sums are kept, as a set: neither memory nor time needs to grow with a run
-of units. Where there are many, neighbours are merged into one that is as good as either in each
-sum; it keeps the bound a bound.
+bounds the step of a partition from below. Where ranks share cores
+(``planner.cost.shared_cores``), stages take what they do while others wait, and all work is a bound
+beside it, a fourth sum. Of the choices that end at the same unit, those that no other beats in all
+sums are kept, as a set: neither memory nor time needs to grow with a run of units. Where there are
+many, neighbours are merged into one that is as good as either in each sum; it keeps the bound a
+bound.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
+from planner.cost.shared_cores import joint_s
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch, Partition
 from planner.search.fitting import may_fit, some_cut_fits
@@ -52,6 +55,8 @@ class _Label:
     """Longest detour of their ranks."""
     once_s: float
     """Dearest end of a step."""
+    work_s: float
+    """What they take of ``work_path``, 0 where ranks do not share cores."""
     before: "_Label | None"
     """Without the last of them."""
     column: Column | None
@@ -60,7 +65,15 @@ class _Label:
     @property
     def least_s(self) -> float:
         """No completion is faster."""
-        return self.passing_s + self.detour_s + self.once_s
+        return joint_s(self.passing_s + self.detour_s, self.work_s) + self.once_s
+
+    def is_beaten(self, other: "_Label") -> bool:
+        """Whether one with no longer a pass is as good in the other sums."""
+        return (
+            other.detour_s <= self.detour_s
+            and other.once_s <= self.once_s
+            and other.work_s <= self.work_s
+        )
 
 
 def best_partition(
@@ -167,7 +180,9 @@ def _chosen(
         None where more recomputations would have to be looked for than these.
     """
     search = reach.search
-    start = _Label(passing_s=0.0, detour_s=0.0, once_s=search.once_s, before=None, column=None)
+    start = _Label(
+        passing_s=0.0, detour_s=0.0, once_s=search.once_s, work_s=0.0, before=None, column=None
+    )
     ends = {0: [start]}
     for stage in range(search.configuration.num_stages):
         used.append([])
@@ -259,13 +274,23 @@ def _longer(
     """Choices with one more stage, as far as they may be no slower than a limit."""
     rest_s = reach.rest_s(stage + 1, column.end)
     behind_s = reach.detour_s(stage + 1, column.end)
-    detour_s = reach.detours[stage].longest_s(column.forward_s, column.backward_s, rest_s)
+    forward_s, backward_s = reach.share * column.forward_s, reach.share * column.backward_s
+    detour_s = reach.detours[stage].longest_s(forward_s, backward_s, rest_s)
+    own_work_s = reach.work_s(stage, column)
+    rest_work_s = reach.least_work_s(rest_s)
     for label in labels:
-        passing_s, once_s = label.passing_s + column.microbatch_s, max(label.once_s, column.step_s)
-        detours_s = max(label.detour_s, detour_s)
-        if passing_s + rest_s + max(detours_s, behind_s) + once_s <= limit_s * (1 + 1e-9):
+        passing_s = label.passing_s + (forward_s + backward_s)
+        once_s = max(label.once_s, column.step_s)
+        detours_s, work_s = max(label.detour_s, detour_s), label.work_s + own_work_s
+        list_s = passing_s + rest_s + max(detours_s, behind_s)
+        if joint_s(list_s, work_s + rest_work_s) + once_s <= limit_s * (1 + 1e-9):
             yield _Label(
-                passing_s=passing_s, detour_s=detours_s, once_s=once_s, before=label, column=column
+                passing_s=passing_s,
+                detour_s=detours_s,
+                once_s=once_s,
+                work_s=work_s,
+                before=label,
+                column=column,
             )
 
 
@@ -284,9 +309,7 @@ def _front(labels: Sequence[_Label]) -> list[_Label]:
     """Of labels in order of their passes, those that none before beats in the other sums."""
     kept: list[_Label] = []
     for label in labels:
-        if not any(
-            other.detour_s <= label.detour_s and other.once_s <= label.once_s for other in kept
-        ):
+        if not any(label.is_beaten(other) for other in kept):
             kept.append(label)
     return kept
 
@@ -313,6 +336,7 @@ def _merged(one: _Label, other: _Label) -> _Label:
         passing_s=min(one.passing_s, other.passing_s),
         detour_s=min(one.detour_s, other.detour_s),
         once_s=min(one.once_s, other.once_s),
+        work_s=min(one.work_s, other.work_s),
         before=better.before,
         column=better.column,
     )

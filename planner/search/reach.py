@@ -11,7 +11,8 @@ stage are looked at at once. With t[s, i, j] that of a run from position i to j 
                     = min over j of max(detour of t[s, i, j], least[s + 1, j])
 
 No completion of a choice takes less, nor has a shorter detour, and rest[0, 0] + least[0, 0] bounds
-all partitions.
+all partitions. Where ranks share cores (``planner.cost.shared_cores``), all times here are those
+that ranks take while others wait, and all work is one more bound.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.bounds import paths_of_rank
+from planner.cost.shared_cores import JOINT, joint_s, work_path
+from planner.search.bounds import list_paths_of_rank
+from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 
 Floats = NDArray[np.float64]
@@ -36,7 +39,7 @@ class Detours:
     def __init__(self, search: ConfigurationSearch, stage: int) -> None:
         """Keep the paths that take every other stage once or more."""
         counts = []
-        for path in paths_of_rank(search.configuration, stage):
+        for path in list_paths_of_rank(search.configuration, stage):
             behind = (*path.forwards[stage + 1 :], *path.backwards[stage + 1 :])
             others = (*path.forwards[:stage], *path.backwards[:stage], *behind)
             if min(others, default=1) >= 1:
@@ -85,6 +88,11 @@ class Reach:
         positions, stages = search.positions, search.configuration.num_stages
         self.search = search
         """The configuration."""
+        self.share = search.configuration.waiting_share
+        """Share of its time that a rank takes while others wait."""
+        self._work_passes = search.configuration.work_passes / self.share
+        work = work_path(search.configuration) if self._work_passes else None
+        self._work = None if work is None else list(zip(work.forwards, work.backwards, strict=True))
         self.detours = [Detours(search, stage) for stage in range(stages)]
         """By stage."""
         self._place = {position: place for place, position in enumerate(positions)}
@@ -104,8 +112,8 @@ class Reach:
             key, transfers_s = id(search.at(stage)), search.transfers_s[stage]
             forward_s, taken_s = before[key].of_runs(self._ends)
             more_s = recomputed[key].seconds(stage) if recomputes else 0.0
-            self._forward_s.append(forward_s + transfers_s / 2)
-            self._taken_s.append(taken_s + transfers_s + more_s)
+            self._forward_s.append(self.share * (forward_s + transfers_s / 2))
+            self._taken_s.append(self.share * (taken_s + transfers_s + more_s))
         self._longest_s: list[Floats] = []
         self._rest_s: list[Floats] = []
         self._least: list[Floats] = []
@@ -115,7 +123,17 @@ class Reach:
     @property
     def bound_s(self) -> float:
         """No partition within the limit is faster; endless where there is none."""
-        return self.search.once_s + float(self._rest_s[0][0] + self._least[0][0])
+        passing_s, detour_s = float(self._rest_s[0][0]), float(self._least[0][0])
+        return self.search.once_s + joint_s(passing_s + detour_s, self.least_work_s(passing_s))
+
+    def work_s(self, stage: int, column: Column) -> float:
+        """What a stage takes of ``work_path``, 0 where ranks do not share cores."""
+        forwards, backwards = self._work[stage] if self._work else (0.0, 0.0)
+        return forwards * column.forward_s + backwards * column.backward_s
+
+    def least_work_s(self, passing_s: float) -> float:
+        """What stages that one microbatch passes in some time take of ``work_path``."""
+        return self._work_passes * passing_s
 
     def rest_s(self, stage: int, first: int) -> float:
         """One microbatch through a stage that begins with a unit and all later ones."""
@@ -140,7 +158,9 @@ class Reach:
         start = self._place[first]
         longest_s = np.maximum(self._longest_s[stage][start], detour_s)
         rest_s = self._rest_s[stage + 1][self._ends[start]]
-        least_s = passing_s + self._taken_s[stage][start] + rest_s + longest_s
+        all_s = passing_s + self._taken_s[stage][start] + rest_s
+        list_s, work_s = all_s + longest_s, self._work_passes * all_s
+        least_s = np.maximum(list_s, np.maximum(work_s, JOINT * (list_s + work_s)))
         may_end = (least_s <= limit_s * (1 + 1e-9)) & (least_s < np.inf)
         last = self.search.last_held(stage, first)
         for at in np.flatnonzero(may_end).tolist():

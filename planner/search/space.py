@@ -178,8 +178,8 @@ class LayoutSpace:
             )
             for item in self._running(items):
                 if isinstance(item, Configuration):
-                    order, form = self.orders.of(degrees)[0], self.state_form(degrees)
-                    found.append(replace(item, mesh_order=order, state_form=form))
+                    item = self.orders.placed(item, self.orders.of(degrees)[0])
+                    found.append(replace(item, state_form=self.state_form(degrees)))
                 else:
                     why = partial(Reason, detail=item.detail)
                     refused.append(Rejection(degrees=degrees, rule=item.rule, why=why))
@@ -327,7 +327,7 @@ class LayoutSpace:
         configuration, split = search.configuration, search.priced.choice.split_tables
         for order in self.orders.of(configuration.degrees):
             if order != configuration.mesh_order:
-                yield self._search(replace(configuration, mesh_order=order), split=split)
+                yield self._search(self.orders.placed(configuration, order), split=split)
 
     def _search(self, configuration: Configuration, *, split: bool) -> ConfigurationSearch:
         """Price a configuration of which another with the same choice was priced."""

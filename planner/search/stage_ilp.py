@@ -56,7 +56,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.cost.pipeline import Path, longest_path
+from planner.cost.pipeline import Path
+from planner.cost.shared_cores import path_of
 from planner.errors import SolverError
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding, placed, step_time_s
@@ -290,10 +291,8 @@ class _Model:
     def add_longest_path(self, solution: StageSolution) -> None:
         """Add the path that sets the time of a solution's action list."""
         configuration = solution.problem.configuration
-        path = longest_path(
-            configuration.schedule,
-            pp=configuration.degrees.pp,
-            num_microbatches=configuration.num_microbatches,
+        path = path_of(
+            configuration,
             forward_s=[column.forward_s for column in solution.columns],
             backward_s=[column.backward_s for column in solution.columns],
             weight_backward_s=[column.weight_s for column in solution.columns],

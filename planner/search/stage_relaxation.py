@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline import Path, longest_path
+from planner.cost.pipeline import Path
+from planner.cost.shared_cores import path_of
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
 from planner.search.stage_ilp import StageProblem
@@ -69,10 +70,8 @@ def relaxed(problem: StageProblem, limit_s: float) -> Relaxed:
         stalls = len(bounds) > _STALL_ROUNDS and bounds[-1] < gained_from * (1 + _LEAST_GAIN)
         if bounds[-1] >= limit_s or stalls:
             break
-        path = longest_path(
-            configuration.schedule,
-            pp=configuration.degrees.pp,
-            num_microbatches=configuration.num_microbatches,
+        path = path_of(
+            configuration,
             forward_s=found.forward_s,
             backward_s=found.backward_s,
             weight_backward_s=found.weight_s,

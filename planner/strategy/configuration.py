@@ -44,6 +44,8 @@ class Configuration:
     """Parameters, gradients and optimiser states lie in host memory, where they are updated."""
     mesh_order: MeshOrder = MESH_ORDER
     """Axes from outermost to innermost."""
+    ranks_per_core: float = 1.0
+    """Ranks on a core, where the ranks of a pipeline share cores (``placement.ranks_per_core``)."""
     device_order: tuple[str, ...] = ()
     """Kinds of device in the order of their ranks; () where all are alike."""
     state_form: StateForm = "fsdp"
@@ -61,6 +63,29 @@ class Configuration:
     def num_stages(self) -> int:
         """Stages in all."""
         return self.degrees.pp * self.virtual_stages
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks of a pipeline use what of cores others of it leave."""
+        return self.ranks_per_core > 1
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of its time that a rank takes at the least, while others of its node wait."""
+        return 1 / min(self.ranks_per_core, self.degrees.pp)
+
+    @property
+    def rank_passes(self) -> float:
+        """Microbatches that a rank takes one after the other, in its times, at the least."""
+        return self.num_microbatches * self.waiting_share
+
+    @property
+    def work_passes(self) -> float:
+        """Passes of a microbatch through all stages that are a share of all work of shared cores.
+
+        0 where each rank has a core of its own.
+        """
+        return self.num_microbatches / self.degrees.pp if self.shares_cores else 0.0
 
     @property
     def divides_backward(self) -> bool:

@@ -58,6 +58,21 @@ def axis_group(
     return comm_group(cluster, mesh_axis(degrees, axis, order))
 
 
+def ranks_per_core(
+    cluster: ClusterSpec, degrees: ParallelDegrees, order: MeshOrder = MESH_ORDER
+) -> float:
+    """Ranks on a core of a node that has whole pipelines, so that what one leaves others use.
+
+    1 where a pipeline has ranks of several nodes, or of several kinds of device: those of a node
+    may all hold one stage, and wait with it.
+    """
+    if cluster.parts:
+        return 1.0
+    pipeline = mesh_axis(degrees, Axis.PP, order)
+    has_whole = cluster.gpus_per_node % (pipeline.size * pipeline.stride) == 0
+    return cluster.ranks_per_core if has_whole and pipeline.size > 1 else 1.0
+
+
 def mesh_orders(
     cluster: ClusterSpec, degrees: ParallelDegrees, kept: Sequence[str] = ()
 ) -> tuple[MeshOrder, ...]:

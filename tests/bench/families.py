@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
@@ -484,7 +485,7 @@ def write_config(folder: Path, kind: str, model_type: str) -> Path:
         for name, value in known.items()
         if name.endswith("_token_id") and isinstance(value, int) and value >= 256
     }
-    changes = {**small, **still, **ids, **SPECIAL.get(model_type, {})}
+    changes: dict[str, Any] = {**small, **still, **ids, **SPECIAL.get(model_type, {})}
     document = CONFIG_MAPPING[model_type](**changes).to_dict()
     document |= {"architectures": [class_of(kind, model_type)], "model_type": model_type}
     folder.mkdir(parents=True, exist_ok=True)

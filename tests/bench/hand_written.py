@@ -79,13 +79,16 @@ class Half(nn.Module):
 
     def __init__(self, model: nn.Module, index: int) -> None:
         super().__init__()
-        middle = len(model.layers) // 2
+        layers = model.layers
+        assert isinstance(layers, nn.ModuleList)
+        middle = len(layers) // 2
         self.first = index == 0
         self.embed = model.tok_embeddings if self.first else None
-        self.layers = model.layers[:middle] if self.first else model.layers[middle:]
+        self.layers = layers[:middle] if self.first else layers[middle:]
         self.ends = None if self.first else nn.ModuleList([model.norm, model.output])
-        self.register_buffer("cos", model.cos)
-        self.register_buffer("sin", model.sin)
+        tables = dict(model.named_buffers(recurse=False))
+        self.register_buffer("cos", tables["cos"])
+        self.register_buffer("sin", tables["sin"])
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embed is not None:
@@ -119,7 +122,8 @@ def clip(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Clip gradients to a norm of 1; torch's norm takes no plain tensors beside DTensors."""
     squares = torch.zeros(())
     for kind in (True, False):
-        grads = [p.grad for p in parameters if isinstance(p.grad, DTensor) is kind]
+        known = [p.grad for p in parameters if p.grad is not None]
+        grads = [grad for grad in known if isinstance(grad, DTensor) is kind]
         if grads:
             norm = nn.utils.get_total_norm(grads)
             squares += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2

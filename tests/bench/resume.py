@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
@@ -26,7 +27,7 @@ from launch import torchrun, write_script
 
 RUN = Path(__file__).parents[1] / "run"
 HOOKED = replace(SHALLOW_GPT, name="hooked_gpt", file=RUN / "hooked_gpt.py")
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 2, pp 2": {"tp": 2, "pp": 2, "sequence_parallel": True},
     "dp_shard 4": {"dp_shard": 4},
     "dp_shard 2, pp 2, Interleaved1F1B": {

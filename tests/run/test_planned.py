@@ -27,7 +27,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
-        "grouped_attention",
+        *("grouped_attention", "lone_layers"),
         *("routed_attention", "routed_experts", "shallow_gpt", "shallow_llama"),
     )
 }
@@ -210,6 +210,18 @@ CASES = {
         "routed_experts",
         {"dp_shard": 2, "ep": 2, "cpu_offload": True, "microbatch_size": 4},
     ),
+    "lone_layers-tp_2_full": (
+        "lone_layers",
+        {
+            **{"tp": 2, "dp_shard": 2, "microbatch_size": 2, "sequence_parallel": False},
+            **{"reshard_after_forward": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "lone_layers-tp_2_selective": (
+        "lone_layers",
+        {"tp": 2, "pp": 2, "schedule": "1F1B", "activation_checkpointing": "selective"},
+    ),
+    "lone_layers-cp_2_full": ("lone_layers", {"cp": 2, "activation_checkpointing": "full"}),
     "whole_rows-tp_2": ("whole_rows", {"tp": 2, "sequence_parallel": False}),
     "whole_rows-tp_2_sequence": ("whole_rows", {"tp": 2, "sequence_parallel": True}),
 }

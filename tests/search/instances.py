@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits, TiedWeight
-from planner.cost.pipeline import pipeline_s
+from planner.cost.shared_cores import times_of
 from planner.cost.stage_costs import StageCosts
 from planner.cost.unit_pricing import PricedUnit, Recompute
 from planner.framework.profiles import load_framework
@@ -156,8 +156,14 @@ def clusters(draw):
     )  # fmt: skip
 
 
-def configurations(model):
-    """Several degrees and schedules, a few and thousands of microbatches."""
+RANKS_PER_CORE = st.sampled_from([1.0, 1.0, 1.4, 2.0, 8.0])
+
+
+def configurations(model, ranks_per_core=1.0):
+    """Several degrees and schedules, a few and thousands of microbatches.
+
+    The ranks of a pipeline share cores, as many each.
+    """
     for pp, tp, microbatches in CASES:
         for schedule, virtual_stages in [("none", 1)] if pp == 1 else STAGES.items():
             stages = pp * virtual_stages
@@ -176,6 +182,7 @@ def configurations(model):
                 reshard_after_forward=(pp == 1 or pp * tp == 4)
                 and schedule not in ZERO_BUBBLE_SCHEDULES,
                 sequence_parallel=False,
+                ranks_per_core=ranks_per_core if pp > 1 else 1.0,
             )
             yield found
             if (pp, tp, microbatches) in OFFLOADED and virtual_stages == 1:
@@ -256,18 +263,18 @@ def best_of_cut(configuration, costs, runs):
     best = float("inf")
     for choice in product(*options):
         seconds = [choice[configuration.rank_of(s)][s // pp] for s in range(len(runs))]
-        step_s = pipeline_s(
-            configuration.schedule, pp=pp, num_microbatches=configuration.num_microbatches,
+        times = times_of(
+            configuration,
             forward_s=[each.forward_s for each in seconds],
             backward_s=[each.backward_s for each in seconds],
             weight_backward_s=[
                 each.weight_backward_s * configuration.divides_backward for each in seconds
             ],
-        )  # fmt: skip
+        )
         once_s = max(
             sum(seconds[s].step_s for s in configuration.stages_of(rank)) for rank in range(pp)
         )
-        best = min(best, step_s + once_s)
+        best = min(best, times.step_s + once_s)
     return best
 
 

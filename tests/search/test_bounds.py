@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.pipeline import pipeline_s
+from planner.cost.shared_cores import times_of
 from planner.search.bounds import bounding_paths, least_s
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
@@ -15,8 +15,9 @@ from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDU
 seconds = st.floats(0.1, 3.0)
 
 
-def configuration(schedule, pp, virtual_stages, num_microbatches):
+def configuration(schedule, pp, virtual_stages, num_microbatches, ranks_per_core=1.0):
     return Configuration(
+        ranks_per_core=ranks_per_core,
         degrees=ParallelDegrees(pp=pp),
         schedule=schedule,
         virtual_stages=virtual_stages,
@@ -42,14 +43,13 @@ def pipelines(draw):
     share = draw(st.floats(0.0, 0.9)) if schedule in ZERO_BUBBLE_SCHEDULES else 0.0
     forward, backward = draw(times), draw(times)
     weight = [share * each for each in backward]
-    return configuration(schedule, pp, virtual_stages, number), forward, backward, weight
+    ranks_per_core = draw(st.sampled_from([1.0, 1.0, 1.3, 2.0, 4.0, 16.0])) if pp > 1 else 1.0
+    config = configuration(schedule, pp, virtual_stages, number, ranks_per_core)
+    return config, forward, backward, weight
 
 
 def time_s(config, forward, backward, weight=None):
-    return pipeline_s(
-        config.schedule, pp=config.degrees.pp, num_microbatches=config.num_microbatches,
-        forward_s=forward, backward_s=backward, weight_backward_s=weight,
-    )  # fmt: skip
+    return times_of(config, forward_s=forward, backward_s=backward, weight_backward_s=weight).step_s
 
 
 @given(pipelines())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import (
+    RANKS_PER_CORE,
     all_kinds,
     check,
     clusters,
@@ -31,19 +32,19 @@ def check_all(model, cluster):
 
 
 @settings(max_examples=300)
-@given(models(), clusters(), st.data())
-def test_the_search_equals_enumeration(model, cluster, data):
+@given(models(), clusters(), RANKS_PER_CORE, st.data())
+def test_the_search_equals_enumeration(model, cluster, ranks_per_core, data):
     """A few configurations against each other; the benchmark has all of them."""
-    known = list(configurations(model))
+    known = list(configurations(model, ranks_per_core))
     places = data.draw(st.sets(st.integers(0, len(known) - 1), min_size=2, max_size=5))
     check([search_of(model, known[place], cluster) for place in sorted(places)])
 
 
 @settings(max_examples=200)
-@given(models(), clusters(), st.data())
-def test_so_it_does_where_choices_are_not_listed(model, cluster, data):
+@given(models(), clusters(), RANKS_PER_CORE, st.data())
+def test_so_it_does_where_choices_are_not_listed(model, cluster, ranks_per_core, data):
     """As for stages of many kinds of blocks."""
-    known = [each for each in configurations(model) if each.virtual_stages == 1]
+    known = [c for c in configurations(model, ranks_per_core) if c.virtual_stages == 1]
     configuration = data.draw(st.sampled_from(known))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(column_maker, "_MOST_JOINED", 0)

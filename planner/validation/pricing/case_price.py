@@ -16,6 +16,7 @@ from planner.hardware.topology import CommGroup
 from planner.pricing.reprice import plan_works, price_plan
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.placement import ranks_per_core
 from planner.validation.pricing.cases import AnyCase, Case
 from planner.validation.pricing.plan_case import PlanCase
 from planner.validation.pricing.workbook import WorkBook, WorkKey
@@ -70,7 +71,7 @@ class CasePricer:
         if isinstance(case, PlanCase):
             return self._plan_price(case, constants)
         framework, cluster = self._in_place(case)
-        configuration = case_configuration(case)
+        configuration = case_configuration(case, cluster)
         price = price_layout(
             self._model(case, framework, cluster, configuration),
             configuration=configuration,
@@ -142,16 +143,16 @@ def _placed(case: AnyCase, constants: Constants) -> tuple[FrameworkSpec, Cluster
     return in_place(case.framework, cluster, constants)
 
 
-def case_configuration(case: Case) -> Configuration:
-    """The configuration that a run used."""
+def case_configuration(case: Case, cluster: ClusterSpec) -> Configuration:
+    """The configuration that a run used on its cluster."""
     run = case.run
     form = case.framework.state_form
     is_ddp = form == "replicated" and run.data_parallel == "ddp"
     shards = 1 if is_ddp else run.shard_ranks or run.dp
+    degrees = ParallelDegrees(dp_replicate=run.dp // shards, dp_shard=shards, tp=run.tp, pp=run.pp)
     return Configuration(
-        degrees=ParallelDegrees(
-            dp_replicate=run.dp // shards, dp_shard=shards, tp=run.tp, pp=run.pp
-        ),
+        degrees=degrees,
+        ranks_per_core=ranks_per_core(cluster, degrees),
         schedule=run.schedule,
         virtual_stages=run.virtual_stages,
         microbatch_size=run.microbatch_size,

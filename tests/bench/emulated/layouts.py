@@ -105,7 +105,7 @@ class Layouts:
             search = next(self._space.searches(configuration, kind=kind), None)
             stages = None if search is None else self._stages(search, kind)
             if search is not None and stages is not None:
-                yield plan_of(search.table, search.priced, stages, self._space.context)
+                yield plan_of(search.costs, search.laid_out(()), stages, self._space.context)
 
     def _stages(self, search: ConfigurationSearch, kind: str) -> list[StageChoice] | None:
         """Stages as the planner cuts them; even ones where ranks hold several."""

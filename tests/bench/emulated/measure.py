@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from layouts import Layouts, Task
 from network import Network, emulated, shape
@@ -183,8 +184,10 @@ def read_runs(file: Path) -> list[MeasuredRun]:
     """What ``measure`` has appended."""
     if not file.exists():
         return []
-    return [
-        MeasuredRun(**{key: tuple(value) if isinstance(value, list) else value
-                       for key, value in json.loads(line).items()})
-        for line in file.read_text().splitlines()
-    ]  # fmt: skip
+    return [_run_of(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def _run_of(row: dict[str, Any]) -> MeasuredRun:
+    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    values: dict[str, Any] = {**row, **lists}
+    return MeasuredRun(**values)

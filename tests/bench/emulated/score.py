@@ -55,7 +55,7 @@ class Pricer:
         pricer = self._pricer(run.model, network.num_ranks)
         work = pricer.work(plan_choice(plan))
         assert work is not None
-        price = price_plan(plan, work, cluster, framework)
+        price = price_plan(plan, [work], cluster, framework)
         memory = price.peak_memory
         costs = price.costs
         return {

@@ -75,7 +75,9 @@ def published_rows() -> tuple[FitRow, ...]:
         for run in read_table(file, keep_going=True).runs:
             with suppress(PlannerError):  # what is not modelled cannot be fitted to
                 case = case_of(run)
-                if run.step_time_s and not run.float8:  # constants and errors are of bfloat16
+                if (
+                    isinstance(case, Case) and run.step_time_s and not run.float8
+                ):  # constants and errors are of bfloat16
                     found.append(FitRow(part=_part(file.stem, case), case=case))
     return tuple(found)
 
