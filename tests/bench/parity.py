@@ -1,12 +1,14 @@
 """Plans models under many layouts, trains each on gloo, compares with one process.
 
-``make parity``, or ``python tests/bench/parity.py [--model NAME] [--dtype NAME] [--only N]``: a
-line for each layout that is refused or differs, a table, and exit code 1 where one differs.
+``make parity``, or ``python tests/bench/parity.py [--model NAME|FILE] [--dtype NAME] [--only N]``:
+a line for each layout that is refused or differs, a table, and exit code 1 where one differs. With
+``--random N [--seed S]`` layouts are drawn instead, N for each model, of all that can be fixed.
 """
 
 import argparse
 import math
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -28,6 +30,9 @@ from launch import (
     run_jobs,
 )
 
+from planner.vocabulary import SHARED_SCHEDULES, Schedule
+
+SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.GPIPE, *SHARED_SCHEDULES)
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
 
@@ -102,6 +107,35 @@ def layouts() -> list[Layout]:
     return [Layout(fix=tuple(fix.items())) for fix in (*plain, *more)]
 
 
+def drawn_layout(chance: random.Random) -> Layout:
+    """A layout of 2, 4 or 8 processes, with whatever else its axes let one fix."""
+    fix: dict[str, object] = {}
+    left = chance.choice((2, 4, 4, 8))
+    while left > 1:
+        axis = chance.choice(("dp_replicate", "dp_shard", "tp", "tp", "pp", "pp", "cp"))
+        fix[axis] = int(str(fix.get(axis, 1))) * 2
+        left //= 2
+    options: dict[str, tuple[object, ...]] = {
+        "activation_checkpointing": ("none", "selective", "full"),
+        "microbatch_size": (1, 2, 4),
+        "loss_chunks": (1, 1, 1, 2, 4),
+    }
+    if "dp_shard" in fix:
+        options |= {"reshard_after_forward": (True, False), "ep": (1, 1, 2)}
+    if "tp" in fix:
+        options |= {"sequence_parallel": (True, False)}
+    if "pp" in fix:
+        options |= {"schedule": SCHEDULES, "virtual_stages": (1, 2, 3)}
+    for name, values in options.items():
+        value = chance.choice(values)
+        if value != 1 and chance.random() < 0.6:
+            fix[name] = value
+    axes = [axis for axis in fix if axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")]
+    if len(axes) > 1 and chance.random() < 0.2:
+        fix["mesh_order"] = "-".join(chance.sample(axes, len(axes)))
+    return Layout(fix=tuple(fix.items()))
+
+
 def planned(model: str, folder: Path, cluster: str, layout: Layout) -> str:
     """Plan a layout and write its script: "" or why it was refused."""
     import planner
@@ -119,7 +153,7 @@ def planned(model: str, folder: Path, cluster: str, layout: Layout) -> str:
 
 
 def argument_of(name: str, folder: Path) -> str:
-    source = MODELS[name]
+    source = MODELS.get(name, name)
     return str(write_config(folder, *source) if isinstance(source, tuple) else source)
 
 
@@ -193,18 +227,23 @@ def difference(found, expected, dtype: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--model", action="append", help=f"a file, or {', '.join(MODELS)}")
+    parser.add_argument("--random", type=int, metavar="N", help="draw N layouts for each model")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", action="append", choices=LIMITS)
     parser.add_argument("--only", type=int, default=1, metavar="N", help="every Nth layout")
     options = parser.parse_args()
     dtypes = options.dtype or list(LIMITS)
-    chosen = layouts()[:: options.only]
+    chance = random.Random(options.seed)
     IMPORTED.append("transformers.modeling_utils")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(f"{len(chosen)} layouts, {STEPS} steps", flush=True)
     total = Counter()
     for name in options.model or MODELS:
         start_s = time.perf_counter()
+        chosen = layouts()[:: options.only]
+        if options.random:
+            chosen = [drawn_layout(chance) for _ in range(options.random)]
+        print(f"{name}: {len(chosen)} layouts, {STEPS} steps", flush=True)
         with TemporaryDirectory() as folder:
             counts = compare(name, dtypes, chosen, Path(folder))
         for dtype, count in counts.items():
