@@ -26,8 +26,8 @@ from planner.cost.pipeline import Path, PipelineTimes, longest_path, pipeline_ti
 from planner.strategy.configuration import Configuration
 
 JOINT = 0.56
-"""Fitted to random pipelines on cores that are played out; ``tests/cost/test_shared_cores.py`` holds
-it to others: off by 1% in the median, 95% within 6%."""
+"""Fitted to random pipelines on cores that are played out; others are off by 1% in the median, 95%
+of them within 6% (``tests/cost/test_shared_cores.py``)."""
 
 
 def joint_s(list_s: float, work_s: float) -> float:

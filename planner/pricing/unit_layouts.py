@@ -80,6 +80,11 @@ class UnitSolver:
             self._solved[question] = found
         return self._solved[question]
 
+    def obstacle(self, unit: Unit, choice: ShardingChoice) -> str:
+        """What of a unit has no layout under a choice; "" where all of it together has none."""
+        sizes = self.sizes(choice.microbatch_size)
+        return unit_problem(sizes.graph, sizes.folded(unit), choice).obstacle
+
 
 _Question = tuple[str, ShardingChoice, frozenset[str], int]
 """Of a unit's structure; the last tells its layouts over cp, which are kept, apart."""
@@ -151,8 +156,8 @@ class UnitLayouts:
             solution = self._solve_unit(sizes, unit, choice)
             if solution is None:
                 if choice.over.is_context:
-                    found = Refusal(module="", reason=_NO_RULE)
-                    self._note(choice, unit.name, found)
+                    reason = self._solver.obstacle(unit, choice) or _NO_RULE
+                    self._note(choice, unit.name, Refusal(module="", reason=reason))
                 return None
             solutions[unit.structure] = solution
         if choice.ranks == 1:

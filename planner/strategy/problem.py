@@ -10,7 +10,12 @@ from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy
-from planner.strategy.region_strategies import HEADS, exchanged, region_strategies
+from planner.strategy.region_strategies import (
+    HEADS,
+    exchanged,
+    obstacle_of,
+    region_strategies,
+)
 from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
 
@@ -50,6 +55,8 @@ class ShardingProblem:
     """Strategies of each node; an empty tuple makes the problem infeasible."""
     around: ContextLayouts | None = None
     """The unit on cp, where the problem is about tp inside its parts."""
+    obstacle: str = ""
+    """What has no strategy, where something has none."""
 
     @property
     def boundary(self) -> Layout:
@@ -84,16 +91,21 @@ def sharding_problem(
     """
     unit = folded.unit
     context = _context(graph, folded, over, sequence_dim)
-    if not _stream_fits(folded, context):
+    if (misfit := _misfit(folded, context)) is not None:
         return ShardingProblem(
-            context=context, unit=unit, folded=folded, strategies=((),) * len(folded.nodes)
+            context=context,
+            unit=unit,
+            folded=folded,
+            strategies=((),) * len(folded.nodes),
+            obstacle=f"a tensor of {misfit} enters or leaves it, and {over.size} ranks cannot have "
+            f"equal parts of its dim {context.stream.dim} as of a sequence",
         )
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     _leave_whole(modules, folded, unit, whole, context.axis)
     for index, ways in modules.items():
         modules[index] = tuple(each for each in ways if _allowed(each, folded, context))
     _make_alike(modules, folded)
-    strategies = []
+    strategies, obstacle = [], ""
     candidates = _candidates(folded, modules, context.stream)
     for node in folded.nodes:
         if node.kind is NodeKind.MODULE:
@@ -103,10 +115,18 @@ def sharding_problem(
         else:
             found = (_constant(node),)
         allowed = [each for each in found if _allowed(each, folded, context)]
+        if not allowed:
+            obstacle = obstacle or obstacle_of(node, context, candidates)
         strategies.append(
             tuple(replace(each, exchanged=exchanged(node, each, context)) for each in allowed)
         )
-    return ShardingProblem(context=context, unit=unit, folded=folded, strategies=tuple(strategies))
+    return ShardingProblem(
+        context=context,
+        unit=unit,
+        folded=folded,
+        strategies=tuple(strategies),
+        obstacle=obstacle,
+    )
 
 
 def inside_context(problem: ShardingProblem, around: ContextLayouts) -> ShardingProblem:
@@ -115,9 +135,8 @@ def inside_context(problem: ShardingProblem, around: ContextLayouts) -> Sharding
     What is local to the ranks of each axis by itself is local to those of both where the sizes that
     both split divide: the sequence of the stream, and the heads inside attention.
     """
-    fits = around.boundary != problem.boundary or _stream_fits(
-        problem.folded, replace(problem.context, ranks=problem.context.ranks * around.ranks)
-    )
+    both = replace(problem.context, ranks=problem.context.ranks * around.ranks)
+    fits = around.boundary != problem.boundary or _misfit(problem.folded, both) is None
     strategies = tuple(
         tuple(each for each in ways if fits and _leaves_heads(node, each, problem.context, around))
         for node, ways in zip(problem.folded.nodes, problem.strategies, strict=True)
@@ -336,17 +355,20 @@ def _leaves_heads(
     )
 
 
-def _stream_fits(folded: FoldedUnit, context: UnitContext) -> bool:
-    """Whether every value at the unit's boundary can lie in the stream layout."""
+def _misfit(folded: FoldedUnit, context: UnitContext) -> tuple[int, ...] | None:
+    """Shape of a value at the unit's boundary that cannot lie in the stream layout, if any."""
     stream = context.stream
     if not stream.is_shard:
-        return True
-    shapes = [
-        context.graph.values[value].shape
-        for value in (*folded.boundary_inputs, *folded.boundary_outputs)
-    ]
-    return all(
-        len(shape) > stream.dim + 1 and can_shard(shape, stream, context.ranks) for shape in shapes
+        return None
+    values = (*folded.boundary_inputs, *folded.boundary_outputs)
+    shapes = (context.graph.values[value].shape for value in values)
+    return next(
+        (
+            shape
+            for shape in shapes
+            if len(shape) <= stream.dim + 1 or not can_shard(shape, stream, context.ranks)
+        ),
+        None,
     )
 
 

@@ -6,7 +6,7 @@ from math import prod
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
 from planner.runtime.op_rules import ATTENTIONS, head_copies
-from planner.strategy.nodes import Node, NodeStrategy, RowSum
+from planner.strategy.nodes import Node, NodeKind, NodeStrategy, RowSum
 from planner.strategy.propagation import output_layouts
 from planner.strategy.unit_context import UnitContext
 from planner.units import DTYPE_BYTES
@@ -33,7 +33,45 @@ def region_strategies(
     Returns:
         Strategies, the replicated one first; each differs from the others in some input.
     """
-    partial: list[dict[int, Layout | None]] = [{}]
+    *_, (_, _, partial) = _assignments(node, context, candidates)
+    return tuple(_strategy(node, layouts, context) for layouts in partial)
+
+
+def obstacle_of(
+    node: Node, context: UnitContext, candidates: Mapping[int, Sequence[Layout]]
+) -> str:
+    """Name the op of a node without strategies that stops it.
+
+    Of a region the first that runs in none of the layouts of what it reads.
+    """
+    op, layouts = context.graph.nodes[node.ops[-1]], _Assignment()
+    if node.kind is NodeKind.REGION:
+        for each, before, after in _assignments(node, context, candidates):
+            if not after:
+                op = each
+                layouts = max(before, key=lambda known: not _all_replicated(known), default={})
+                break
+    return f"no rule says how {_op_words(op, context, layouts)} runs on parts"
+
+
+_Assignment = dict[int, Layout | None]
+
+
+def _op_words(op: OpNode, context: UnitContext, layouts: _Assignment) -> str:
+    """Name an op, what it reads, and where it stands."""
+    shapes = [
+        f"{context.graph.values[value].shape}{' whole' if layouts.get(value) == REPLICATE else ''}"
+        for value in op.inputs
+    ]
+    where = f" in {op.module}" if op.module else ""
+    return f"{op.name} of {', '.join(shapes)}{where}"
+
+
+def _assignments(
+    node: Node, context: UnitContext, candidates: Mapping[int, Sequence[Layout]]
+) -> Iterator[tuple[OpNode, list[_Assignment], list[_Assignment]]]:
+    """Each op of a region, the layouts that it may read, and those under which it runs too."""
+    partial: list[_Assignment] = [{}]
     entering = set(node.inputs)
     for op_id in node.ops:
         op = context.graph.nodes[op_id]
@@ -41,20 +79,21 @@ def region_strategies(
             if value in entering:
                 # A value that its module cannot give in any allowed layout has no candidates.
                 partial = _branch(partial, value, candidates.get(value, ()), context)
+        before = partial
         partial = [
-            extended for layouts in partial if (extended := _run(op, layouts, context)) is not None
+            extended for layouts in before if (extended := _run(op, layouts, context)) is not None
         ]
         if len(partial) > MAX_STRATEGIES:
             partial = [layouts for layouts in partial if _all_replicated(layouts)]
-    return tuple(_strategy(node, layouts, context) for layouts in partial)
+        yield op, before, partial
 
 
 def _branch(
-    partial: list[dict[int, Layout | None]],
+    partial: list[_Assignment],
     value: int,
     candidates: Sequence[Layout],
     context: UnitContext,
-) -> list[dict[int, Layout | None]]:
+) -> list[_Assignment]:
     """Extend each assignment by each layout of a value that is still open."""
     shape = context.graph.values[value].shape
     legal = [
@@ -72,9 +111,7 @@ def _branch(
     return extended
 
 
-def _run(
-    op: OpNode, layouts: dict[int, Layout | None], context: UnitContext
-) -> dict[int, Layout | None] | None:
+def _run(op: OpNode, layouts: _Assignment, context: UnitContext) -> _Assignment | None:
     """Add the layouts of an op's outputs, None where the op cannot run on its inputs."""
     known = [
         REPLICATE if context.is_parameter(value) else layouts.get(value) for value in op.inputs

@@ -1,11 +1,13 @@
 """The whole search: known answers, monotony, and the plan priced again from scratch."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from searches import request_for, search_for
 
-from planner.errors import InfeasiblePlanError, RequestError
+import planner
+from planner.errors import CodegenError, InfeasiblePlanError, RequestError
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.hardware.profiles import load_cluster
@@ -14,6 +16,8 @@ from planner.search.space import LayoutSpace
 from planner.search.stage_ilp import Effort, solve_stages
 from planner.search.stage_problem import stage_problem
 from planner.solver import NoSolutionError
+
+TESTS = Path(__file__).parents[1]
 
 
 def scaled_links(cluster, factor):
@@ -246,6 +250,19 @@ def test_what_is_left_names_axes_that_are_not_tried_unasked(llama, h100):
     with pytest.raises(RequestError, match="ep 4 with tp 2 and cp 2") as error:
         search_for(llama, h100, cp=2, tp=2, ep=4)
     assert "dp_replicate, dp_shard, cp, tp, pp (" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("graph/zoo/moe.py", "add of (1, 32, 64), (1, 32, 64) whole in layers.1 runs on parts"),
+        ("run/listed_experts.py", "slice of (1, 16, 32) in blocks.1"),
+    ],
+)
+def test_the_op_is_named_that_runs_on_no_part_of_a_sequence(model, words):
+    with pytest.raises(CodegenError, match="no rule says how") as caught:
+        planner.plan(str(TESTS / model), gpus=2, fix={"cp": 2}, global_batch_size=16)
+    assert words in str(caught.value)
 
 
 def test_modules_that_are_faster_whole_are_said_to_be(mlp):
