@@ -92,14 +92,7 @@ def sharding_problem(
     unit = folded.unit
     context = _context(graph, folded, over, sequence_dim)
     if (misfit := _misfit(folded, context)) is not None:
-        return ShardingProblem(
-            context=context,
-            unit=unit,
-            folded=folded,
-            strategies=((),) * len(folded.nodes),
-            obstacle=f"a tensor of {misfit} enters or leaves it, and {over.size} ranks cannot have "
-            f"equal parts of its dim {context.stream.dim} as of a sequence",
-        )
+        return _unsplit(folded, context, misfit)
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     _leave_whole(modules, folded, unit, whole, context.axis)
     for index, ways in modules.items():
@@ -126,6 +119,18 @@ def sharding_problem(
         folded=folded,
         strategies=tuple(strategies),
         obstacle=obstacle,
+    )
+
+
+def _unsplit(folded: FoldedUnit, context: UnitContext, misfit: tuple[int, ...]) -> ShardingProblem:
+    """The problem of a unit at whose boundary a value of some shape has no such parts."""
+    return ShardingProblem(
+        context=context,
+        unit=folded.unit,
+        folded=folded,
+        strategies=((),) * len(folded.nodes),
+        obstacle=f"a tensor of {misfit} enters or leaves it, and {context.ranks} ranks cannot have "
+        f"equal parts of its dim {context.stream.dim} as of a sequence",
     )
 
 
