@@ -98,27 +98,36 @@ def sharding_problem(
     for index, ways in modules.items():
         modules[index] = tuple(each for each in ways if _allowed(each, folded, context))
     _make_alike(modules, folded)
-    strategies, obstacle = [], ""
     candidates = _candidates(folded, modules, context.stream)
-    for node in folded.nodes:
-        if node.kind is NodeKind.MODULE:
-            found = modules[node.index]
-        elif node.kind is NodeKind.REGION:
-            found = region_strategies(node, context, candidates)
-        else:
-            found = (_constant(node),)
-        allowed = [each for each in found if _allowed(each, folded, context)]
-        if not allowed:
-            obstacle = obstacle or obstacle_of(node, context, candidates)
-        strategies.append(
-            tuple(replace(each, exchanged=exchanged(node, each, context)) for each in allowed)
-        )
+    strategies = [_of_node(node, folded, context, modules, candidates) for node in folded.nodes]
+    stuck = next((n for n, found in zip(folded.nodes, strategies, strict=True) if not found), None)
     return ShardingProblem(
         context=context,
         unit=unit,
         folded=folded,
         strategies=tuple(strategies),
-        obstacle=obstacle,
+        obstacle="" if stuck is None else obstacle_of(stuck, context, candidates),
+    )
+
+
+def _of_node(
+    node: Node,
+    folded: FoldedUnit,
+    context: UnitContext,
+    modules: "Strategies",
+    candidates: "Candidates",
+) -> tuple[NodeStrategy, ...]:
+    """Strategies of a node, those of modules being known."""
+    if node.kind is NodeKind.MODULE:
+        found = modules[node.index]
+    elif node.kind is NodeKind.REGION:
+        found = region_strategies(node, context, candidates)
+    else:
+        found = (_constant(node),)
+    return tuple(
+        replace(each, exchanged=exchanged(node, each, context))
+        for each in found
+        if _allowed(each, folded, context)
     )
 
 
@@ -233,6 +242,8 @@ def _way(strategy: NodeStrategy, call: Node) -> tuple[object, ...]:
 
 Strategies = dict[int, tuple[NodeStrategy, ...]]
 """Strategies by node."""
+Candidates = dict[int, list[Layout]]
+"""Layouts in which each value between nodes can be had."""
 
 
 def _of_place(found: tuple[NodeStrategy, ...], node: Node, unit: Unit) -> tuple[NodeStrategy, ...]:
@@ -312,9 +323,9 @@ def _ways(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...]:
     return (*found, *inner_strategies(node, context))
 
 
-def _candidates(folded: FoldedUnit, modules: Strategies, stream: Layout) -> dict[int, list[Layout]]:
+def _candidates(folded: FoldedUnit, modules: Strategies, stream: Layout) -> Candidates:
     """Layouts in which each value between nodes can be had."""
-    candidates: dict[int, list[Layout]] = {value: [stream] for value in folded.boundary_inputs}
+    candidates: Candidates = {value: [stream] for value in folded.boundary_inputs}
     for found in modules.values():
         for strategy in found:
             for value, layout in strategy.outputs.items():
