@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from .data import joined_batch, mixed_seed
 from .parallel_model import ParallelModel
+from .processes import RankError
 from .stages import Stage
 from .trees import Function, Microbatch, Tree, tensors_of
 
@@ -83,11 +84,31 @@ def _leave() -> None:
 class _Stage(PipelineStage):
     """A stage that keeps no gradient which it has handed on, and seeds what a microbatch draws."""
 
+    split: tuple[int, int] | None = None
+    """As in ``pipeline_schedule``."""
+
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> Tree:
-        """Run the forward of a microbatch."""
+        """Run the forward of a microbatch, which is received in buffers of one size.
+
+        Raises:
+            RankError: What it sends has another.
+        """
         assert isinstance(self.submod, Stage)
         self.submod.seed_draws(fwd_chunk_id)
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self.submod.is_last:
+            return output
+        sent, planned = (
+            [tuple(tensor.shape) for tensor in tensors_of(each)]
+            for each in (output, examples(self.submod, self.split, after=True))
+        )
+        if sent != planned:
+            raise RankError(
+                f"stage {self.stage_index} sends tensors of {sent}, but stages are made for "
+                f"{planned}, which samples of example_batch give: let these be like the data, and "
+                "plan again"
+            )
+        return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> None:
         """Run the backward of a microbatch, or the part of it for the inputs.
@@ -123,7 +144,7 @@ def pipeline_schedule(
             block.register_forward_pre_hook(functools.partial(_draw_apart, stage.index))
     device, group = stages[0].device, mesh["pp"].get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
-    made: list[PipelineStage] = [
+    made = [
         _Stage(
             stage,
             stage.index,
@@ -135,6 +156,8 @@ def pipeline_schedule(
         )
         for stage in stages
     ]
+    for each in made:
+        each.split = split
     return _schedule(schedule, made, num_microbatches)
 
 
@@ -144,7 +167,7 @@ def _draw_apart(stage: int, *_: Tree) -> None:
         torch.cuda.manual_seed(mixed_seed(torch.cuda.initial_seed(), stage))
 
 
-def _schedule(name: str, stages: list[PipelineStage], num_microbatches: int) -> Schedule:
+def _schedule(name: str, stages: Sequence[PipelineStage], num_microbatches: int) -> Schedule:
     kind = get_schedule_class(name)
     schedule: Schedule
 

@@ -1,5 +1,7 @@
 """Data decide the sizes of tensors: stages follow them, or are not cut there."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from launch import (
     largest_weight_difference,
     outcome_of,
     run_jobs,
+    torchrun,
 )
 
 import planner
@@ -53,3 +56,18 @@ def test_what_a_stage_cannot_receive_ends_none(name, reason, tmp_path):
 
 def test_a_mask_of_constants_chooses_as_many_rows_for_all_data():
     planner.plan(f"{MODEL}:build_constant", **REQUEST, fix={"pp": 2})
+
+
+def test_data_of_another_size_than_the_stages_are_made_for_say_so(tmp_path):
+    """Its loader reads 16 tokens of each sample, ``example_batch`` gives 64: gloo would receive
+    them into larger buffers, and say nothing."""
+    planner.plan(str(MODEL.with_name("hooked_gpt.py")), **REQUEST, fix={"pp": 2}).save(tmp_path)
+    script = [str(tmp_path / "train.py"), "--steps", "1"]
+    done = subprocess.run(
+        [sys.executable, *torchrun(2), *script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    messages = [line for line in done.stderr.splitlines() if "train.py: error:" in line]
+    assert len(messages) == 1
+    assert "stage 0 sends tensors of [(" in messages[0]
+    assert "let these be like the data, and plan again" in messages[0]
