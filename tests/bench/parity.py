@@ -49,6 +49,7 @@ MODELS = {
 """A model file, or kind and type of a tiny Hugging Face config, as ``families.py`` has them."""
 
 STEPS = 5
+LENGTH = 32
 BATCH = 16
 LIMITS = {"float64": 1e-8, "float32": 1e-5, "bfloat16": 1e-2}
 """Largest relative difference of losses; in float64 of gradient norms and weights as well."""
@@ -145,7 +146,7 @@ def planned(model: str, folder: Path, cluster: str, layout: Layout) -> str:
     try:
         result = planner.plan(
             model, gpus=layout.num_processes, cluster=cluster, dtype="float64",
-            global_batch_size=BATCH, fix=dict(layout.fix),
+            global_batch_size=BATCH, seq_len=length_of(model), fix=dict(layout.fix),
         )  # fmt: skip
         result.save(folder, force=True)
     except PlannerError as error:
@@ -153,10 +154,20 @@ def planned(model: str, folder: Path, cluster: str, layout: Layout) -> str:
     return ""
 
 
+def length_of(model: str) -> int | None:
+    """Tokens of a sample, where the model's config leaves them open."""
+    path = Path(model)
+    reads_tokens = path.name == "config.json" and path.parent.name == "tokens"
+    return LENGTH if reads_tokens else None
+
+
 def argument_of(name: str, folder: Path) -> str:
     kind, _, model_type = name.partition(":")
     source = MODELS.get(name, (kind, model_type) if model_type else name)
-    return str(write_config(folder, *source) if isinstance(source, tuple) else source)
+    if not isinstance(source, tuple):
+        return str(source)
+    reads = "other" if source[0] in ("vision", "speech") else "tokens"
+    return str(write_config(folder / reads, *source))
 
 
 def compare(name: str, dtypes: list[str], chosen: list[Layout], root: Path) -> dict[str, Counter]:
