@@ -6,6 +6,7 @@ from planner.graph.operator_graph import OperatorGraph, Unit, UnitKind
 from planner.graph.trial import SOME_RANKS
 from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
+from planner.strategy.configuration import Configuration
 from planner.strategy.facts import SEQUENCE_DIM
 from planner.strategy.mesh import split_axis
 from planner.strategy.nodes import FoldedUnit
@@ -113,4 +114,19 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         compile=False,
         float8=False,
         loss_chunks=1,
+    )
+
+
+def layout_choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
+    """What the layouts of a configuration are chosen under."""
+    return ShardingChoice(
+        tp=configuration.degrees.tp,
+        cp=configuration.degrees.cp,
+        ep=configuration.degrees.ep,
+        sequence_parallel=configuration.sequence_parallel,
+        split_tables=split,
+        microbatch_size=configuration.microbatch_size,
+        compile=configuration.compile,
+        float8=configuration.float8,
+        loss_chunks=configuration.loss_chunks,
     )

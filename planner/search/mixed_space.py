@@ -16,7 +16,7 @@ from planner.graph.sizes.family import GraphFamily
 from planner.hardware.mixed import as_if_all, in_order, orders
 from planner.hardware.spec import ClusterSpec
 from planner.plan.types import Plan, Reason, Rejection, StagePlan
-from planner.pricing.choice import Axes, ShardingChoice
+from planner.pricing.choice import Axes, ShardingChoice, layout_choice
 from planner.pricing.least_work import LeastWork
 from planner.pricing.model_pricing import ModelPricer
 from planner.search.configuration_search import ConfigurationSearch
@@ -24,7 +24,7 @@ from planner.search.mixed_search import MixedSearch
 from planner.search.prospects import Group, Prospect
 from planner.search.refusals import refusal
 from planner.search.search_request import SearchRequest
-from planner.search.space import LayoutSpace, layout_choice
+from planner.search.space import LayoutSpace
 from planner.strategy.configuration import Configuration
 from planner.vocabulary import Schedule
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 
 from planner.cost.stage_costs import StageCosts
@@ -13,7 +13,7 @@ from planner.framework.spec import StateForm
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.plan.types import Plan, Reason, Rejection, StagePlan
-from planner.pricing.choice import Axes, ShardingChoice
+from planner.pricing.choice import Axes, ShardingChoice, layout_choice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
 from planner.search.column_maker import ColumnMaker, KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
@@ -90,17 +90,21 @@ class LayoutSpace:
             dtype=request.dtype,
             loss_module="" if isinstance(loss, str) else loss.module,
         )
-        self.pricer = ModelPricer(
-            graphs,
-            cluster,
-            request.dtype,
-            kernels=framework.kernels,
-            collective_host_s=framework.collective_host_s,
-            is_tried=framework.name == SCRIPT,
-        )
         self.orders = MeshOrders(cluster, request.fixed.mesh_order or ())
         self._tried_chunks = False
         self._known: dict[tuple[ShardingChoice, float, Strides, Hashable], KnownMixes] = {}
+
+    @cached_property
+    def pricer(self) -> ModelPricer:
+        """Prices of the model's units, on devices that are all alike."""
+        return ModelPricer(
+            self.graphs,
+            self.cluster,
+            self.request.dtype,
+            kernels=self.framework.kernels,
+            collective_host_s=self.framework.collective_host_s,
+            is_tried=self.framework.name == SCRIPT,
+        )
 
     @property
     def tries_contexts(self) -> bool:
@@ -382,18 +386,3 @@ class LayoutSpace:
         key = (choice, host_s, strides, table.recomputation_key)
         known = self._known.setdefault(key, KnownMixes())
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)
-
-
-def layout_choice(configuration: Configuration, *, split: bool) -> ShardingChoice:
-    """What the layouts of a configuration are chosen under."""
-    return ShardingChoice(
-        tp=configuration.degrees.tp,
-        cp=configuration.degrees.cp,
-        ep=configuration.degrees.ep,
-        sequence_parallel=configuration.sequence_parallel,
-        split_tables=split,
-        microbatch_size=configuration.microbatch_size,
-        compile=configuration.compile,
-        float8=configuration.float8,
-        loss_chunks=configuration.loss_chunks,
-    )
