@@ -20,7 +20,7 @@ def main() -> int:
     arguments = parse_arguments()
     document = json.loads((arguments.folder / "plan.json").read_text(encoding="utf-8"))
     seen: list[list[str]] = []
-    print(f"\n{'':14}  {'layout':30} {'predicted':>9}  {'measured':>8}  {'off':>5}")
+    print(f"\n{'':14}  {'layout':36} {'predicted':>9}  {'measured':>8}  {'off':>5}")
     for name, key in (
         ("plan", "best"),
         ("runner-up", "runner_up"),
@@ -37,7 +37,7 @@ def main() -> int:
         predicted_s = plan["costs"]["step_time_s"]
         measured_s = measured_step_s(plan, fixed, arguments)
         print(
-            f"{name:14}  {' '.join(words_of(plan)):30} {predicted_s * 1e3:6.0f} ms  "
+            f"{name:14}  {' '.join(words_of(plan)):36} {predicted_s * 1e3:6.0f} ms  "
             f"{measured_s * 1e3:5.0f} ms  {predicted_s / measured_s - 1:+5.0%}",
             flush=True,
         )
@@ -56,7 +56,8 @@ def parse_arguments() -> argparse.Namespace:
 def words_of(plan: dict[str, Any]) -> list[str]:
     degrees = plan["degrees"]
     axes = ("dp_replicate", "dp_shard", "tp", "pp")
-    return [f"{axis} {degrees[axis]}" for axis in axes if degrees[axis] > 1]
+    words = [f"{axis} {degrees[axis]}" for axis in axes if degrees[axis] > 1]
+    return [*words, plan["schedule"]] if degrees["pp"] > 1 else words
 
 
 def layout_of(plan: dict[str, Any]) -> list[str]:

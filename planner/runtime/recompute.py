@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -16,7 +17,12 @@ from .data import python_state, set_python_state
 from .part import Part
 from .trees import Function, Tree
 
-_aten = torch.ops.aten
+_aten, _profiler = torch.ops.aten, torch.ops.profiler
+
+# FSDP2 names what it does for experts inside a block, and has more to do when the block runs again.
+SAC_IGNORED_OPS.update(
+    (_profiler._record_function_enter_new.default, _profiler._record_function_exit._RecordFunction)
+)
 
 SAVED_OPS = frozenset(
     {

@@ -27,7 +27,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
-        *("grouped_attention", "lone_layers"),
+        *("experts_first", "grouped_attention", "lone_layers"),
         *("routed_attention", "routed_experts", "shallow_gpt", "shallow_llama"),
     )
 }
@@ -133,6 +133,13 @@ CASES = {
     "routed_attention-tp_2_ep_2": (
         "routed_attention",
         {"tp": 2, "ep": 2, "sequence_parallel": False, "microbatch_size": 2},
+    ),
+    "experts_first-tp_2_ep_2_selective": (
+        "experts_first",
+        {
+            **{"tp": 2, "ep": 2, "sequence_parallel": True, "microbatch_size": 2},
+            "activation_checkpointing": "selective",
+        },
     ),
     "routed_attention-tp_2_ep_4_full": (
         "routed_attention",
