@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -108,7 +109,11 @@ def layouts() -> list[Layout]:
     return [Layout(fix=tuple(fix.items())) for fix in (*plain, *more)]
 
 
-def drawn_layout(chance: random.Random) -> Layout:
+EXPERTS = re.compile("expert|moe|routed")
+"""In names of models that have experts."""
+
+
+def drawn_layout(chance: random.Random, *, experts: bool) -> Layout:
     """A layout of 2, 4 or 8 processes, with whatever else its axes let one fix."""
     fix: dict[str, object] = {}
     left = chance.choice((2, 4, 4, 8))
@@ -123,7 +128,9 @@ def drawn_layout(chance: random.Random) -> Layout:
     if not {"tp", "cp"} & fix.keys():
         options |= {"loss_chunks": (1, 2, 4)}
     if "dp_shard" in fix:
-        options |= {"reshard_after_forward": (True, False), "ep": (1, 1, 2)}
+        options |= {"reshard_after_forward": (True, False)}
+    if experts and {"dp_shard", "tp", "cp"} & fix.keys():
+        options |= {"ep": (2, 4)}
     if "tp" in fix:
         options |= {"sequence_parallel": (True, False)}
     if "pp" in fix:
@@ -257,7 +264,8 @@ def main() -> int:
         start_s = time.perf_counter()
         chosen = layouts()[:: options.only]
         if options.random:
-            chosen = [drawn_layout(chance) for _ in range(options.random)]
+            experts = EXPERTS.search(name) is not None
+            chosen = [drawn_layout(chance, experts=experts) for _ in range(options.random)]
         print(f"{name}: {len(chosen)} layouts, {STEPS} steps", flush=True)
         with TemporaryDirectory() as folder:
             counts = compare(name, dtypes, chosen, Path(folder))
