@@ -284,8 +284,10 @@ def _summary(plan: Plan) -> list[str]:
         if mode in modes
     }
     recompute = ", ".join(f"{count} blocks {mode}" for mode, count in counts.items()) or "none"
+    has_tokens = plan.tokens_per_step > plan.global_batch_size
+    tokens = f" ({format_count(plan.tokens_per_step)} tokens)" if has_tokens else ""
     batch = (
-        f"{plan.global_batch_size} samples ({format_count(plan.tokens_per_step)} tokens): "
+        f"{plan.global_batch_size} samples{tokens}: "
         f"{_counted(plan.num_microbatches, 'microbatch', 'es')} of {plan.microbatch_size} on "
         f"{_counted(plan.degrees.dp, 'data-parallel rank', 's')}"
     )

@@ -69,6 +69,14 @@ def arguments_of(call):
     return ast.parse(call, mode="eval").body.keywords
 
 
+@pytest.mark.parametrize(("case", "has_tokens"), [(GPT, True), (MLP, False)])
+def test_the_batch_has_tokens_where_samples_have(case, has_tokens):
+    plan = make_plan(case)
+    batch = f"Batch      {plan.global_batch_size} samples"
+    script = emit_script(plan, folder=FOLDER)
+    assert f"{batch} (" in script if has_tokens else f"{batch}: " in script
+
+
 def test_script_holds_the_plan():
     plan = make_plan(GPT, pp=2, dp_shard=2, tp=2, sequence_parallel=True, global_batch_size=32)
     constants = constants_of(emit_script(plan, folder=FOLDER))
