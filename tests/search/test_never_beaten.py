@@ -20,10 +20,12 @@ CLUSTERS = {
     "a100-80gb-sxm": (4, 0.25),
 }
 """GPUs, and share of the memory, so that recomputation and stage cuts matter."""
+SHARED_CORES = {"cpu": (4, 1.0)}
+"""The same of ranks that share cores."""
 
 
 def machine(name):
-    gpus, share = CLUSTERS[name]
+    gpus, share = (CLUSTERS | SHARED_CORES)[name]
     _, cluster = framework_on_cluster(SCRIPT, name, gpus=gpus)
     device = replace(cluster.device, memory_bytes=int(cluster.device.memory_bytes * share))
     return replace(cluster, device=device)
@@ -47,7 +49,9 @@ def check(graphs, cluster, batch):
     assert priced > 3
 
 
-@pytest.mark.parametrize(("model", "cluster"), [("gpt", "h100-sxm"), ("llama", "a10g")])
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("gpt", "h100-sxm"), ("llama", "a10g"), ("gpt", "cpu")]
+)
 def test_no_estimate_is_faster_than_the_plan(model, cluster, request):
     check(request.getfixturevalue(model), machine(cluster), batch=32)
 
