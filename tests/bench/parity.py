@@ -6,6 +6,7 @@ a line for each layout that is refused or differs, a table, and exit code 1 wher
 """
 
 import argparse
+import json
 import math
 import os
 import random
@@ -24,6 +25,7 @@ from driver import IMPORTED
 from families import fast_links, last_line, write_config
 from in_float64 import run_scripts_in_float64
 from launch import (
+    Outcome,
     arguments_of,
     largest_difference,
     largest_weight_difference,
@@ -204,11 +206,11 @@ def outcomes(folders: dict[Layout, Path], dtype: str) -> Iterator[tuple[Layout, 
     """Run the scripts: what is wrong with each, "" where nothing is."""
     if not folders:
         return
-    first = next(iter(folders.values()))
-    name, extra = f"reference-{dtype}", ("--dtype", dtype)
-    job = (first, arguments_of(first, name=name, steps=STEPS, extra=(*extra, "--reference")))
-    run_jobs([job], function=run_scripts_in_float64)
-    expected = outcome_of(first, name=name, steps=STEPS)
+    references: dict[int, Outcome] = {}
+    sizes = {layout: microbatch_size(folder) for layout, folder in folders.items()}
+    for layout, size in sizes.items():  # losses of a whole batch depend on it
+        if size not in references:
+            references[size] = reference(folders[layout], dtype)
     by_count: dict[int, list[Layout]] = {}
     for layout in folders:
         by_count.setdefault(layout.num_processes, []).append(layout)
@@ -222,7 +224,20 @@ def outcomes(folders: dict[Layout, Path], dtype: str) -> Iterator[tuple[Layout, 
                     yield layout, f"FAILED: {failed}"
                 else:
                     found = outcome_of(folders[layout], name=dtype, steps=STEPS)
-                    yield layout, difference(found, expected, dtype)
+                    yield layout, difference(found, references[sizes[layout]], dtype)
+
+
+def microbatch_size(folder: Path) -> int:
+    size: int = json.loads((folder / "plan.json").read_text())["best"]["microbatch_size"]
+    return size
+
+
+def reference(folder: Path, dtype: str) -> Outcome:
+    """Train as one process, in microbatches of a plan's size."""
+    name, extra = f"reference-{dtype}", ("--dtype", dtype, "--reference")
+    job = (folder, arguments_of(folder, name=name, steps=STEPS, extra=extra))
+    run_jobs([job], function=run_scripts_in_float64)
+    return outcome_of(folder, name=name, steps=STEPS)
 
 
 def failure(folders: list[Path], dtype: str, num_processes: int) -> str:
