@@ -135,7 +135,7 @@ def _busy_time(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
     least_s = costs.compute_s + costs.recompute_s + split_s + costs.pp_comm_s
     if _above(least_s, busy_s) or _above(busy_s, least_s + costs.dp_comm_s):
         yield (
-            f"the slowest rank is busy for {busy_s:.6g} s, but the parts of the step make "
+            f"what sets the pace is busy for {busy_s:.6g} s, but the parts of the step make "
             f"{least_s:.6g} s, with data-parallel traffic {least_s + costs.dp_comm_s:.6g} s"
         )
 

@@ -56,7 +56,7 @@ Counts = NDArray[np.int64]
 def bounding_paths(configuration: Configuration) -> tuple[Path, ...]:
     """The paths of every rank, as many of each; the one path where there is no pipeline.
 
-    Where ranks share cores, each as long as it is at the least, and that of all their work.
+    Where ranks share cores, what these make with all work of the cores (``on_cores``).
     """
     return on_cores(configuration, _paths_of(configuration))
 

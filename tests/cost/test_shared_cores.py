@@ -3,11 +3,14 @@
 import random
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import planner
+from planner.cost.pipeline import pipeline_s
 from planner.cost.shared_cores import path_of, times_of
 from planner.hardware.profiles import load_cluster
 from planner.strategy.configuration import Configuration
@@ -168,3 +171,24 @@ def test_whole_pipelines_of_a_node_share_its_cores(gpus, per_node, degrees, expe
     """The CPU profile has two cores; a pipeline of two nodes has a stage on each."""
     cluster = load_cluster("cpu", gpus=gpus, gpus_per_node=per_node)
     assert ranks_per_core(cluster, ParallelDegrees(**degrees)) == expected
+
+
+@pytest.mark.parametrize(("pp", "ranks_on_core"), [(4, 2.0), (2, 1.0)])
+def test_a_plan_is_priced_on_the_cores_that_its_ranks_share(pp, ranks_on_core):
+    """The CPU profile has two cores. What the plan says of its stages is of ranks that all run."""
+    model = Path(__file__).parents[2] / "examples" / "gpt.py"
+    fix = {"pp": pp, "schedule": "1F1B", "microbatch_size": 8}
+    plan = planner.plan(str(model), gpus=pp, cluster="cpu", dtype="float32", fix=fix).best
+    forward, backward = (
+        [getattr(s, f"{p}_s") for s in plan.stages] for p in ("forward", "backward")
+    )
+    number = plan.num_microbatches
+    config = configuration("1F1B", pp=pp, number=number, on_core=ranks_on_core)
+    running_s = plan.costs.step_time_s - plan.costs.optimizer_s
+    alone_s = pipeline_s(
+        "1F1B", pp=pp, num_microbatches=number, forward_s=forward, backward_s=backward
+    )
+    shared_s = times_of(config, forward_s=forward, backward_s=backward).step_s
+    assert shared_s <= running_s * (1 + 1e-9)  # beside it is traffic that comes once a step
+    assert running_s <= (shared_s + plan.costs.dp_comm_s) * (1 + 1e-9)
+    assert (running_s < 0.9 * alone_s) == (ranks_on_core > 1)
