@@ -40,7 +40,7 @@ LAYERS = (
 ORDERS = {
     "runtime": (
         (*("float64_groups", "layout", "meshes", "processes", "stored_order", "trees"),),
-        ("answers", "mesh_order", "unread"),
+        ("answers", "mesh_order", "promise", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("device_kinds", "own_experts", "split_tensor", "streams"),
@@ -62,7 +62,7 @@ ORDERS = {
         ),
         ("gradients", "recompute"),
         ("split_attention", "split_ops", "split_part", "stand_ins"),
-        ("expert_mesh", "parallel_model", "split_loss", "stages"),
+        ("expert_mesh", "parallel_model", "split_chunks", "split_loss", "stages"),
         ("pipeline", "plan_folder", "shared_parameters", "tensor_parallel"),
         ("dry_run",),
     ),

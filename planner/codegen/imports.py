@@ -68,6 +68,7 @@ def runtime_imports(plan: Plan, needs: Needs) -> list[tuple[str, str]]:
 def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
     """What the model and the devices add to them, whatever the layout."""
     data = ("loaders", "Data") if needs.loads_data else ("data", "drawn_microbatches")
+    chunks = "split_chunks" if plan.degrees.splits_modules else "chunked_loss"
     wanted = (
         (True, data),
         (needs.recomputes, ("recompute", "recompute_activations")),
@@ -76,7 +77,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (needs.is_large, ("first_weights", "build_deferred", "parameters_on_meta")),
         (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
-        (plan.loss_chunks > 1, ("chunked_loss", "take_loss_in_chunks")),
+        (plan.loss_chunks > 1, (chunks, "take_loss_in_chunks")),
         (plan.float8, ("float8", "multiply_in_float8")),
         (plan.compile, ("compiled", "compile_blocks")),
         (plan.cpu_offload, ("offload", "keep_on_host")),

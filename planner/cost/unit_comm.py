@@ -6,7 +6,7 @@ from dataclasses import replace
 from planner.cost.op import OpWork
 from planner.cost.unit_work import CommWork
 from planner.cost.work import context_strategy, shares_of
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import Layout
 from planner.strategy.conversion import Collective, conversion, operand_bytes
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
@@ -46,17 +46,18 @@ def joined_comm(parts: Iterable[Comm]) -> tuple[CommWork, ...]:
 
 
 def node_comm(
-    problem: ShardingProblem, node: Node, strategy: NodeStrategy
+    problem: ShardingProblem, node: Node, strategy: NodeStrategy, chunks: int = 1
 ) -> tuple[list[Pair], list[Pair]]:
     """Collectives in front of a node and at its exits, each forward and backward.
 
     Where cp lies around the axis of the problem, a module's inputs come into their layout over the
     inner axis first, and its outputs over cp: each moves the part that the other leaves.
+    ``chunks`` is how many parts the rows of a loss are taken in.
     """
     graph, ranks = problem.context.graph, problem.context.ranks
     outer = context_strategy(problem, node, strategy)
     if outer is None:
-        return entry_comm(strategy), exit_comm(graph, strategy, ranks)
+        return entry_comm(strategy), exit_comm(graph, strategy, ranks, chunks=chunks)
     around = problem.around
     assert around is not None
     own, context = shares_of(strategy, ranks), shares_of(outer, around.ranks)
@@ -67,7 +68,7 @@ def node_comm(
         for value, source, target in around.conversions.get(node.index, ())
     ]
     entries = entry_comm(strategy) + [_over_second(pair) for pair in second]
-    exits = exit_comm(graph, strategy, ranks, left=left, inside=context)
+    exits = exit_comm(graph, strategy, ranks, left=left, inside=context, chunks=chunks)
     beyond = exit_comm(graph, outer, around.ranks, left=own, inside=own)
     return entries, exits + [_over_second(pair) for pair in beyond]
 
@@ -84,6 +85,7 @@ def exit_comm(
     *,
     left: Callable[[int], float] = _whole,
     inside: Callable[[int], float] = _whole,
+    chunks: int = 1,
 ) -> list[Pair]:
     """Collectives at a node's exits, inside its loss and its attention, forward and backward.
 
@@ -93,6 +95,7 @@ def exit_comm(
         ranks: Ranks of the axis.
         left: Share of a value that is left which another axis leaves a rank.
         inside: Share of a value inside the node which it does.
+        chunks: Parts in which the rows of its loss are taken.
     """
     found = [
         change_comm(graph, value, strategy.layouts[value], layout, ranks, share=left(value))
@@ -100,9 +103,9 @@ def exit_comm(
         if value in strategy.layouts
     ]
     for sums in strategy.row_sums:
-        share = inside(graph.nodes[sums.op].inputs[0])
+        share = inside(graph.nodes[sums.op].inputs[0]) / chunks
         row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes * share)
-        found.append(([row] * sums.forward, [row] * sums.backward))
+        found.append(([row] * sums.forward * chunks, [row] * sums.backward * chunks))
     found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
     for value, copies in strategy.exchanged.items():
         exchange = _work(graph, value, "all_to_all", ranks, share=copies * inside(value))
@@ -178,6 +181,31 @@ def boundary_comm(
     ]
     found = ends + [conversion_comm(problem, *change) for change in conversions]
     return joined_comm(forward for forward, _ in found), joined_comm(back for _, back in found)
+
+
+def chunked_comm(
+    problem: ShardingProblem,
+    chosen: Sequence[NodeStrategy],
+    held: Callable[[OpNode], bool],
+    chunks: int,
+) -> tuple[CommWork, ...]:
+    """Collectives behind the nodes that run in chunks, backward as well, in the forward pass.
+
+    Args:
+        problem: The unit.
+        chosen: The strategy of each node.
+        held: Tells their ops.
+        chunks: How many.
+    """
+    graph = problem.context.graph
+    found = [
+        pair
+        for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
+        if node.ops and held(graph.nodes[node.ops[-1]])
+        for side in node_comm(problem, node, strategy, chunks)
+        for pair in side
+    ]
+    return joined_comm(one for pair in found for one in pair)
 
 
 def conversion_comm(problem: ShardingProblem, value: int, source: Layout, target: Layout) -> Pair:

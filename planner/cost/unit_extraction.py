@@ -23,7 +23,7 @@ from planner.cost.unit_comm import (
 )
 from planner.cost.unit_parameters import UnitParameters
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
-from planner.cost.work import Shares, backward_work, forward_work, shares_in, unowned_work
+from planner.cost.work import Shares, backward_work, forward_work, shares_by_op, unowned_work
 from planner.framework.spec import TORCH_KERNELS, KernelForms
 from planner.graph.analysis.retained import (
     block_ops,
@@ -59,8 +59,9 @@ def unit_work(
         conversions: Changes of layout in front of modules.
         saved_before: Storages that the unit before keeps already.
         kernels: How attention is computed and what recomputation runs again.
-        part: Ops to count the work of; None for all of the unit's.
+        part: Ops to count the work of; None for all of the unit's. Parameters are all of its.
     """
+    parameters = UnitParameters(problem, chosen)
     if part is not None:
         problem = _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
@@ -70,7 +71,6 @@ def unit_work(
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = boundary_comm(problem, chosen, conversions, view.own_ops)
     inputs, weights = view.backward_works()
-    parameters = UnitParameters(problem, chosen)
     return UnitWork(
         structure=unit.structure,
         forward=RankWork(ops=tuple(view.forward_works(unit.forward_ops)), comm=there),
@@ -175,13 +175,7 @@ class _UnitView:
         self.own_ops = frozenset(problem.unit.forward_ops)
         self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
-        self.share_of_node = [
-            shares_in(problem, node, strategy)
-            for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
-        ]
-        self.shares: dict[int, Shares] = {
-            op: self.share_of_node[node.index] for node in problem.folded.nodes for op in node.ops
-        }
+        self.shares = shares_by_op(problem, chosen)
         self.saved_values = saved_values(self.graph, problem.unit.forward_ops)
         self._fusion: PointwiseFusion | None = None
         self._float8: Float8Products | None = None

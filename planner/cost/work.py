@@ -55,7 +55,8 @@ class Shares:
     otherwise: float = 1.0
     """Share of values without a layout."""
     around: "Shares | None" = None
-    """Those over cp, of what they leave a rank, where tp splits it."""
+    """Those over what lies around it: over cp, of which tp splits a rank's part, or of chunks over
+    ranks."""
     routed: RoutedRows | None = None
     """What goes to the ranks of experts: a rank computes as much less as it has fewer rows, not as
     it has fewer weights."""
@@ -68,7 +69,7 @@ class Shares:
     @property
     def axes(self) -> tuple["Shares", ...]:
         """Those of each axis by itself."""
-        return (self,) if self.around is None else (replace(self, around=None), self.around)
+        return (self,) if self.around is None else (replace(self, around=None), *self.around.axes)
 
     def is_copied(self, value: int) -> bool:
         """Whether ranks exchange a value for attention."""
@@ -91,6 +92,14 @@ def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
     return Shares(
         layouts=strategy.layouts, ranks=ranks, copies=strategy.exchanged, routed=strategy.routed
     )
+
+
+def shares_by_op(problem: ShardingProblem, chosen: Sequence[NodeStrategy]) -> dict[int, Shares]:
+    """Shares of the strategy that was chosen for the node of each forward op."""
+    found: dict[int, Shares] = {}
+    for node, strategy in zip(problem.folded.nodes, chosen, strict=True):
+        found |= dict.fromkeys(node.ops, shares_in(problem, node, strategy))
+    return found
 
 
 def shares_in(problem: ShardingProblem, node: Node, strategy: NodeStrategy) -> Shares:
@@ -210,9 +219,18 @@ def _backward_shares(
 ) -> tuple[list[float], list[float]]:
     """Those over one axis."""
     known = {*forward.inputs, *forward.outputs, *share.layouts}
+    values, storages = graph.values, graph.storages
 
     def part(value: int) -> float:
-        return share(value) if value in known else gradient_share(graph, value, forward, share)
+        if value in known:
+            return share(value)
+        storage = values[value].storage
+        if storages[storage].kind is StorageKind.PARAMETER:  # transposed, say
+            viewed = (each for each in forward.inputs if values[each].storage == storage)
+            value = next(viewed, value)
+            if value in known:
+                return share(value)
+        return gradient_share(graph, value, forward, share)
 
     return [part(value) for value in op.inputs], [part(value) for value in op.outputs]
 

@@ -20,6 +20,9 @@ from planner.vocabulary import Style
 SOME_RANKS = 2
 """Stands for any number of ranks that share experts."""
 
+_SOME_CHUNKS = 2
+"""Stands for any number of chunks of a loss above one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedModule:
@@ -88,40 +91,48 @@ class LayoutTrial:
         assert unit.block is not None
         return self._answer(layouts, unit.block)
 
-    def ends(self, layouts: Sequence[TriedLayout]) -> Refusal | None:
+    def ends(self, layouts: Sequence[TriedLayout], logits: str = "") -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs.
 
         There the stream is whole, but over cp.
+
+        Args:
+            layouts: How modules run over each axis, the inner one first.
+            logits: Path of the module that makes them where the loss is taken in chunks.
         """
         around = [
             each if each.over.is_context else replace(each, sequence_dim=None) for each in layouts
         ]
-        return self._answer(around, None)
+        return self._answer(around, None, logits)
 
-    def _answer(self, layouts: Sequence[TriedLayout], block: int | None) -> Refusal | None:
+    def _answer(
+        self, layouts: Sequence[TriedLayout], block: int | None, logits: str = ""
+    ) -> Refusal | None:
         """What comes of a try, made once."""
         heard = tuple(replace(each, over=_heard(each.over, each.modules)) for each in layouts)
-        key = (block, heard)
+        key = (block, heard, logits)
         if key not in self._known:
-            self._known[key] = self._try(heard, block)
+            self._known[key] = self._try(heard, block, logits)
         return self._known[key]
 
-    def loss(self, module: str, num_chunks: int) -> Refusal | None:
-        """Try a loss in chunks of rows; None where it runs.
+    def loss(self, logits: str) -> Refusal | None:
+        """Try a loss in chunks of rows, with nothing split; None where it runs.
 
         Args:
-            module: Path of the module that makes the logits.
-            num_chunks: How many.
+            logits: Path of the module that makes them.
         """
-        key = ("loss", module, num_chunks)
-        if key not in self._known:
-            self._known[key] = self._tried(lambda dry_run: dry_run.loss(module, num_chunks))
-        return self._known[key]
+        if logits not in self._known:
+            loss = (logits, _SOME_CHUNKS)
+            self._known[logits] = self._tried(lambda dry_run: dry_run.loss(loss))
+        return self._known[logits]
 
-    def _try(self, layouts: Sequence[TriedLayout], block: int | None) -> Refusal | None:
+    def _try(
+        self, layouts: Sequence[TriedLayout], block: int | None, logits: str
+    ) -> Refusal | None:
         axes = [_as_run(each, block) for each in layouts]
         if block is None:
-            return self._tried(lambda dry_run: dry_run.ends(axes))
+            loss = (logits, _SOME_CHUNKS) if logits else None
+            return self._tried(lambda dry_run: dry_run.ends(axes, loss))
         if block not in self._outside:
             self._outside[block] = self._read_outside(block)
         outside = self._outside[block]

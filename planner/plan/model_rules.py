@@ -94,13 +94,13 @@ def _model_work(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
 
 
 def _model_loss(plan: Plan, graphs: "GraphFamily") -> Iterator[str]:
-    """Chunks of a loss divide the rows of the module that makes its logits."""
+    """Chunks of a loss divide a rank's rows of the module that makes its logits."""
     if plan.loss_chunks == 1:
         return
     rows = loss_rows(graphs.at(plan.microbatch_size))
     if isinstance(rows, str):
         yield f"the loss is taken in {plan.loss_chunks} chunks, but {rows}"
-    elif rows.module != plan.loss_module or rows.rows % plan.loss_chunks:
+    elif rows.module != plan.loss_module or rows.rows % (plan.loss_chunks * plan.degrees.cp):
         yield (
             f"the loss is taken in {plan.loss_chunks} chunks of what {plan.loss_module} returns, "
             f"but {rows.module} returns {rows.rows} rows"

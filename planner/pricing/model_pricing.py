@@ -304,8 +304,9 @@ def _chunked_work(
     """Work of the epilogue where its loss is taken in chunks."""
     rows = sizes.loss_rows
     assert isinstance(rows, LossRows)
-    assert choice.tp == choice.cp == 1
-    loss = ChunkedLoss(graph=sizes.graph, rows=rows, num_chunks=choice.loss_chunks)
+    loss = ChunkedLoss(
+        problem=epilogue.problem, chosen=epilogue.chosen, rows=rows, num_chunks=choice.loss_chunks
+    )
     rest = _solution_work(sizes, epilogue, choice, kernels, lambda op: not loss.holds(op))
     return loss.added_to(rest)
 

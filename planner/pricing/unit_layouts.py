@@ -5,6 +5,7 @@ from functools import partial
 
 from planner.cost.node_pricing import RankSpec
 from planner.errors import SolverError
+from planner.graph.analysis.loss_rows import LossRows
 from planner.graph.operator_graph import Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.graph.trial import Refusal, TriedLayout
@@ -212,7 +213,9 @@ class UnitLayouts:
         layouts = [tried_over(choice, _around_blocks(solutions))]
         if choice.context is not None:
             layouts.append(tried_over(choice.context, _around_blocks(self.around(choice))))
-        found = self._graphs.trial(self._size_of_trial(choice)).ends(layouts)
+        rows = self._solver.sizes(choice.microbatch_size).loss_rows
+        logits = rows.module if isinstance(rows, LossRows) and choice.loss_chunks > 1 else ""
+        found = self._graphs.trial(self._size_of_trial(choice)).ends(layouts, logits)
         if found is not None:
             self._note(choice, found.module or "the model around its blocks", found)
         return found is None

@@ -12,7 +12,7 @@ notes what is done to it until the loss is asked for.
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from .part import Part
 from .processes import RunError
+from .promise import Promise
 from .trees import Args, Function, Kwargs, Tree, tensors_of
 
 _COPIES = frozenset({"_to_copy", "clone"})
@@ -29,9 +30,12 @@ _COPIES = frozenset({"_to_copy", "clone"})
 _RESHAPES = frozenset({"view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "alias"})
 """Ops that keep rows in order, where the last dim stays as it is."""
 
+LOSSES: dict[type[Tensor], Callable[["Ending", Tensor], Tensor]] = {}
+"""How a loss is taken of logits whose sketch has a type of its own."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """Logits before they are made."""
 
     states: Tensor
@@ -56,14 +60,13 @@ class _Product:
         return self.of(functional.linear(self.states, self.table, self.bias))
 
 
-class _Logits(Tensor):
+class _Logits(Promise):
     """Looks like logits that are made when the loss is asked for."""
 
-    product: _Product
-    sketch: Tensor
+    product: Product
 
     @staticmethod
-    def __new__(cls: type["_Logits"], product: _Product, sketch: Tensor) -> "_Logits":
+    def __new__(cls: type["_Logits"], product: Product, sketch: Tensor) -> "_Logits":
         made: _Logits = torch.Tensor._make_wrapper_subclass(
             cls, sketch.shape, dtype=sketch.dtype, device=product.states.device
         )
@@ -180,33 +183,43 @@ def _cross_entropy(args: Args, kwargs: Kwargs) -> Tensor | None:
         return None
     if not isinstance(logits, _Logits) or (logits.ndim, target.ndim) != (2, 1):
         return None
-    product = logits.product
-    ending = _Ending(
-        product=product, target=target, ignored=given["ignore_index"], mean=reduction == "mean"
-    )
+    ignored = given["ignore_index"]
+    counted = (target != ignored).sum() if reduction == "mean" else target.new_ones(())
+    ending = Ending(product=logits.product, target=target, ignored=ignored, counted=counted)
+    return loss_of(ending, logits.sketch)
+
+
+def loss_of(ending: "Ending", sketch: Tensor) -> Tensor:
+    """Take a loss of logits that lie as their sketch does."""
+    return LOSSES.get(type(sketch), loss_on_rank)(ending, sketch)
+
+
+def loss_on_rank(ending: "Ending", _: Tensor) -> Tensor:
+    """Take the loss of what this rank has."""
+    product = ending.product
     loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
         product.states, product.table, product.bias, ending
     )
     return loss
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
+class Ending:
     """A loss over rows."""
 
-    product: _Product
+    product: Product
     target: Tensor
     """Class of each row."""
     ignored: int
     """Class of rows that do not count."""
-    mean: bool
-    """Over the rows that count; else their sum."""
-    counted: Tensor = field(init=False)
+    counted: Tensor
     """By what the sum over rows is divided."""
-
-    def __post_init__(self) -> None:
-        count = (self.target != self.ignored).sum() if self.mean else self.target.new_ones(())
-        object.__setattr__(self, "counted", count)
+    shown: Callable[[Tensor], Tensor] = _as_it_is
+    """How logits of some rows are shown to what reads them."""
 
     def of(self, rows: slice, *, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Return the summand of some rows, and the gradient of their product."""
@@ -214,7 +227,7 @@ class _Ending:
         leaf = functional.linear(product.states[rows], product.table, product.bias).detach()
         with torch.set_grad_enabled(with_gradient):
             loss = functional.cross_entropy(  # no name holds what it reads
-                product.of(leaf.requires_grad_(with_gradient)),
+                product.of(self.shown(leaf.requires_grad_(with_gradient))),
                 self.target[rows],
                 ignore_index=self.ignored,
                 reduction="sum",
@@ -229,7 +242,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Function, states: Tensor, table: Tensor, bias: Tensor | None, ending: _Ending
+        ctx: Function, states: Tensor, table: Tensor, bias: Tensor | None, ending: Ending
     ) -> Tensor:
         needed = ctx.needs_input_grad[:3]
         with_gradient = any(needed)
@@ -286,6 +299,8 @@ def take_loss_in_chunks(part: Part, path: str, num_chunks: int) -> None:
 def _deferred(module: nn.Linear, num_chunks: int, states: Tensor) -> Tensor:
     """The forward of a linear module that waits for the loss."""
     rows = states.reshape(-1, states.shape[-1])
-    product = _Product(rows, module.weight, module.bias, num_chunks)
-    shape = (*states.shape[:-1], module.out_features)
-    return _Logits(product, torch.empty(shape, dtype=rows.dtype, device="meta"))
+    product = Product(rows, module.weight, module.bias, num_chunks)
+    with torch.no_grad():
+        bias = None if product.bias is None else product.bias.to("meta")
+        sketch = functional.linear(states.to("meta"), product.table.to("meta"), bias)
+    return _Logits(product, sketch)

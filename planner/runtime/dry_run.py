@@ -8,25 +8,28 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, copied, examine, kept_by, meta_twin
-from .chunked_loss import take_loss_in_chunks
 from .known_data import DataRead, KnownData
 from .layout import REPLICATE, SplitAxis
 from .model import run_model
 from .module_edge import AxisShardings
 from .part import OffersLoss
+from .split_chunks import take_loss_in_chunks
 from .split_part import SplitPart
 from .split_tensor import Ranks, SplitTensor
 from .stand_ins import EarlierModule
 from .streams import stream_of
 from .tensor_parallel import Shared, TensorParallel
 from .trees import Args, Kwargs, Tree, cast_floats, tensors_of
+
+ChunkedLoss: TypeAlias = tuple[str, int]
+"""Path of the module that makes the logits, and chunks of their rows."""
 
 
 class DryRunError(RuntimeError):
@@ -120,11 +123,12 @@ class DryRun:
         twin = meta_twin(model, dtype)
         return cls(twin, anatomy, user, given, wanted, dtype, inputs, reads)
 
-    def run(self, *axes: AxisShardings) -> None:
+    def run(self, *axes: AxisShardings, loss: ChunkedLoss | None = None) -> None:
         """Run one block of each kind, and what lies around the blocks.
 
         Args:
             axes: How modules run over each axis, the inner one first.
+            loss: Chunks of the loss, where it is taken in several.
 
         Raises:
             DryRunError: Something does not run.
@@ -136,7 +140,7 @@ class DryRun:
         for positions in kinds.values():
             self.block(positions[min(1, len(positions) - 1)], axes)
         if not any(each.axis.is_inside_blocks for each in axes):
-            self.ends(axes)
+            self.ends(axes, loss)
 
     def block(
         self,
@@ -177,11 +181,12 @@ class DryRun:
         noting.remove()
         _check_left(part.model, path, read_outside)
 
-    def ends(self, axes: Sequence[AxisShardings]) -> None:
+    def ends(self, axes: Sequence[AxisShardings], loss: ChunkedLoss | None = None) -> None:
         """Run what lies around the blocks under its layout, all blocks left out.
 
         Args:
             axes: How modules run over each axis, the inner one first.
+            loss: Chunks of the loss, where it is taken in several.
 
         Raises:
             DryRunError: It does not run.
@@ -193,9 +198,11 @@ class DryRun:
             dim = each.sequence_dim if each.axis.is_context else None
             if dim is not None and self.anatomy.blocks:
                 parallel.split_output(self.anatomy.blocks[-1], dim)
+        if loss is not None:
+            take_loss_in_chunks(part, *loss)
         self._run_ends(part)
 
-    def loss(self, module: str, num_chunks: int) -> None:
+    def loss(self, loss: ChunkedLoss) -> None:
         """Run what lies around the blocks with its loss in chunks.
 
         All blocks are left out where that goes; it does not where more is read of them than what
@@ -205,13 +212,13 @@ class DryRun:
             DryRunError: It does not run.
         """
         try:
-            self._run_loss(module, num_chunks, ())
+            self._run_loss(loss, ())
         except DryRunError:
-            self._run_loss(module, num_chunks, range(len(self.anatomy.blocks)))
+            self._run_loss(loss, range(len(self.anatomy.blocks)))
 
-    def _run_loss(self, module: str, num_chunks: int, kept: Sequence[int]) -> None:
+    def _run_loss(self, loss: ChunkedLoss, kept: Sequence[int]) -> None:
         part = self._part(kept)
-        take_loss_in_chunks(part, module, num_chunks)
+        take_loss_in_chunks(part, *loss)
         self._run_ends(part)
 
     def _run_ends(self, part: SplitPart) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout
+from .promise import Promise
 from .trees import Args, Function, Kwargs, Tree, alias_of
 from .unread import SplitError, refuse_unread
 
@@ -140,6 +141,8 @@ def is_over(tensor: Tree, ranks: Ranks) -> TypeGuard[SplitTensor]:
 
 def layout_of(tensor: Tensor, ranks: Ranks) -> Layout:
     """Return the layout of a tensor over some ranks; one that is not split is whole on each."""
+    if isinstance(tensor, Promise):
+        return layout_of(tensor.sketch, ranks)
     if is_over(tensor, ranks):
         return tensor.layout_over_ranks
     if isinstance(tensor, SplitTensor) and tensor.ranks.level > ranks.level:
@@ -233,10 +236,15 @@ def changed(
         ranks: The ranks of the axis.
         gradient: Layout in which its gradient goes back, PARTIAL for this rank's summand as a
             plain tensor; None for that of the tensor, where the gradient of a sum is whole.
+
+    Raises:
+        SplitError: It is not there yet, and will lie otherwise.
     """
     source = layout_of(tensor, ranks)
     if source == target and gradient is None:
         return tensor
+    if isinstance(tensor, Promise):
+        raise SplitError(f"{tensor!r} would have to be {target} before it is made, not {source}")
     back = gradient or (source if source.is_shard else REPLICATE)
     made: Tensor = _Change.apply(tensor, target, ranks, back)  # type: ignore[no-untyped-call]
     return made

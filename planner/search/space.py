@@ -144,9 +144,7 @@ class LayoutSpace:
         self._tried_chunks = True
         largest = max(chunked, key=lambda configuration: configuration.microbatch_size)
         trial = self.graphs.trial(self.graphs.size_of_trial(largest.microbatch_size))
-        refusal = trial.loss(
-            self.context.loss_module, min(configuration.loss_chunks for configuration in chunked)
-        )
+        refusal = trial.loss(self.context.loss_module)
         if refusal is not None:
             self.facts = replace(self.facts, loss=refusal.reason)
         return refusal is None
@@ -172,7 +170,7 @@ class LayoutSpace:
                     degrees, self.facts, request.fixed, kind.device, request.dtype
                 )
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
-            rule = rule or chunk_rule(degrees, self.facts, request.fixed)
+            rule = rule or chunk_rule(self.facts, request.fixed)
             rule = rule or offload_rule(request.fixed, self.cluster)
             rule = rule or self.orders.broken_rule(degrees)
             items: Iterator[Configuration | BrokenRule] = (

@@ -10,7 +10,7 @@ from planner.strategy.rules import (
     divisors,
     listed,
 )
-from planner.vocabulary import SHARED_SCHEDULES, Axis, Dtype, Recomputation
+from planner.vocabulary import SHARED_SCHEDULES, Dtype, Recomputation
 
 
 def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
@@ -137,20 +137,9 @@ def stream_rule(
     )
 
 
-def chunk_rule(
-    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
-) -> BrokenRule | None:
-    """Refuse chunks of a loss where something is split over its rows or classes, or it has none."""
-    if (fixed.loss_chunks or 1) == 1:
+def chunk_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | None:
+    """Refuse chunks of a loss that has no rows of its own."""
+    if (fixed.loss_chunks or 1) == 1 or not isinstance(facts.loss, str):
         return None
-    asked = f"loss_chunks={fixed.loss_chunks}"
-    if isinstance(facts.loss, str):
-        return BrokenRule(rule="loss_chunks", detail=f"{asked}: {facts.loss}; loss_chunks can be 1")
-    axis = degrees.split_axis
-    if axis not in (Axis.TP, Axis.CP) or not degrees.splits_modules:
-        return None
-    return BrokenRule(
-        rule=f"loss_chunks with {axis}",
-        detail=f"{asked} with {axis} {getattr(degrees, axis)}: chunks are rows of logits that lie "
-        f"whole on a rank; {axis} can be 1, or loss_chunks 1",
-    )
+    detail = f"loss_chunks={fixed.loss_chunks}: {facts.loss}; loss_chunks can be 1"
+    return BrokenRule(rule="loss_chunks", detail=detail)

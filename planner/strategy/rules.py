@@ -263,21 +263,22 @@ def _loss_chunks(
 ) -> int | BrokenRule:
     """Chunks of a loss: as many as are asked for, else as large logits call for, 1 for small ones.
 
-    They divide the rows, so that all are alike.
+    They divide the rows of a rank of cp, so that all are alike. Ranks of tp have some of the
+    classes each, or of the rows.
     """
-    if isinstance(facts.loss, str) or degrees.tp > 1 or degrees.cp > 1:
+    if isinstance(facts.loss, str):
         return 1
-    rows = microbatch_size * facts.loss.rows
-    asked = fixed.loss_chunks
+    rows, tp, asked = microbatch_size * facts.loss.rows // degrees.cp, degrees.tp, fixed.loss_chunks
     if asked is not None:
         if rows % asked:
             return BrokenRule(
                 rule="rows % loss_chunks",
-                detail=f"{rows} rows of a microbatch of {microbatch_size} % loss_chunks {asked} = "
-                f"{rows % asked}; it can be {listed(divisors(rows))}",
+                detail=f"{rows} rows of a rank's microbatch of {microbatch_size} % loss_chunks "
+                f"{asked} = {rows % asked}; it can be {listed(divisors(rows))}",
             )
         return asked
-    least = -(-rows * facts.loss.classes * DTYPE_BYTES[Dtype.FLOAT32] // CHUNK_BYTES)
+    logits = rows * facts.loss.classes // (tp if facts.loss.classes % tp == 0 else 1)
+    least = -(-logits * DTYPE_BYTES[Dtype.FLOAT32] // CHUNK_BYTES)
     return next((count for count in divisors(rows) if count >= least), 1)
 
 

@@ -126,9 +126,8 @@ def drawn_layout(chance: random.Random, *, experts: bool) -> Layout:
     options: dict[str, tuple[object, ...]] = {
         "activation_checkpointing": ("none", "selective", "full"),
         "microbatch_size": (1, 2, 4),
+        "loss_chunks": (1, 2, 4),
     }
-    if not {"tp", "cp"} & fix.keys():
-        options |= {"loss_chunks": (1, 2, 4)}
     if "dp_shard" in fix:
         options |= {"reshard_after_forward": (True, False)}
     if experts and {"dp_shard", "tp", "cp"} & fix.keys():

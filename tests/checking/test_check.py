@@ -126,6 +126,9 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
     [
         ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
+        ({**CHUNKED, "tp": 2, "dp_shard": 2}, 0.75),
+        ({**CHUNKED, "cp": 2, "dp_shard": 2}, 0.75),
+        ({**CHUNKED, "cp": 2, "tp": 2, "sequence_parallel": False}, None),
         ({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
         ({"pp": 2, "dp_shard": 2, "schedule": "DualPipeV", "microbatch_size": 2}, None),
         *(

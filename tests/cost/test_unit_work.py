@@ -15,7 +15,7 @@ from planner.hardware.topology import MeshAxis, comm_group
 from planner.validation.pricing.models import ModelShape
 from planner.validation.pricing.workbook import WorkBook, WorkKey
 
-HIDDEN, HEADS, VOCAB, SEQ, BATCH = 512, 8, 1024, 256, 3
+HIDDEN, HEADS, VOCAB, SEQ, BATCH = 1024, 16, 1024, 512, 3
 TOKENS = BATCH * SEQ
 
 SHAPE = ModelShape(
@@ -78,6 +78,17 @@ def test_a_block_computes_the_closed_form(tp):
     # A fused kernel computes the scores again: five products instead of two.
     assert flop(block.input_backward, "attention") == 2.5 * ATTENTION_FLOP / tp
     assert flop(block.weight_backward, "attention") == 0
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_the_sizes_of_a_product_are_those_of_its_flop(tp, sequence_parallel):
+    """Its rate follows from the one, and its least time from the other."""
+    for unit in counted(tp=tp, sequence_parallel=sequence_parallel).units:
+        for work in (unit.forward, unit.input_backward, unit.weight_backward):
+            for op in work.ops:
+                if op.kind == "matmul":
+                    assert op.flop == 2 * op.batch * op.m * op.n * op.k
 
 
 def test_a_causal_mask_spares_all_but_half_of_the_diagonal():

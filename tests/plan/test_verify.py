@@ -404,9 +404,6 @@ MUTATIONS = {
     "no chunks": ("flat", "loss", change(loss_chunks=0)),
     "chunks of nothing": ("flat", "loss", change(loss_chunks=4)),
     "a module of whole logits": ("flat", "loss", change(loss_module="lm_head")),
-    "chunks of split logits": (
-        "tensor", "whole modules", change(loss_chunks=4, loss_module="lm_head")
-    ),
     "chunks of another module": ("chunked", "model's loss", change(loss_module="output")),
     "chunks that do not divide": ("chunked", "model's loss", change(loss_chunks=7)),
     "a recomputed prologue": ("mixed", "recomputation", policy_of_unit(0, "full")),

@@ -57,6 +57,26 @@ CASES = {
         {"pp": 2, "dp_shard": 2, "virtual_stages": 4, "loss_chunks": 8},
     ),
     "llama-hsdp": ("shallow_llama", {"dp_replicate": 2, "dp_shard": 2}),
+    "llama-chunks_tp_2": (
+        "shallow_llama",
+        {"tp": 2, "dp_shard": 2, "sequence_parallel": True, "loss_chunks": 4},
+    ),
+    "llama-chunks_cp_2": (
+        "shallow_llama",
+        {"cp": 2, "dp_shard": 2, "microbatch_size": 2, "loss_chunks": 8},
+    ),
+    "llama-chunks_cp_2_tp_2_zero_bubble": (
+        "shallow_llama",
+        {
+            **{"cp": 2, "tp": 2, "pp": 2, "sequence_parallel": False},
+            **{"schedule": "ZBVZeroBubble", "loss_chunks": 4},
+        },
+    ),
+    "odd_vocabulary-chunks_tp_2": ("odd_vocabulary", {"tp": 2, "pp": 2, "loss_chunks": 2}),
+    "routed_attention-chunks_cp_2_ep_2": (
+        "routed_attention",
+        {"cp": 2, "ep": 2, "microbatch_size": 2, "loss_chunks": 4},
+    ),
     "llama-tp_4": ("shallow_llama", {"tp": 4, "sequence_parallel": False}),
     "llama-tp_2_sequence": ("shallow_llama", {"tp": 2, "sequence_parallel": True}),
     "llama-pp_2_tp_2": ("shallow_llama", {"pp": 2, "tp": 2, "schedule": "Interleaved1F1B"}),

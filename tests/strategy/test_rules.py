@@ -238,18 +238,21 @@ def test_large_logits_are_taken_in_chunks_of_a_gibibyte():
     assert chunks_of(FixedValues()) == {4}
     assert chunks_of(FixedValues(), size=4) == {16}
     assert chunks_of(FixedValues(), pp=2) == {4}
-    assert chunks_of(FixedValues(), tp=2) == {1}
-    assert chunks_of(FixedValues(), cp=2) == {1}
+    assert chunks_of(FixedValues(), tp=2) == {2}
+    assert chunks_of(FixedValues(), tp=3) == {4}  # which leaves the classes whole
+    assert chunks_of(FixedValues(), cp=2) == {2}
+    assert chunks_of(FixedValues(), cp=2, tp=2) == {1}
     assert chunks_of(FixedValues(loss_chunks=1)) == {1}
     assert chunks_of(FixedValues(loss_chunks=64)) == {64}
     assert chunks_of(FixedValues(loss_chunks=7)) == {"rows % loss_chunks"}
+    assert chunks_of(FixedValues(loss_chunks=8192)) == {8192}
+    assert chunks_of(FixedValues(loss_chunks=8192), tp=2) == {8192}
+    assert chunks_of(FixedValues(loss_chunks=8192), cp=2) == {"rows % loss_chunks"}
 
 
 def test_chunks_that_cannot_be_are_refused_where_they_are_fixed():
     fixed, facts = FixedValues(loss_chunks=4), replace(FACTS, loss=ROWS)
-    assert chunk_rule(ParallelDegrees(dp_shard=2, ep=2, pp=2), facts, fixed) is None
-    assert "tp 2" in chunk_rule(ParallelDegrees(tp=2), facts, fixed).detail
-    assert "cp 2" in chunk_rule(ParallelDegrees(cp=2), facts, fixed).detail
-    assert chunk_rule(ParallelDegrees(tp=2), facts, FixedValues(loss_chunks=1)) is None
+    assert chunk_rule(facts, fixed) is None
     other = replace(FACTS, loss="softmax works on more than a row")
-    assert "softmax works on more" in chunk_rule(ParallelDegrees(), other, fixed).detail
+    assert chunk_rule(other, FixedValues(loss_chunks=1)) is None
+    assert "softmax works on more" in chunk_rule(other, fixed).detail
