@@ -32,6 +32,10 @@ _WITHOUT_SPARSIFY = {"presolve_rule_off": 1 << 14}
 (ERGO-Code/HiGHS#1883, #2915), and asks meanwhile neither for the time nor whether it may go on."""
 
 
+_MOST_ITERATIONS = 10
+"""Iterations of a linear program, for each row and variable: one that was begun from an old basis
+may go round for ever."""
+
 _WHOLE = 1e-7
 """How far from a whole number a variable may be that is one."""
 
@@ -220,8 +224,14 @@ class LinearProgram:
         Raises:
             NoSolutionError: There is no feasible point.
         """
-        self._solver.run()
-        status = self._solver.getModelStatus()
+        most = _MOST_ITERATIONS * (self._solver.getNumCol() + self._solver.getNumRow())
+        for _ in range(2):
+            self._solver.setOptionValue("simplex_iteration_limit", most)
+            self._solver.run()
+            status = self._solver.getModelStatus()
+            if status != highspy.HighsModelStatus.kIterationLimit:
+                break
+            self._solver.clearSolver()  # without the basis from which it goes round
         if status == highspy.HighsModelStatus.kInfeasible:
             raise NoSolutionError("the solver ended with a proof that there is no solution")
         if status != highspy.HighsModelStatus.kOptimal:

@@ -178,3 +178,12 @@ def test_a_linear_program_without_a_feasible_point_is_an_error():
     program.add_rows(np.ones((1, 2)), np.array([9.0]), np.array([3.0]))
     with pytest.raises(NoSolutionError):
         program.minimise()
+
+
+@pytest.mark.parametrize(("iterations", "ends"), [(0, True), (10, False)])
+def test_a_linear_program_that_goes_round_ends_without_an_optimum(iterations, ends, monkeypatch):
+    monkeypatch.setattr("planner.solver._MOST_ITERATIONS", iterations)
+    chance = np.random.default_rng(0)
+    program = LinearProgram(-chance.random(20), np.full(20, 5.0))
+    program.add_rows(chance.random((20, 20)), np.ones(20))  # presolve leaves these as they are
+    assert (program.minimise() is None) == ends

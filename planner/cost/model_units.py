@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
+
+import numpy as np
 
 from planner.cost.node_pricing import RankSpec
 from planner.cost.unit_pricing import PricedUnit, master_bytes, price_unit
@@ -120,25 +123,59 @@ class ModelUnits:
     def stretches(self) -> tuple[int, ...]:
         """The first unit of each unit's stretch, within which runs of one length are alike.
 
-        Its units compute the same and receive as much. A weight that several units read, or an
-        activation that only some of them keep, tells one from another. (Nothing hides behind the
-        first block, which is left to those who price it.)
+        Its units compute the same and receive as much. A weight that several units read tells one
+        from another, and so does an activation that only some of them keep, unless runs of each
+        length keep as much of all such wherever they lie. (Nothing hides behind the first block,
+        which is left to those who price it.)
         """
-        marks: dict[int, list[Hashable]] = defaultdict(list)
-        together = [("tied", tied.units) for tied in self.tied]
-        for each in self.shared:
-            held = (("kept", each.units), ("owned", each.owners), ("received", each.received))
-            together += [(name, tuple(units)) for name, units in held]
-        for at, (name, readers) in enumerate(together):
+        tied = [tied.units for tied in self.tied]
+        held = [units for s in self.shared for units in (s.units, s.owners, s.received)]
+        apart, together = self._stretches([*tied, *held]), self._stretches(tied)
+        ends = {start: end for end, start in enumerate(together, start=1)}
+        alike = {start: self._keep_alike(start, end) for start, end in ends.items()}
+        return tuple(
+            joint if alike[joint] else own for own, joint in zip(apart, together, strict=True)
+        )
+
+    def _keep_alike(self, first: int, end: int) -> bool:
+        """Whether all runs of a length between two units keep as much of shared activations."""
+        if not self.shared or end - first == 1:
+            return True
+        units, places = len(self.units), np.arange(first, end)
+        sizes = np.array([[each.size_bytes] for each in self.shared])
+        reads, owns, received = (
+            np.array([[unit in held(each) for unit in range(units)] for each in self.shared])
+            for held in (attrgetter("units"), attrgetter("owners"), attrgetter("received"))
+        )
+        reads_before, owns_before = (
+            np.pad(np.cumsum(each, axis=1), ((0, 0), (1, 0))) for each in (reads, owns)
+        )
+        for length in range(1, end - first):
+            starts = places[: len(places) - length + 1]
+            has_readers, has_owners = (
+                before[:, starts + length] > before[:, starts]
+                for before in (reads_before, owns_before)
+            )
+            counted = has_readers & ~has_owners
+            # In receive buffers, where there are some, a stage holds what it receives.
+            for kept in (counted, counted & ~received[:, starts]):
+                if np.ptp((sizes * kept).sum(axis=0)):
+                    return False
+        return True
+
+    def _stretches(self, together: Sequence[Collection[int]]) -> list[int]:
+        """The first unit of each unit's stretch where sets of units tell those in them apart."""
+        marks: dict[int, list[int]] = defaultdict(list)
+        for at, readers in enumerate(together):
             for reader in readers:
-                marks[reader].append((at, name))
+                marks[reader].append(at)
         ends, starts, before = {0, len(self.units) - 1}, list[int](), None
         for index, unit in enumerate(self.units):
             place = self.entering_bytes[index], self.received_bytes[index : index + 1]
             key = id(unit), place, tuple(marks[index]), index in ends and index
             starts.append(starts[-1] if key == before else index)
             before = key
-        return tuple(starts)
+        return starts
 
     def with_blocks(self, number: int) -> "ModelUnits":
         """The same model with another number of blocks, each as the second of its three."""
