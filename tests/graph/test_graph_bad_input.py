@@ -1,12 +1,17 @@
 """What is said of models and data that cannot be traced."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from graph_models import mean_square, vectors, wrap
 from torch import nn
 from torch.nn import functional
 
+from planner.cli.main import run
 from planner.errors import ModelError
+from planner.graph.loading.load import load_model
+from planner.graph.operator_graph import Phase
 from planner.graph.recording.recorder import Recorder
 from planner.graph.trace import trace_model
 
@@ -246,6 +251,18 @@ def test_a_forward_pass_that_does_not_end(monkeypatch):
 
     error = fails(run, "more than 1,000 operators", "x = net.linear(x)")
     assert "shorter sequence" in error.hint
+
+
+def test_what_calls_the_planner_is_no_code_of_the_model(monkeypatch, capsys):
+    """Backward runs no line of it: the command line's own libraries are around it."""
+    model = str(Path(__file__).parents[2] / "examples" / "mlp.py")
+    graph = trace_model(load_model(model), microbatch_size=1, dtype="bfloat16")
+    forward = sum(op.phase is Phase.FORWARD for op in graph.nodes)
+    monkeypatch.setattr("planner.graph.recording.recorder.MOST_OPS", forward + 5)
+    assert run(["trace", model]) == ModelError.exit_code
+    message = capsys.readouterr().err
+    assert f"more than {forward + 5} operators" in message
+    assert "it is at" not in message
 
 
 def test_a_failed_trace_leaves_no_hooks_behind():

@@ -12,8 +12,12 @@ from types import FrameType, TracebackType
 
 import torch
 
-_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
+_PACKAGE = Path(__file__).resolve().parents[2]
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(_PACKAGE))
 """Folders of torch and of this package."""
+
+_RUNNING_FOLDERS = tuple(str(_PACKAGE / name) for name in ("graph", "runtime"))
+"""Those of this package that run the user's code: what calls the others is no code of the model."""
 
 _LONGEST_CODE = 70
 """Letters of a line that are quoted."""
@@ -75,6 +79,8 @@ def lines_of_stack() -> Iterator[UserLine]:
         file = frame.f_code.co_filename
         if _is_user_file(file):
             yield UserLine(file, frame.f_lineno)
+        elif file.startswith(str(_PACKAGE)) and not file.startswith(_RUNNING_FOLDERS):
+            return
         frame = frame.f_back
 
 
