@@ -19,6 +19,9 @@ _MEAN, _SUM = 1, 2
 """How torch numbers the reductions of losses."""
 
 
+_KNOWN = "loss rows"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRows:
     """Ops that can run some rows at a time."""
@@ -49,11 +52,18 @@ class LossRows:
 
 
 def loss_rows(graph: OperatorGraph) -> LossRows | str:
-    """Find such an end.
+    """Find such an end, once for a graph.
 
     Returns:
         Why there is none, as a clause, where there is none.
     """
+    found: LossRows | str | None = graph.known.get(_KNOWN)
+    if found is None:
+        found = graph.known[_KNOWN] = _found(graph)
+    return found
+
+
+def _found(graph: OperatorGraph) -> LossRows | str:
     losses = [op for op in graph.nodes if op.name == _LOSS]
     if len(losses) != 1:
         return f"the model has {len(losses) or 'no'} cross-entropies over classes, not one"
