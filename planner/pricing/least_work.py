@@ -13,7 +13,7 @@ the way those below it. Layouts that run are no faster than the fastest.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
@@ -45,7 +45,7 @@ class LeastWork:
         self._solvers = tuple(solvers)
         self._devices = tuple(devices)
         self._largest: dict[ShardingChoice, int] = {}
-        self._solved: dict[ShardingChoice, dict[int, float]] = {}
+        self._solved: dict[ShardingChoice, dict[int, _Least]] = {}
 
     @cached_property
     def _holds(self) -> bool:
@@ -74,8 +74,8 @@ class LeastWork:
             self.solved_s(replace(family, microbatch_size=self._largest[family]))
         return max(
             (
-                seconds * size / larger
-                for larger, seconds in self._solved[family].items()
+                least.of(choice) * size / larger
+                for larger, least in self._solved[family].items()
                 if larger % size == 0 and self._graphs.evaluates(larger)
             ),
             default=0.0,
@@ -92,10 +92,8 @@ class LeastWork:
         size = choice.microbatch_size
         solved = self._solved.setdefault(_family(choice), {})
         if size not in solved:
-            solved[size] = (
-                0.0 if _is_otherwise(choice) else self._solve_s(choice) * (1 - _TOLERANCE)
-            )
-        return solved[size]
+            solved[size] = _Least() if _is_otherwise(choice) else self._solve(choice)
+        return solved[size].of(choice)
 
     def _of_a_part_s(
         self, known_s: Callable[[ShardingChoice], float], choice: ShardingChoice
@@ -107,20 +105,34 @@ class LeastWork:
         """
         return known_s(_without_context(choice)) / choice.cp if self._holds else 0.0
 
-    def _solve_s(self, choice: ShardingChoice) -> float:
+    def _solve(self, choice: ShardingChoice) -> "_Least":
         sizes = self._solvers[0].sizes(choice.microbatch_size)
         by_structure: dict[str, float] = {}
         for unit in sizes.representatives:
             solutions = [solver.solve(unit, choice) for solver in self._solvers]
             bounds_s = [each.bound_s for each in solutions if each is not None]
             if len(bounds_s) < len(solutions):
-                return 0.0
-            by_structure[unit.structure] = min(bounds_s)
-        return sum(
-            by_structure[unit.structure]
-            for unit in sizes.graph.units
-            if choice.loss_chunks == 1 or unit.kind is not UnitKind.EPILOGUE
+                return _Least()
+            by_structure[unit.structure] = min(bounds_s) * (1 - _TOLERANCE)
+        units = [(unit.kind, by_structure[unit.structure]) for unit in sizes.graph.units]
+        return _Least(
+            seconds=sum(seconds for _, seconds in units),
+            but_end_s=sum(seconds for kind, seconds in units if kind is not UnitKind.EPILOGUE),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Least:
+    """What a microbatch takes at the least."""
+
+    seconds: float = 0.0
+    """Through all units."""
+    but_end_s: float = 0.0
+    """Without the epilogue, of which nothing is known where its loss is in chunks."""
+
+    def of(self, choice: ShardingChoice) -> float:
+        """Under a choice."""
+        return self.seconds if choice.loss_chunks == 1 else self.but_end_s
 
 
 def _is_otherwise(choice: ShardingChoice) -> bool:
@@ -134,5 +146,5 @@ def _without_context(choice: ShardingChoice) -> ShardingChoice:
 
 
 def _family(choice: ShardingChoice) -> ShardingChoice:
-    """What choices have in common that differ in their microbatches."""
-    return replace(choice, microbatch_size=1)
+    """What choices have in common that differ in their microbatches, and so in chunks of a loss."""
+    return replace(choice, microbatch_size=1, loss_chunks=1)
