@@ -58,7 +58,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         sequence_parallel=degrees.tp > 1,
         compile=space.request.fixed.compile and degrees.tp == 1,
         float8=space.request.fixed.float8 and degrees.tp == 1,
-        loss_chunks=space.request.fixed.loss_chunks if degrees.tp == 1 else None,
+        loss_chunks=space.request.fixed.loss_chunks,
         cpu_offload=space.request.fixed.cpu_offload,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
