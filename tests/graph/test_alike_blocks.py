@@ -161,6 +161,6 @@ def test_a_look_that_fails_where_blocks_are_left_out_runs_them(monkeypatch):
         raise RuntimeError("not like this")
 
     monkeypatch.setattr(trial_module, "alike_blocks_skipped", refuse)
-    found = trial.loss("blocks.3", 1)
+    found = trial.loss("blocks.3")
     assert [None in kinds for kinds in looks] == [False, True]
     assert "not like this" in found.reason
