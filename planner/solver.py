@@ -225,8 +225,8 @@ class LinearProgram:
             NoSolutionError: There is no feasible point.
         """
         most = _MOST_ITERATIONS * (self._solver.getNumCol() + self._solver.getNumRow())
+        self._solver.setOptionValue("simplex_iteration_limit", most)
         for _ in range(2):
-            self._solver.setOptionValue("simplex_iteration_limit", most)
             self._solver.run()
             status = self._solver.getModelStatus()
             if status != highspy.HighsModelStatus.kIterationLimit:

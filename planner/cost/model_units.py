@@ -132,15 +132,16 @@ class ModelUnits:
         held = [units for s in self.shared for units in (s.units, s.owners, s.received)]
         apart, together = self._stretches([*tied, *held]), self._stretches(tied)
         ends = {start: end for end, start in enumerate(together, start=1)}
-        alike = {start: self._keep_alike(start, end) for start, end in ends.items()}
+        differ = dict.fromkeys(
+            joint for own, joint in zip(apart, together, strict=True) if own != joint
+        )
+        alike = {start for start in differ if self._keep_alike(start, ends[start])}
         return tuple(
-            joint if alike[joint] else own for own, joint in zip(apart, together, strict=True)
+            joint if joint in alike else own for own, joint in zip(apart, together, strict=True)
         )
 
     def _keep_alike(self, first: int, end: int) -> bool:
         """Whether all runs of a length between two units keep as much of shared activations."""
-        if not self.shared or end - first == 1:
-            return True
         units, places = len(self.units), np.arange(first, end)
         sizes = np.array([[each.size_bytes] for each in self.shared])
         reads, owns, received = (

@@ -1,0 +1,40 @@
+"""Layouts of the end of a model, tried with its loss in chunks."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.graph.loading.load import load_model
+from planner.graph.trace import trace_model
+from planner.graph.trial import LayoutTrial, TriedLayout, TriedModule
+from planner.runtime.layout import SplitAxis
+
+LLAMA = Path(__file__).parents[2] / "examples" / "llama.py"
+HEAD = "output"
+
+
+@pytest.fixture(scope="module")
+def trial():
+    model = load_model(str(LLAMA))
+    return LayoutTrial(model, trace_model(model, microbatch_size=2, dtype="float32"), "float32")
+
+
+def head(output_layout):
+    """The head over tp, each rank with some of the classes, which it hands on in a layout."""
+    module = TriedModule(
+        module=HEAD, style="column", split=(("weight", 0, 1),),
+        input_layout="Replicate", output_layout=output_layout,
+    )  # fmt: skip
+    return [TriedLayout(over=SplitAxis("tp", 2), sequence_dim=None, modules=(module,))]
+
+
+@pytest.mark.parametrize("logits", ["", HEAD])
+def test_classes_of_each_rank_run_whole_and_in_chunks(trial, logits):
+    assert trial.ends(head("Shard(-1)"), logits) is None
+
+
+def test_logits_that_are_gathered_run_whole_and_are_refused_in_chunks(trial):
+    assert trial.ends(head("Replicate")) is None
+    refusal = trial.ends(head("Replicate"), HEAD)
+    assert refusal is not None
+    assert "before it is made" in refusal.reason
