@@ -1,6 +1,6 @@
 """Collectives of a unit with its layouts chosen: where layouts change, and inside its loss."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from planner.cost.op import OpWork
@@ -162,7 +162,7 @@ def boundary_comm(
     problem: ShardingProblem,
     chosen: Sequence[NodeStrategy],
     conversions: Conversions,
-    own_ops: Collection[int],
+    own_ops: frozenset[int],
 ) -> tuple[tuple[CommWork, ...], tuple[CommWork, ...]]:
     """Collectives behind a unit's nodes and at changes of layout, forward and backward.
 
@@ -170,12 +170,12 @@ def boundary_comm(
         problem: The unit.
         chosen: The strategy of each node.
         conversions: Changes of layout in front of modules.
-        own_ops: Ops whose nodes count.
+        own_ops: Nodes count all of whose ops are among these.
     """
     ends = [
         pair
         for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
-        if node.ops and node.ops[-1] in own_ops
+        if node.ops and own_ops.issuperset(node.ops)
         for side in node_comm(problem, node, strategy)
         for pair in side
     ]
@@ -189,19 +189,19 @@ def chunked_comm(
     held: Callable[[OpNode], bool],
     chunks: int,
 ) -> tuple[CommWork, ...]:
-    """Collectives behind the nodes that run in chunks, backward as well, in the forward pass.
+    """Collectives of the nodes that run in chunks, backward as well, in the forward pass.
 
     Args:
         problem: The unit.
         chosen: The strategy of each node.
-        held: Tells their ops.
+        held: Tells ops that do; others of their nodes follow these.
         chunks: How many.
     """
     graph = problem.context.graph
     found = [
         pair
         for node, strategy in zip(problem.folded.nodes, chosen, strict=True)
-        if node.ops and held(graph.nodes[node.ops[-1]])
+        if any(held(graph.nodes[op]) for op in node.ops)
         for side in node_comm(problem, node, strategy, chunks)
         for pair in side
     ]

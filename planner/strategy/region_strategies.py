@@ -5,7 +5,9 @@ from math import prod
 
 from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import PARTIAL, REPLICATE, Layout, can_shard, shard
+from planner.runtime.op_call import Call, Operand
 from planner.runtime.op_rules import ATTENTIONS, head_copies
+from planner.runtime.product_rules import sum_layouts
 from planner.strategy.nodes import Node, NodeKind, NodeStrategy, RowSum
 from planner.strategy.propagation import output_layouts
 from planner.strategy.unit_context import UnitContext
@@ -132,10 +134,18 @@ def _loss_layouts(
     """Softmax and negative log-likelihood over a split vocabulary (torch's loss_parallel).
 
     Where rows are split the loss is a sum over ranks: their number, and the weight of each, are
-    known from the targets, which each rank has.
+    known from the targets, which each rank has. What scales such a sum leaves one.
     """
+    values = context.graph.values
+    if PARTIAL in known:
+        operands = [
+            Operand(values[value].shape, None if layout == REPLICATE else layout)
+            for value, layout in zip(op.inputs, known, strict=True)
+        ]
+        found = sum_layouts(Call(op, operands, [values[value].shape for value in op.outputs]))
+        return None if found is None else tuple(found)
     layout = known[0]
-    shape = context.graph.values[op.inputs[0]].shape
+    shape = values[op.inputs[0]].shape
     if op.name not in _LOSS_OPS or layout is None or not layout.is_shard:
         return None
     last = len(shape) - 1
@@ -215,8 +225,18 @@ def _strategy(
         outputs={value: known.get(value, REPLICATE) for value in node.outputs},
         layouts=known,
         row_sums=tuple(_row_sums(node, known, context)),
-        summed_losses=tuple(v for v, layout in known.items() if layout == PARTIAL),
+        summed_losses=tuple(_summed(node, known, context)),
     )
+
+
+def _summed(node: Node, layouts: Mapping[int, Layout], context: UnitContext) -> Iterator[int]:
+    """Sums over ranks that no op of a node makes another one of."""
+    for value in (value for value, layout in layouts.items() if layout == PARTIAL):
+        readers = (
+            op for op in map(context.graph.nodes.__getitem__, node.ops) if value in op.inputs
+        )
+        if not any(layouts.get(made) == PARTIAL for op in readers for made in op.outputs):
+            yield value
 
 
 def _row_sums(node: Node, layouts: Mapping[int, Layout], context: UnitContext) -> Iterator[RowSum]:
