@@ -270,9 +270,18 @@ class LayoutSpace:
         All blocks recompute ``kind``, where it is not None.
         """
         for split in self._splits(configuration):
-            parts = self.priced_parts(configuration, split=split, kind=kind)
+            (each,) = self._with_loss_that_runs([configuration], split=split)
+            parts = self.priced_parts(each, split=split, kind=kind)
             if parts is not None:
-                yield ConfigurationSearch(configuration, *parts)
+                yield ConfigurationSearch(each, *parts)
+
+    def _with_loss_that_runs(self, alike: Group, *, split: bool) -> Group:
+        """Take a loss whole where the chunks that nobody asked for do not run."""
+        if self.request.fixed.loss_chunks is not None or alike[0].loss_chunks == 1:
+            return alike
+        if self.pricer.work(layout_choice(alike[0], split=split)) is not None:
+            return alike
+        return [replace(each, loss_chunks=1) for each in alike]
 
     def prospects(self, configurations: Sequence[Configuration]) -> list[Prospect]:
         """Bound configurations by their choices of layouts, none of which is priced yet."""
@@ -311,6 +320,7 @@ class LayoutSpace:
 
     def _bounded(self, alike: Group, *, split: bool) -> Iterator[ConfigurationSearch]:
         """Price configurations that differ in dp_shard alone, several as one that bounds them."""
+        alike = self._with_loss_that_runs(alike, split=split)
         # Where an axis lies changes with others; and of gradients that hosts add up in every
         # microbatch, replicas send them once: those that share the most are not the fastest.
         differ = self.request.fixed.mesh_order or self.request.fixed.cpu_offload

@@ -298,3 +298,27 @@ def test_the_search_equals_one_ilp_for_every_configuration(big_gpt):
                 continue
             least = min(least, solution.objective_s)
     assert best_s == pytest.approx(least, rel=1e-6)
+
+
+SQUARED = """
+from llama import build_model, example_batch
+from torch.nn import functional
+
+__all__ = ["build_model", "example_batch", "loss_fn"]
+
+
+def loss_fn(output, targets):
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten()).square()
+"""
+
+
+def test_a_loss_that_does_not_run_in_chunks_is_taken_whole(tmp_path, monkeypatch):
+    """A square of a sum over ranks is no such sum, so that logits are gathered first."""
+    monkeypatch.setattr("planner.strategy.rules.CHUNK_BYTES", 1024)
+    monkeypatch.syspath_prepend(TESTS.parent / "examples")
+    (tmp_path / "squared.py").write_text(SQUARED)
+    model, cluster = str(tmp_path / "squared.py"), "h100-sxm"
+    for fix, in_chunks in (({"dp_shard": 2}, True), ({"cp": 2}, False)):
+        plan = planner.plan(model, gpus=2, cluster=cluster, fix=fix).best
+        assert (plan.loss_chunks > 1) == in_chunks
+        assert plan.degrees.cp == fix.get("cp", 1)
