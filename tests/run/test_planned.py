@@ -28,7 +28,7 @@ FILES = {
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
         *("experts_first", "grouped_attention", "lone_layers"),
-        *("routed_attention", "routed_experts", "shallow_gpt", "shallow_llama"),
+        *("routed_attention", "routed_experts", "scaled_loss", "shallow_gpt", "shallow_llama"),
     )
 }
 """Models that are no examples."""
