@@ -72,8 +72,12 @@ CASES = {
             **{"schedule": "ZBVZeroBubble", "loss_chunks": 4},
         },
     ),
-    "scaled_loss-cp_2": ("scaled_loss", {"cp": 2, "dp_shard": 2}),
-    "scaled_loss-chunks_cp_2_tp_2": ("scaled_loss", {"cp": 2, "tp": 2, "loss_chunks": 4}),
+    # a sum over the samples of a microbatch: of equally many in all
+    "scaled_loss-cp_2": ("scaled_loss", {"cp": 2, "dp_shard": 2, "microbatch_size": 4}),
+    "scaled_loss-chunks_cp_2_tp_2": (
+        "scaled_loss",
+        {"cp": 2, "tp": 2, "loss_chunks": 4, "microbatch_size": 4},
+    ),
     "odd_vocabulary-chunks_tp_2": ("odd_vocabulary", {"tp": 2, "pp": 2, "loss_chunks": 2}),
     "routed_attention-chunks_cp_2_ep_2": (
         "routed_attention",
