@@ -53,7 +53,8 @@ def plan(
         fix: Values to keep, by name: degrees (dp_replicate, dp_shard, cp, tp, pp, ep), schedule,
             virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward,
             sequence_parallel, compile (run blocks by torch.compile), cpu_offload (optimiser
-            states in host memory), loss_chunks (parts of a microbatch whose loss is taken one after
+            states in host memory), activation_offload (inputs of blocks that are recomputed in
+            full there), loss_chunks (parts of a microbatch whose loss is taken one after
             the other).
         top: Layouts to show.
         time_limit_s: Seconds after which the search proves no more and shows the gap; None for a

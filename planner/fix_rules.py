@@ -85,7 +85,7 @@ def _mesh_order(name: str, value: str) -> str:
     return ORDER_SIGN.join(axes)
 
 
-_SCRIPT_NAMES = ("compile", "loss_chunks", "cpu_offload", "mesh_order")
+_SCRIPT_NAMES = ("compile", "loss_chunks", "cpu_offload", "activation_offload", "mesh_order")
 """What the emitted script does alone."""
 
 FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
@@ -100,6 +100,7 @@ FIX_RULES: Mapping[str, Callable[[str, str], str]] = {
     "float8": _boolean,
     "loss_chunks": _whole_number,
     "cpu_offload": _boolean,
+    "activation_offload": _boolean,
     "mesh_order": _mesh_order,
 }
 """What can be fixed, and how each value is checked and spelled."""

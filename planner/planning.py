@@ -312,6 +312,7 @@ def _fixed_values(fixed: Mapping[str, str]) -> "FixedValues":
         "compile": lambda value: value == "true",
         "float8": lambda value: value == "true",
         "cpu_offload": lambda value: value == "true",
+        "activation_offload": lambda value: value == "true",
         "mesh_order": lambda value: tuple(value.split(ORDER_SIGN)),
     }
     chosen: Any = {

@@ -28,7 +28,7 @@ class PlanRequest:
     fixed: tuple[tuple[str, str], ...] = ()
     """``--fix`` settings by name: mesh axes, schedule, microbatch_size,
     activation_checkpointing, reshard_after_forward, sequence_parallel, virtual_stages,
-    compile, float8, loss_chunks, cpu_offload, mesh_order."""
+    compile, float8, loss_chunks, cpu_offload, activation_offload, mesh_order."""
     hints: tuple[tuple[str, bool | int | float], ...] = ()
     """``--hint`` values by line of the model's code, "model.py:57": what it reads from a tensor
     that has data in training only."""

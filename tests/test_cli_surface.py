@@ -93,6 +93,7 @@ def test_what_can_be_fixed():
         "float8",
         "loss_chunks",
         "cpu_offload",
+        "activation_offload",
         "mesh_order",
     )
 

@@ -53,6 +53,7 @@ ORDERS = {
             "compiled",
             "first_weights",
             "float8",
+            "host_inputs",
             "loaders",
             "module_edge",
             "offload",

@@ -29,6 +29,7 @@ from planner.checking.script_rank import (
     answer_jobs,
     drawn_batch,
     forget_runtime,
+    keep_inputs_nowhere,
     load_script,
     share_experts_evenly,
 )
@@ -99,6 +100,7 @@ class RankRun:
         part.Part.materialise = materialised
         part.Part.here = lambda part, batch: self._world.moved(batch, part.device)
         share_experts_evenly(self._folder)
+        keep_inputs_nowhere(self._folder)
         return load_script(self._folder)
 
     @contextlib.contextmanager
@@ -130,7 +132,8 @@ class RankRun:
         self._leave_out_offloaded(trained)
         gc.collect()
         self._traffic.found.clear()
-        self._live.restart(lambda: _held(trained))
+        buffers = self._world.faked(buffer for part in trained.parts for buffer in part.buffers())
+        self._live.restart(lambda: _held(trained, buffers))
         with reads:
             trained.step_over(batch)
 
@@ -147,12 +150,15 @@ class RankRun:
             self._live.leave_out_tensor(state)
 
 
-def _held(trained: Theirs) -> Held:
+def _held(trained: Theirs, buffers: Sequence[Tensor]) -> Held:
     held = [parameters_held(part) for part in trained.parts]
     return {
         "params": [each for part in held for each in part["params"]],
         "optimizer": _states(trained),
-        "grads_and_buffers": [each for part in held for each in part["grads_and_buffers"]],
+        "grads_and_buffers": [
+            *buffers,
+            *(each for part in held for each in part["grads_and_buffers"]),
+        ],
     }
 
 

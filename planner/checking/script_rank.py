@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from planner.runtime.data import drawn_microbatches
 from planner.runtime.known_data import DataRead
 
@@ -28,6 +30,14 @@ def share_experts_evenly(folder: Path) -> None:
     if Path(folder, "runtime", "experts.py").is_file():
         experts: Theirs = importlib.import_module("runtime.experts")
         experts.rows_by_rank = experts.even_rows
+
+
+def keep_inputs_nowhere(folder: Path) -> None:
+    """Let what lies in host memory between forward and backward take none of the device's."""
+    if Path(folder, "runtime", "host_inputs.py").is_file():
+        inputs: Theirs = importlib.import_module("runtime.host_inputs")
+        inputs.on_host = lambda tensor: torch.empty_like(tensor, device="meta")
+        inputs.on_device = lambda kept, device: torch.empty_like(kept, device=device)
 
 
 def load_script(folder: Path) -> Theirs:

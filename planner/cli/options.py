@@ -109,8 +109,8 @@ def layout_options(command: Command) -> Command:
             metavar="NAME=VALUE",
             help="Fix a degree (dp_replicate, dp_shard, cp, tp, pp, ep) or schedule, "
             "virtual_stages, microbatch_size, activation_checkpointing, reshard_after_forward, "
-            "sequence_parallel, compile, float8, loss_chunks, cpu_offload, mesh_order. Repeatable, "
-            "or with commas.",
+            "sequence_parallel, compile, float8, loss_chunks, cpu_offload, activation_offload, "
+            "mesh_order. Repeatable, or with commas.",
         ),
     )
 

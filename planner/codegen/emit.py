@@ -9,7 +9,12 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.codegen.expected import expected_source
-from planner.codegen.imports import Needs, is_usual_mesh, runtime_imports, sums_gradients
+from planner.codegen.imports import (
+    Needs,
+    is_usual_mesh,
+    runtime_imports,
+    sums_gradients,
+)
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import chooses_parameters, read_sources
 from planner.codegen.source import (
@@ -300,6 +305,7 @@ def _summary(plan: Plan) -> list[str]:
         ("Sharding", f"FSDP2, {sharding}" if plan.degrees.dp > 1 else ""),
         ("State", "in host memory" if plan.cpu_offload else ""),
         ("Recompute", recompute),
+        ("Inputs", "of blocks in host memory" if plan.keeps_inputs_on_host else ""),
         ("Float8", "products of linear layers of blocks" if plan.float8 else ""),
         ("Compile", "blocks by torch.compile" if plan.compile else ""),
         ("Loss", f"in {plan.loss_chunks} chunks of rows" if plan.loss_chunks > 1 else ""),

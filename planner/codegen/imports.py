@@ -81,6 +81,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.float8, ("float8", "multiply_in_float8")),
         (plan.compile, ("compiled", "compile_blocks")),
         (plan.cpu_offload, ("offload", "keep_on_host")),
+        (plan.keeps_inputs_on_host, ("host_inputs", "inputs_on_host")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),
         (chooses_parameters(plan), ("unused", "UnusedParameters")),
     )

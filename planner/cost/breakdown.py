@@ -16,7 +16,7 @@ class MemoryBreakdown:
     activations_bytes: int
     """Tensors kept for backward, over all microbatches in flight at the peak."""
     buffers_bytes: int
-    """Gathered parameters, unsharded gradients, pipeline receive buffers."""
+    """Gathered parameters, unsharded gradients, receive buffers of stages, the model's own."""
     temporary_bytes: int
     """Highest transient on top: logits and loss, the block being recomputed."""
     reserve_bytes: int

@@ -22,6 +22,7 @@ from planner.units import DTYPE_BYTES
 _SUMMED = (
     *("trained_bytes", "frozen_bytes", "gathered_bytes"),
     *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
+    "pinned_bytes",
 )
 
 
@@ -66,6 +67,8 @@ class ModelUnits:
     0 where no stage can begin."""
     epilogue_units: int = 1
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
+    buffer_bytes: int = 0
+    """The model's own buffers, all of which every rank has."""
 
     @cached_property
     def blocks(self) -> range:
@@ -255,6 +258,8 @@ class ModelWork:
     """As in ``ModelUnits``."""
     epilogue_units: int
     """As in ``ModelUnits``."""
+    buffer_bytes: int
+    """As in ``ModelUnits``."""
 
     def priced(self, rank: RankSpec) -> ModelUnits:
         """Price every unit."""
@@ -274,6 +279,7 @@ class ModelWork:
             matmul_flop=self.matmul_flop,
             received_bytes=self.received_bytes,
             epilogue_units=self.epilogue_units,
+            buffer_bytes=self.buffer_bytes,
         )
 
 

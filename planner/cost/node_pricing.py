@@ -10,7 +10,7 @@ from planner.cost.unit_comm import conversion_comm, node_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_in
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
-from planner.hardware.spec import DeviceSpec
+from planner.hardware.spec import DeviceSpec, HostSpec
 from planner.hardware.topology import CommGroup
 from planner.runtime.layout import Layout
 from planner.strategy.nodes import Node, NodeStrategy
@@ -36,6 +36,8 @@ class RankSpec:
     """Ranks and links of the axis over which modules are split: tp, cp or ep."""
     second_group: CommGroup | None = None
     """The same of the second axis, cp around tp or ep; None where there is none."""
+    host: HostSpec | None = None
+    """What a host gives it, None where nothing is known of it."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0

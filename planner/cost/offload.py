@@ -1,4 +1,4 @@
-"""Optimiser states in host memory: copies over the link of each device, and updates by the host.
+"""Host memory: states that lie there, updated by the host, and inputs of blocks.
 
 FSDP2 (``CPUOffloadPolicy``) keeps a rank's share of parameters, gradients and optimiser states in
 pinned host memory. Each gather copies the share of a unit to the device first, and each reduction
@@ -6,6 +6,9 @@ ends with a copy of its result to the host. Both run on the streams of the colle
 compute where these are; but a gradient that is added to those of earlier microbatches is added by
 the host, which waits for the copy and issues nothing meanwhile (Ren et al. 2021, 2101.06840, for
 the scheme).
+
+The input of a block that is recomputed in full may lie there from its forward to its backward. It
+is copied on the stream of compute, which waits for both copies (``runtime.host_inputs``).
 """
 
 from planner.framework.spec import FrameworkSpec
@@ -19,13 +22,15 @@ _ADDED_BYTES = 3 * DTYPE_BYTES[Dtype.FLOAT32]
 
 
 class HostState:
-    """Where the states of one configuration lie."""
+    """What of one configuration lies in host memory, and what its states cost there."""
 
     def __init__(
         self, configuration: Configuration, cluster: ClusterSpec, framework: FrameworkSpec
     ) -> None:
         """Keep what prices depend on."""
         self._host = cluster.host if configuration.cpu_offload else None
+        is_used = configuration.cpu_offload or configuration.activation_offload
+        self._room_bytes = cluster.host.memory_bytes if is_used and cluster.host else None
         self._framework = framework
         self._device_bytes_per_s = cluster.device.pointwise_bytes_per_s
         degrees = configuration.degrees
@@ -42,12 +47,12 @@ class HostState:
 
     @property
     def room_bytes(self) -> int:
-        """Host memory for a rank's share, 0 where it does not lie there."""
-        return 0 if self._host is None else self._host.memory_bytes
+        """Host memory for what a rank has there, 0 where that is nothing."""
+        return self._room_bytes or 0
 
     def lacks(self, num_bytes: float) -> bool:
-        """Whether a rank's share is too large for its host, where it lies there."""
-        return self._host is not None and num_bytes > self._host.memory_bytes
+        """Whether what a rank has in host memory is too large for it."""
+        return self._room_bytes is not None and num_bytes > self._room_bytes
 
     @property
     def waits(self) -> bool:

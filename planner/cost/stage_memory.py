@@ -38,7 +38,7 @@ from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype
+from planner.vocabulary import Dtype, Recomputation
 
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
@@ -91,6 +91,8 @@ class StageMemory:
         """What they have gathered of their parameters."""
         self._root = self.gathered.root
         self._sums = model.byte_sums
+        # Stages of a rank have the same buffers.
+        self._own_bytes = model.buffer_bytes / configuration.virtual_stages
         self._states: dict[Hashable, StageState] = {}
         self._kept: dict[tuple[int, int, tuple[str, ...]], tuple[int, int]] = {}
 
@@ -180,7 +182,7 @@ class StageMemory:
                 params=self.gathered.whole_bytes(first, end),
                 grads=gradient * self.local_trained_bytes(first, end),
                 optimizer=self._optimizer_bytes(first, end),
-                buffers=0.0,
+                buffers=self._own_bytes,
             )
         sharded, unsharded = 0.0, 0.0
         if moment.has_gradients:
@@ -188,6 +190,7 @@ class StageMemory:
         if self._framework.holds_gradient_shards:
             sharded = max(sharded, self._here(gradient * self.sharded_trained_bytes(first, end)))
         buffers = self.gathered.start_bytes(first, end) + self.receive_bytes(first, end) + unsharded
+        buffers += self._own_bytes
         if moment.follows_backward:
             buffers += self.gathered.late_bytes(first, end)
         if moment.has_new_gradients:
@@ -203,12 +206,23 @@ class StageMemory:
         """What of a rank's share of the state is on its device."""
         return 0.0 if self._offloads else state_bytes
 
-    def host_bytes(self, first: int, end: int) -> float:
-        """What of a rank's share of the state is in host memory, its gradients included."""
+    def host_bytes(self, first: int, end: int, kinds: Sequence[str] | None = None) -> float:
+        """What is in host memory: inputs of blocks, and of the state, with gradients, its share.
+
+        Args:
+            first: First unit.
+            end: One past the last unit.
+            kinds: Recomputation of each unit; None for what is the most, full of all.
+        """
+        inputs_bytes = self._sum("pinned_bytes", first, end)
+        if kinds is not None:
+            run = zip(self._units[first:end], kinds, strict=True)
+            inputs_bytes = sum(u.pinned_bytes for u, kind in run if kind == Recomputation.FULL)
         if not self._offloads:
-            return 0.0
+            return float(inputs_bytes)
         updated_bytes = self.sharded_trained_bytes(first, end)
-        return self._sharded_bytes(first, end) + updated_bytes + self._optimizer_bytes(first, end)
+        state_bytes = self._sharded_bytes(first, end) + self._optimizer_bytes(first, end)
+        return state_bytes + updated_bytes + inputs_bytes
 
     def _at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over, looked at once."""
@@ -228,7 +242,7 @@ class StageMemory:
             params=self._here(self._sharded_bytes(first, end)),
             grads=self._here(self.sharded_trained_bytes(first, end) - root_shards),
             optimizer=self._here(self._optimizer_bytes(first, end)),
-            buffers=self.receive_bytes(first, end),
+            buffers=self.receive_bytes(first, end) + self._own_bytes,
             transient=self.reduction_transient_bytes(first, end),
         )
 

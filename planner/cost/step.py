@@ -92,7 +92,7 @@ def price_step(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) 
 
 def _holds(costs: StageCosts, stages: Sequence[StageChoice], memory: MemoryBreakdown) -> bool:
     """Whether a device and its host hold what a rank does."""
-    on_host = max(costs.memory.host_bytes(each.first, each.end) for each in stages)
+    on_host = max(costs.memory.host_bytes(each.first, each.end, each.kinds) for each in stages)
     most = costs.device.capacity_bytes - costs.framework.unusable_bytes
     return memory.total_bytes <= most and not costs.state.lacks(on_host)
 
@@ -160,6 +160,7 @@ def rank_spec(
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, degrees.split_axis, order),
         second_group=axis_group(cluster, degrees, degrees.second_axis, order),
+        host=cluster.host,
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

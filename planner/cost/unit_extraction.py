@@ -62,8 +62,7 @@ def unit_work(
         part: Ops to count the work of; None for all of the unit's. Parameters are all of its.
     """
     parameters = UnitParameters(problem, chosen)
-    if part is not None:
-        problem = _only(problem, part)
+    problem = problem if part is None else _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     ops = (unit.forward_ops, unit.backward_ops)
@@ -91,6 +90,7 @@ def unit_work(
         waiting_gradient_bytes=waiting_gradient_bytes(graph, *ops, view.shares),
         released_bytes=view.released_bytes(),
         trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
+        offloaded_bytes=tuple(view.offloaded_bytes()),
     )
 
 
@@ -275,10 +275,23 @@ class _UnitView:
             return sum(self._saved(unit.forward_ops).values()) + self.score_bytes()
         if kind == Recomputation.SELECTIVE and self.kernels.selective == "attention":
             return sum(self._saved(unit.forward_ops).values())
-        inputs = self.problem.folded.boundary_inputs
-        kept = self.boundary_bytes([v for v in inputs if self._own_storage(v) is not None])
+        kept = self.boundary_bytes(self._own_inputs())
         kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
-        return kept if kind == Recomputation.FULL else kept + sum(self._cached().values())
+        if kind == Recomputation.FULL:
+            return kept - sum(self.offloaded_bytes())
+        return kept + sum(self._cached().values())
+
+    def _own_inputs(self) -> list[int]:
+        """Activations that the unit before hands to it."""
+        inputs = self.problem.folded.boundary_inputs
+        return [value for value in inputs if self._own_storage(value) is not None]
+
+    def offloaded_bytes(self) -> list[int]:
+        """Inputs that full recomputation keeps in host memory: those with gradients."""
+        if not self.kernels.keeps_inputs_on_host:
+            return []
+        trained = (v for v in self._own_inputs() if self.graph.values[v].requires_grad)
+        return [self.boundary_bytes([value]) for value in trained]
 
     def _cached(self) -> dict[int, int]:
         """Bytes on a rank of the outputs that selective recomputation keeps."""

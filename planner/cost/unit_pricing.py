@@ -7,7 +7,7 @@ from planner.cost.node_pricing import RankSpec, comm_s
 from planner.cost.op import op_s
 from planner.cost.unit_work import RankWork, UnitWork
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype
+from planner.vocabulary import Dtype, Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Recompute:
     """What recomputing a unit in backward costs."""
 
     compute_s: float
-    """Kernels run again."""
+    """Kernels run again, and copies of its input to host memory and back."""
     comm_s: float
     """Collectives run again."""
     second_comm_s: float = 0.0
@@ -75,6 +75,8 @@ class PricedUnit:
     """Gradients that the part of a divided backward for the weights starts from."""
     released_bytes: int = 0
     """Of ``activation_bytes`` without recomputation, what goes before that part."""
+    pinned_bytes: int = 0
+    """Host memory that full recomputation keeps its input in; 0 where that stays on the device."""
     lasting_bytes: int = 0
     """Of ``activation_bytes``, what stays until the backward of all units before it is over."""
 
@@ -97,6 +99,8 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
     recompute = {}
     for kind, again in work.recompute.items():
         compute_s, again_comm_s = _pass_s(again, rank)
+        if kind == Recomputation.FULL:
+            compute_s += _copies_s(work, rank)
         recompute[kind] = Recompute(
             compute_s=compute_s, comm_s=again_comm_s, second_comm_s=_second_s(again, rank)
         )
@@ -124,8 +128,22 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         frozen_bytes=work.frozen_elements * DTYPE_BYTES[rank.dtype],
         waiting_gradient_bytes=work.waiting_gradient_bytes,
         released_bytes=work.released_bytes,
+        pinned_bytes=sum(map(_pinned_bytes, work.offloaded_bytes)),
         lasting_bytes=work.lasting_bytes,
     )
+
+
+def _pinned_bytes(size_bytes: int) -> int:
+    """Host memory of a copy of so many bytes: torch's pinned memory comes in powers of two."""
+    return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
+
+
+def _copies_s(work: UnitWork, rank: RankSpec) -> float:
+    """Copies of a block's input to host memory and back: the device computes nothing meanwhile."""
+    if not work.offloaded_bytes:
+        return 0.0
+    assert rank.host is not None
+    return 2 * sum(work.offloaded_bytes) / rank.host.link_bytes_per_s
 
 
 def _experts_elements(work: UnitWork) -> int:

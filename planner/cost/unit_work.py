@@ -80,6 +80,8 @@ class UnitWork:
     """Gradients that the part of a divided backward for the weights starts from."""
     released_bytes: int = 0
     """Of ``activation_bytes`` without recomputation, what goes before that part."""
+    offloaded_bytes: tuple[int, ...] = ()
+    """Inputs that full recomputation copies to host memory, and back for its backward."""
     lasting_bytes: int = 0
     """Of ``activation_bytes``, what stays until the backward of all units before it is over:
     gradients of weights that the forward pass has made."""

@@ -21,6 +21,7 @@ from planner.export.own_models import (
     compile_losses,
     dtype_losses,
     float8_losses,
+    input_losses,
     order_losses,
 )
 from planner.export.terms import Loss, Terms, header_lines, torchrun
@@ -95,6 +96,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from compile_losses(plan)
     yield from float8_losses(plan)
     yield from chunk_losses(plan)
+    yield from input_losses(plan)
     yield from order_losses(plan)
     if degrees.pp > 1:
         yield Loss(

@@ -19,6 +19,7 @@ from planner.export.own_models import (
     chunk_losses,
     compile_losses,
     float8_losses,
+    input_losses,
     model_losses,
     offload_losses,
     order_losses,
@@ -138,6 +139,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from compile_losses(plan)
     yield from float8_losses(plan)
     yield from chunk_losses(plan)
+    yield from input_losses(plan)
     yield from offload_losses(plan)
     yield from _schedule_losses(plan)
     yield from order_losses(plan)

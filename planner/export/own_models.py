@@ -59,6 +59,16 @@ def offload_losses(plan: Plan) -> Iterator[Loss]:
         )
 
 
+def input_losses(plan: Plan) -> Iterator[Loss]:
+    """Inputs of blocks in host memory, for a target whose file does not say where they lie."""
+    if plan.activation_offload:
+        yield Loss(
+            asked="inputs of blocks that are recomputed in full in host memory, without which "
+            "more of the device's is needed than the plan says",
+            instead="what the target or your code keeps of them, on the device",
+        )
+
+
 def order_losses(plan: Plan) -> Iterator[Loss]:
     """Axes that lie around one another in another order than those of the target."""
     axes = plan.nested_axes

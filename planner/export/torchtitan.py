@@ -10,6 +10,7 @@ from planner.export.facts import block_positions, recompute_modes, recompute_wor
 from planner.export.own_models import (
     chunk_losses,
     float8_losses,
+    input_losses,
     model_losses,
     order_losses,
 )
@@ -102,6 +103,7 @@ def _losses(plan: Plan) -> Iterator[Loss]:
     yield from model_losses(plan, NAME)
     yield from float8_losses(plan)
     yield from chunk_losses(plan)
+    yield from input_losses(plan)
     yield from order_losses(plan)
     if plan.degrees.cp > 1:
         yield Loss(

@@ -60,6 +60,8 @@ class KernelForms:
     """Which pointwise ops and norms of a block are one kernel."""
     float8: bool = False
     """Linear layers of blocks multiply in float8."""
+    keeps_inputs_on_host: bool = False
+    """The input of a block that is recomputed in full lies in host memory until its backward."""
     rounds_by_hand: bool = False
     """What they multiply is rounded by one kernel (Transformer Engine's), not by several of torch,
     which are one where pointwise ops are compiled."""

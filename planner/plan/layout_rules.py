@@ -334,9 +334,15 @@ def _loss(plan: Plan) -> Iterator[str]:
 
 
 def _offload(plan: Plan) -> Iterator[str]:
-    """The state lies in host memory as a whole, one stage on each rank, or on devices."""
-    if len(plan.host_bytes_by_rank) != plan.cpu_offload * plan.degrees.pp:
-        yield f"{len(plan.host_bytes_by_rank)} ranks have states in host memory"
+    """The state lies in host memory as a whole, one stage on each rank, or on devices.
+
+    Inputs of blocks do on ranks that have all of the model.
+    """
+    uses_hosts = plan.cpu_offload or plan.activation_offload
+    if len(plan.host_bytes_by_rank) != uses_hosts * plan.degrees.pp:
+        yield f"{len(plan.host_bytes_by_rank)} ranks have something in host memory"
+    if plan.activation_offload and (plan.degrees.pp > 1 or plan.compile):
+        yield "inputs of blocks of a pipeline, or of compiled ones, lie in host memory"
     if not plan.cpu_offload:
         return
     if plan.state_form != "fsdp" or plan.virtual_stages > 1:

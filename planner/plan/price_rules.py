@@ -198,10 +198,10 @@ def _memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
 
 
 def _host_memory(plan: Plan, cluster: ClusterSpec) -> Iterator[str]:
-    """Every rank's share of the state fits into its share of the host, where it lies there."""
+    """What every rank has in host memory fits into its share of it."""
     hosts = [kind.host for kind in kinds_of_ranks(plan, cluster)]
-    if plan.cpu_offload and None in hosts:
-        yield f"states are offloaded, but nothing is known of the hosts of {cluster.name}"
+    if plan.host_bytes_by_rank and None in hosts:
+        yield f"something is offloaded, but nothing is known of the hosts of {cluster.name}"
     for rank, (needed, host) in enumerate(zip(plan.host_bytes_by_rank, hosts, strict=False)):
         if host is not None and needed > host.memory_bytes:
             yield (

@@ -8,6 +8,7 @@ from planner.framework.spec import StateForm
 from planner.graph.operator_graph import DataRead, ModuleOutput
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.sharding import UnitSharding
+from planner.vocabulary import Recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,11 @@ class Plan:
     cpu_offload: bool = False
     """Each rank's share of parameters, gradients and optimiser states lies in host memory, and is
     updated there (FSDP2's ``CPUOffloadPolicy``)."""
+    activation_offload: bool = False
+    """Inputs of blocks that are recomputed in full are copied to host memory, and back for their
+    backward."""
     host_bytes_by_rank: tuple[int, ...] = ()
-    """Host memory of that share on each pipeline rank, where it is offloaded."""
+    """Host memory of what lies there on each pipeline rank; empty where nothing does."""
     device_order: tuple[str, ...] = ()
     """Kinds of device in the order of their ranks; () where all are alike."""
     state_form: StateForm = "fsdp"
@@ -152,6 +156,12 @@ class Plan:
     def splits_stream(self) -> bool:
         """Whether a rank has a part of the sequence of what flows between blocks."""
         return self.sequence_parallel or self.degrees.cp > 1
+
+    @property
+    def keeps_inputs_on_host(self) -> bool:
+        """Whether inputs of some blocks lie in host memory."""
+        kinds = {kind for stage in self.stages for kind in stage.activation_checkpointing}
+        return self.activation_offload and Recomputation.FULL in kinds
 
     @property
     def peak_memory_bytes(self) -> int:

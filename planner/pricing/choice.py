@@ -44,6 +44,8 @@ class ShardingChoice:
     """Linear layers of blocks multiply in float8."""
     loss_chunks: int = 1
     """Chunks of rows that the loss is taken in."""
+    activation_offload: bool = False
+    """Inputs of blocks that are recomputed in full lie in host memory."""
 
     @property
     def ranks(self) -> int:
@@ -114,6 +116,7 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         compile=False,
         float8=False,
         loss_chunks=1,
+        activation_offload=False,
     )
 
 
@@ -129,4 +132,5 @@ def layout_choice(configuration: Configuration, *, split: bool) -> ShardingChoic
         compile=configuration.compile,
         float8=configuration.float8,
         loss_chunks=configuration.loss_chunks,
+        activation_offload=configuration.activation_offload,
     )

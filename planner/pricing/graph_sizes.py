@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 
 from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import kept_storages
@@ -119,6 +120,13 @@ class GraphSizes:
                 counted &= kept_storages(graph, unit, kind)
             received[unit.index] = counted
         return tuple(received)
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """Bytes of the model's buffers, which a graph has before all else with the parameters."""
+        kinds = (StorageKind.PARAMETER, StorageKind.BUFFER)
+        own = takewhile(lambda storage: storage.kind in kinds, self.graph.storages)
+        return sum(each.size_bytes for each in own if each.kind is StorageKind.BUFFER)
 
     @cached_property
     def matmul_flop(self) -> tuple[int, ...]:

@@ -146,5 +146,8 @@ def _without_context(choice: ShardingChoice) -> ShardingChoice:
 
 
 def _family(choice: ShardingChoice) -> ShardingChoice:
-    """What choices have in common that differ in their microbatches, and so in chunks of a loss."""
-    return replace(choice, microbatch_size=1, loss_chunks=1)
+    """What choices have in common that differ in their microbatches, and so in chunks of a loss.
+
+    And in what of theirs lies in host memory, which takes time beside.
+    """
+    return replace(choice, microbatch_size=1, loss_chunks=1, activation_offload=False)

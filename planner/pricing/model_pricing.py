@@ -118,6 +118,7 @@ class ModelPricer:
             dtype=self._dtype,
             tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=strides.split)),
             second_group=comm_group(self.cluster, second),
+            host=self.cluster.host,
             collective_host_s=self._collective_host_s,
         )
 
@@ -252,20 +253,19 @@ def model_work(
     units = [works[unit.structure] for unit in graph.units]
     entering = _entering_bytes(sizes, choice, kernels)
     received = _received_bytes(sizes, choice)
-    matmul_flop = [*sizes.matmul_flop]
     if loss_apart:
         epilogue = solutions[graph.units[-1].structure]
         units.append(_loss_work(sizes, epilogue, choice, kernels))
         entering.append(_loss_inputs_bytes(epilogue, choice))
         received.append(0)
-        matmul_flop.append(0)
     return ModelWork(
         units=tuple(units),
         entering_bytes=tuple(entering),
         tied=_tied_works(sizes, choice),
         shared=sizes.shared,
-        matmul_flop=tuple(matmul_flop),
+        matmul_flop=(*sizes.matmul_flop, *[0] * loss_apart),
         received_bytes=tuple(received),
+        buffer_bytes=sizes.buffer_bytes,
         epilogue_units=1 + loss_apart,
     )
 
@@ -295,6 +295,8 @@ def _forms(kernels: KernelForms, choice: ShardingChoice, kind: UnitKind) -> Kern
         kernels = replace(kernels, pointwise="compiled")
     if kind is UnitKind.BLOCK and choice.float8:
         kernels = replace(kernels, float8=True)
+    if kind is UnitKind.BLOCK and choice.activation_offload:
+        kernels = replace(kernels, keeps_inputs_on_host=True)
     return kernels
 
 

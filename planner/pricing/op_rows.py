@@ -33,6 +33,7 @@ def plan_choice(plan: Plan) -> ShardingChoice:
         compile=plan.compile,
         float8=plan.float8,
         loss_chunks=plan.loss_chunks,
+        activation_offload=plan.activation_offload,
     )
 
 

@@ -145,6 +145,7 @@ def plan_configuration(plan: Plan, cluster: ClusterSpec) -> Configuration:
         float8=plan.float8,
         loss_chunks=plan.loss_chunks,
         cpu_offload=plan.cpu_offload,
+        activation_offload=plan.activation_offload,
         mesh_order=plan.mesh_order,
         ranks_per_core=ranks_per_core(cluster, plan.degrees, plan.mesh_order),
         device_order=plan.device_order,

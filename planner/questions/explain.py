@@ -20,16 +20,13 @@ from planner.progress import PhaseEvent, ProgressCallback
 from planner.questions.sweep import REFUSALS
 from planner.request import PlanRequest
 from planner.request_rules import check_request, fix_warnings, resolve_margin
+from planner.strategy.rules import UNASKED
 from planner.units import GIB
 
 MORE_BANDWIDTH = 2.0
 """Factor on the bandwidth of a link in what is asked about it."""
 
 MORE_MEMORY_BYTES = GIB
-
-_UNASKED = ("compile", "float8", "cpu_offload")
-"""Settings that may pay and that nobody gets unasked: they change what a user sees of training, or
-double the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +173,7 @@ def _changes(request: PlanRequest, machine: Machine) -> Iterator[tuple[str, Plan
     """Machines with more of one thing, then settings that are not tried unasked."""
     for words, changed in _machines(request, machine):
         yield words, request, changed
-    for name in _UNASKED:
+    for name in UNASKED:
         if name not in dict(request.fixed):
             fixed = (*request.fixed, (name, "true"))
             yield f"{name}=true", replace(request, fixed=fixed), machine

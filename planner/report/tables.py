@@ -35,6 +35,7 @@ REPORT_COLUMNS = (
     "float8",
     "loss_chunks",
     "cpu_offload",
+    "activation_offload",
     "mesh_order",
     "device_order",
     "step_time_s",
@@ -79,6 +80,7 @@ _FLAG_COLUMNS = (
     "compile",
     "float8",
     "cpu_offload",
+    "activation_offload",
 )
 
 _TEXT_COLUMNS = (
@@ -196,6 +198,7 @@ def plan_columns(plan: Plan, record: PlanRecord) -> dict[str, object]:
         "float8": plan.float8,
         "loss_chunks": plan.loss_chunks,
         "cpu_offload": plan.cpu_offload,
+        "activation_offload": plan.activation_offload,
         "mesh_order": ORDER_SIGN.join(plan.mesh_order),
         "device_order": ", ".join(plan.device_order) or None,
         "step_time_s": figures.step_time_s,

@@ -38,7 +38,7 @@ MEMORY_WORDS = {
 """Column heads of the fields of ``MemoryBreakdown``."""
 
 NOT_MODELLED = (
-    "host RAM beyond offloaded states, data loading, checkpoint writing, contention with other "
+    "host RAM beyond what is offloaded, data loading, checkpoint writing, contention with other "
     "jobs on the network"
 )
 
@@ -54,6 +54,8 @@ def layout_words(plan: Plan) -> str:
         parts.append(plan.schedule)
     if plan.cpu_offload:
         parts.append("cpu_offload")
+    if plan.activation_offload:
+        parts.append("activation_offload")
     return ", ".join(parts)
 
 
@@ -89,6 +91,8 @@ def explanation(plan: Plan, cluster: ClusterSpec) -> tuple[tuple[str, str], ...]
     if plan.cpu_offload:
         lines.append(("offload", _offload_words(plan)))
     lines.append(("recompute", _recompute_words(plan)))
+    if plan.activation_offload:
+        lines.append(("inputs", _inputs_words(plan)))
     if plan.compile:
         lines.append(
             ("compile", "blocks run by torch.compile, which takes minutes in the first step")
@@ -262,6 +266,17 @@ def _offload_words(plan: Plan) -> str:
         "each rank's share of parameters, gradients and optimiser states lies in host memory, up "
         f"to {format_bytes(max(plan.host_bytes_by_rank))}, and is updated there; a gather copies "
         "what it needs to the device"
+    )
+
+
+def _inputs_words(plan: Plan) -> str:
+    if not plan.keeps_inputs_on_host:
+        return "activation_offload has no effect: no block is recomputed in full"
+    beside = " with those states" if plan.cpu_offload else ""
+    return (
+        "the input of a block that is recomputed in full is copied to host memory, up to "
+        f"{format_bytes(max(plan.host_bytes_by_rank))} of a rank{beside}, and back for its "
+        "backward; both copies count as recomputation"
     )
 
 

@@ -148,8 +148,16 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Give a model the dtypes it is trained in: frozen parameters that of compute.
 
     No update is lost on these in a narrow dtype, and FSDP2 takes them in one group with others.
+    Complex numbers stay such, which ``Module.to`` makes real ones of.
     """
-    model.to(master_dtype(dtype))
+    master = master_dtype(dtype)
+
+    def cast(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(master.to_complex())
+        return tensor.to(master) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
@@ -42,12 +44,20 @@ SAVED_OPS = frozenset(
 """What selective recomputation keeps: outputs of matrix products, convolutions and attention."""
 
 
+Keep: TypeAlias = Callable[[Sequence[Tree]], AbstractContextManager[object]]
+"""Says how inputs are kept that are saved inside it."""
+
+
 def _selective_policy(_: object, op: Function, *_args: Tree, **_kwargs: Tree) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def recompute_activations(
-    part: Part, modes: Sequence[str], changed_buffers: Sequence[str] = ()
+    part: Part,
+    modes: Sequence[str],
+    changed_buffers: Sequence[str] = (),
+    *,
+    keep: Keep | None = None,
 ) -> None:
     """Recompute blocks in backward.
 
@@ -55,6 +65,7 @@ def recompute_activations(
         part: Has the blocks.
         modes: "none", "selective" or "full" for each of them; empty for none at all.
         changed_buffers: Names of buffers that a forward changes.
+        keep: Keeps the inputs of those in mode "full".
 
     Raises:
         ValueError: An unknown word.
@@ -70,7 +81,8 @@ def recompute_activations(
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
         names = [n.removeprefix(f"{path}.") for n in changed_buffers if n.startswith(f"{path}.")]
         again = functools.partial(_as_at_first, block, _places(block, names))
-        block.forward = functools.partial(_recomputed, block.forward, options[mode], again)
+        own = keep if mode == "full" else None
+        block.forward = functools.partial(_recomputed, block.forward, options[mode], again, own)
 
 
 _Places = Sequence[tuple[nn.Module, str]]
@@ -86,12 +98,23 @@ def _recomputed(
     forward: Function,
     options: Mapping[str, Any],
     again: Callable[[Function], Function],
+    keep: Keep | None,
     *args: Tree,
     **kwargs: Tree,
 ) -> Tree:
     if not torch.compiler.is_compiling():  # a graph draws of torch alone
         forward = again(forward)
-    return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+    if keep is None:
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+    inputs, form = tree_flatten((args, kwargs))  # what is given by name is no input of a checkpoint
+    flat = functools.partial(_of_flat, forward, form)
+    with keep(inputs):
+        return checkpoint(flat, *inputs, use_reentrant=False, **options)
+
+
+def _of_flat(forward: Function, form: TreeSpec, *inputs: Tree) -> Tree:
+    args, kwargs = tree_unflatten(inputs, form)
+    return forward(*args, **kwargs)
 
 
 def _as_at_first(block: nn.Module, buffers: _Places, function: Function) -> Callable[..., Tree]:

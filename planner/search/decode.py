@@ -87,6 +87,7 @@ def plan_of(
         float8=configuration.float8,
         loss_chunks=configuration.loss_chunks,
         cpu_offload=configuration.cpu_offload,
+        activation_offload=configuration.activation_offload,
         host_bytes_by_rank=_host_bytes(costs, stages),
         loss_module=context.loss_module if configuration.loss_chunks > 1 else "",
         state_form=configuration.state_form,
@@ -95,16 +96,18 @@ def plan_of(
 
 
 def _host_bytes(costs: StageCosts | CostsOfKinds, stages: Sequence[StageChoice]) -> tuple[int, ...]:
-    """Host memory that a rank of each pipeline rank needs, where states are offloaded."""
+    """Host memory that a rank of each pipeline rank needs, where something lies there."""
     configuration = costs.configuration
-    if not configuration.cpu_offload:
+    if not (configuration.cpu_offload or configuration.activation_offload):
         return ()
+
+    def on_host(index: int) -> int:
+        stage = stages[index]
+        memory = costs.of_stage(index).memory
+        return round(memory.host_bytes(stage.first, stage.end, stage.kinds))
+
     return tuple(
-        sum(
-            round(costs.of_stage(index).memory.host_bytes(stages[index].first, stages[index].end))
-            for index in configuration.stages_of(rank)
-        )
-        for rank in range(configuration.degrees.pp)
+        sum(map(on_host, configuration.stages_of(rank))) for rank in range(configuration.degrees.pp)
     )
 
 

@@ -36,12 +36,12 @@ def nothing_fits(
 ) -> InfeasiblePlanError:
     """Say by how much the closest layout misses, where, and the smallest change that fits."""
     host = space.cluster.host
-    if host is not None and space.request.fixed.cpu_offload:
+    if host is not None and any(search.table.state.room_bytes for search in searches):
         needed = min(on_host_bytes(search) for search in searches)
         if needed > host.memory_bytes:
             return InfeasiblePlanError(
                 f"the hosts of {space.cluster.devices_words} do not hold "
-                f"the states: a rank needs {format_bytes(needed)} at the least, and has "
+                f"what is offloaded: a rank needs {format_bytes(needed)} at the least, and has "
                 f"{format_bytes(host.memory_bytes)} of its node",
                 hint=_smallest_change(space, resize),
                 shortfall_bytes_by_stage={},

@@ -60,6 +60,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         float8=space.request.fixed.float8 and degrees.tp == 1,
         loss_chunks=space.request.fixed.loss_chunks,
         cpu_offload=space.request.fixed.cpu_offload,
+        activation_offload=space.request.fixed.activation_offload,
     )
     found = configurations(degrees, space.facts, space.request.global_batch_size, fixed)
     form = space.state_form(degrees)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from planner.errors import CodegenError, InfeasiblePlanError, RequestError
+from planner.framework.script import SCRIPT
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import ClusterSpec
 from planner.plan.record import ModuleRow, OpRow, TrafficRow
@@ -22,13 +23,18 @@ from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
-from planner.vocabulary import PLANNED_AXES
+from planner.strategy.fixed_rules import inputs_rule, offload_rule
+from planner.strategy.mesh import ParallelDegrees
+from planner.vocabulary import PLANNED_AXES, Recomputation
 
 _THE_SCRIPT = "the script"
 """Rule of what the training script cannot run."""
 
 _FASTEST_OVER_CP = "layouts over tp for those over cp that are fastest by themselves"
 """What one holds that has tp inside cp."""
+
+_OFFLOADS = (("activation_offload",), ("cpu_offload",), ("activation_offload", "cpu_offload"))
+"""What is tried in host memory where nothing fits: what takes less time first."""
 
 _UNPAID = "splitting does not pay"
 _FOUND_LATE = (_THE_SCRIPT, _UNPAID, "nothing to split")
@@ -83,7 +89,7 @@ class Search:
         """Find the best plan and prove it.
 
         Where its layouts turn out not to run at its own microbatch size, all is decided again
-        with what runs. States lie in host memory where it is asked for, or else nothing fits.
+        with what runs. Host memory is used where it is asked for, or else nothing fits.
 
         Raises:
             RequestError: The model's shapes allow no layout.
@@ -105,20 +111,36 @@ class Search:
         )
 
     def _decided_somewhere(self) -> tuple[Decision, SolverReport]:
-        """Decide with states on the devices, and on their hosts where that does not fit."""
+        """Decide with all on the devices, and with more on their hosts where that does not fit."""
         try:
             return self._decided()
         except InfeasiblePlanError as error:
-            on_device, offloaded = error, self._space.offloaded()
-            if offloaded is None:
-                raise
-        self._space = offloaded
-        try:
-            return self._decided()
-        except (InfeasiblePlanError, RequestError, CodegenError) as error:
-            on_host = str(error).replace("\n", ". ").removesuffix(".")
-            on_device.hint += f" Nor does it fit with cpu_offload=true: {on_host}."
-            raise on_device from None
+            on_device = error
+        for words, request in list(self._on_hosts()):
+            self._space = layout_space(self._space.graphs, self._cluster, request)
+            try:
+                return self._decided()
+            except (InfeasiblePlanError, RequestError, CodegenError) as error:
+                on_host = str(error).replace("\n", ". ").removesuffix(".")
+                on_device.hint += f" Nor does it fit with {words}: {on_host}."
+        raise on_device
+
+    def _on_hosts(self) -> Iterator[tuple[str, SearchRequest]]:
+        """What may be in host memory where that is open and possible, as a request for each."""
+        given, facts = self._request.fixed, self._space.facts
+        may_recompute = given.activation_checkpointing in (None, Recomputation.FULL)
+        for names in _OFFLOADS:
+            changes: Any = dict.fromkeys(names, True)
+            fixed = replace(given, **changes)
+            rule = offload_rule(fixed, self._cluster)
+            if "activation_offload" in names:
+                rule = rule or inputs_rule(ParallelDegrees(), facts, fixed)
+            helps = may_recompute or "activation_offload" not in names
+            helps = helps and ("cpu_offload" in names or self._space.state_fits())
+            is_open = all(getattr(given, name) is None for name in names)
+            if helps and is_open and rule is None and self._space.framework.name == SCRIPT:
+                words = " and ".join(f"{name}=true" for name in names)
+                yield words, replace(self._request, fixed=fixed)
 
     def _decided(self) -> tuple[Decision, SolverReport]:
         """Decide among all configurations; raises what ``run`` does."""

@@ -28,6 +28,7 @@ from planner.strategy.fixed_rules import (
     chunk_rule,
     compile_rule,
     float8_rule,
+    inputs_rule,
     offload_rule,
     recomputation_rule,
     stream_rule,
@@ -172,6 +173,7 @@ class LayoutSpace:
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(self.facts, request.fixed)
             rule = rule or offload_rule(request.fixed, self.cluster)
+            rule = rule or inputs_rule(degrees, self.facts, request.fixed)
             rule = rule or self.orders.broken_rule(degrees)
             items: Iterator[Configuration | BrokenRule] = (
                 configurations(degrees, self.facts, request.global_batch_size, request.fixed)
@@ -229,14 +231,6 @@ class LayoutSpace:
         if reserve_bytes is None:
             reserve_bytes = kind.device.reserve_bytes
         return (kind.device.capacity_bytes - reserve_bytes) / (1 + kind.device.allocator_share)
-
-    def offloaded(self) -> "LayoutSpace | None":
-        """The same with states in host memory; None where that is decided, or not possible."""
-        fixed = replace(self.request.fixed, cpu_offload=True)
-        is_open = self.request.fixed.cpu_offload is None and self.framework.name == SCRIPT
-        if not is_open or offload_rule(fixed, self.cluster) is not None:
-            return None
-        return type(self)(self.graphs, self.cluster, replace(self.request, fixed=fixed))
 
     def pricers(self, plan: Plan) -> list[tuple[ModelPricer, Sequence[StagePlan]]]:
         """Prices of the stages of a plan, by kinds of device."""

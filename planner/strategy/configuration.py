@@ -42,6 +42,8 @@ class Configuration:
     """Chunks of rows that the loss of a microbatch is taken in."""
     cpu_offload: bool = False
     """Parameters, gradients and optimiser states lie in host memory, where they are updated."""
+    activation_offload: bool = False
+    """Inputs of blocks that are recomputed in full lie in host memory until backward."""
     mesh_order: MeshOrder = MESH_ORDER
     """Axes from outermost to innermost."""
     ranks_per_core: float = 1.0

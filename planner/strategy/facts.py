@@ -7,6 +7,7 @@ from planner.graph.analysis.changed_buffers import changed_parameters
 from planner.graph.analysis.float8 import is_float8_product
 from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import recompute_refusals
+from planner.graph.analysis.shared import passes_gradients
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.expert_strategies import experts_of
@@ -43,6 +44,8 @@ class ModelFacts:
     """Parameters that a forward writes into."""
     has_float8_products: bool = False
     """Whether blocks have products that may be in float8."""
+    passes_gradients: bool = False
+    """Whether blocks read what has a gradient from further back than the unit before them."""
     loss: LossRows | str = "not looked for"
     """What of its end works on rows alone, for one sample; or why there is nothing."""
 
@@ -83,6 +86,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
             if unit.kind is UnitKind.BLOCK
             for op in unit.forward_ops
         ),
+        passes_gradients=passes_gradients(graph),
         loss=_of_one_sample(loss_rows(graph), graph.microbatch_size),
     )
 

@@ -84,12 +84,14 @@ def float8_rule(
 
 
 def offload_rule(fixed: FixedValues, cluster: ClusterSpec) -> BrokenRule | None:
-    """Refuse states in host memory of which nothing is known, or which is the device's own."""
-    if not fixed.cpu_offload:
+    """Refuse host memory of which nothing is known, or which is the device's own."""
+    names = [name for name in ("cpu_offload", "activation_offload") if getattr(fixed, name)]
+    if not names:
         return None
-    asked = f"cpu_offload=true on cluster {cluster.name!r}"
+    name = names[0]
+    asked = f"{name}=true on cluster {cluster.name!r}"
     schedule, stages = fixed.schedule, fixed.virtual_stages or 1
-    if schedule in SHARED_SCHEDULES or stages > 1:
+    if fixed.cpu_offload and (schedule in SHARED_SCHEDULES or stages > 1):
         what = schedule or f"virtual_stages={stages}"
         return BrokenRule(
             rule="cpu_offload with shared ranks",
@@ -97,14 +99,42 @@ def offload_rule(fixed: FixedValues, cluster: ClusterSpec) -> BrokenRule | None:
             "memory is not planned; schedule can be 1F1B or GPipe, with one stage on each rank",
         )
     if cluster.host_is_device:
-        detail = f"{asked}: its ranks run on CPUs, so that their states lie in host memory as it is"
-        return BrokenRule(rule="cpu_offload on CPUs", detail=f"{detail}; it can be false")
+        detail = f"{asked}: its ranks run on CPUs, and all that they have lies in host memory"
+        return BrokenRule(rule=f"{name} on CPUs", detail=f"{detail}; it can be false")
     if any(kind.host is None for kind in cluster.kinds):
         return BrokenRule(
-            rule="cpu_offload needs a host",
+            rule=f"{name} needs a host",
             detail=f"{asked}, whose profile says nothing of its hosts; it can be false, or the "
             "profile have a [host] with their memory, its bandwidth and that of the link to each "
             "device (plan profiles show h100-sxm has one)",
+        )
+    return None
+
+
+def inputs_rule(
+    degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
+) -> BrokenRule | None:
+    """Refuse inputs of blocks in host memory where something else holds them on the device."""
+    if not fixed.activation_offload:
+        return None
+    if degrees.pp > 1:
+        return BrokenRule(
+            rule="activation_offload with pp",
+            detail=f"activation_offload=true with pp {degrees.pp}: what stages receive lies in "
+            "buffers on their devices; pp can be 1",
+        )
+    if fixed.compile:
+        return BrokenRule(
+            rule="activation_offload with compile",
+            detail="activation_offload=true with compile=true: compiled code saves its own "
+            "inputs; one of them can be false",
+        )
+    if facts.passes_gradients:
+        return BrokenRule(
+            rule="activation_offload with shared inputs",
+            detail="activation_offload=true, but several blocks read an activation that has a "
+            "gradient (an encoder's output, a skip connection), which would be copied for each "
+            "of them; it can be false",
         )
     return None
 

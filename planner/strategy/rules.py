@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import ModelFacts
@@ -27,6 +28,10 @@ CHUNK_BYTES = 2**30
 """Most that a chunk of logits takes in float32 where open: smaller ones add gradients too often."""
 
 
+UNASKED = ("compile", "float8", "cpu_offload", "activation_offload")
+"""Settings that may pay, and that change what a user sees of training or double the search."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedValues:
     """Values that the request fixes; None is open."""
@@ -47,6 +52,7 @@ class FixedValues:
     float8: bool | None = None
     loss_chunks: int | None = None
     cpu_offload: bool | None = None
+    activation_offload: bool | None = None
     mesh_order: tuple[str, ...] | None = None  # axes that keep this order, outermost first
 
 
@@ -311,6 +317,7 @@ def configurations(
     found, schedules = False, _schedules(degrees.pp, facts, fixed)
     reason = None if schedules else _too_few_cuts(degrees.pp, facts, fixed)
     splits = _options(possible=can_split_stream(degrees, facts), fixed=fixed.sequence_parallel)
+    asked: dict[str, Any] = {name: bool(getattr(fixed, name)) for name in UNASKED}
     for size in sizes:
         chunks = _loss_chunks(degrees, facts, fixed, size)
         for schedule, virtual_stages in schedules:
@@ -331,10 +338,8 @@ def configurations(
                     num_microbatches=number,
                     reshard_after_forward=reshard,
                     sequence_parallel=split,
-                    compile=bool(fixed.compile),
-                    float8=bool(fixed.float8),
                     loss_chunks=chunks,
-                    cpu_offload=bool(fixed.cpu_offload),
+                    **asked,
                 )
     if not found and reason is not None:
         yield reason

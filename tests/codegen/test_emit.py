@@ -304,6 +304,11 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True, float8=True),
         on_host(make_plan(GPT, dp_shard=2)),
+        changed(
+            make_plan(GPT, dp_shard=2, recompute=("full",) * 8),
+            activation_offload=True,
+            host_bytes_by_rank=(1,),
+        ),
         changed(make_plan(GPT, dp_shard=2, cp=2), shardings=(NORMS_ON_PARTS,)),
         changed(make_plan(GPT, dp_shard=2, ep=2), shardings=(EXPERTS_APART,)),
         changed(make_plan(GPT, dp_shard=2), data_reads=(READ,)),

@@ -34,6 +34,8 @@ __all__ = ["big_gpt", "gpt", "llama", "mlp"]
 FRAMEWORK = load_framework(SCRIPT)
 UNET = Path(__file__).parents[1] / "graph" / "zoo" / "unet.py"
 
+FULL = {"activation_checkpointing": "full", "microbatch_size": 1}
+
 CASES = {
     "flat": ("gpt", {"tp": 1, "pp": 1}),
     "pipelined": ("gpt", {"tp": 1, "pp": 2, "schedule": "1F1B"}),
@@ -44,6 +46,7 @@ CASES = {
     "uneven": ("mlp", {"tp": 1, "pp": 4}),
     "carrying": ("unet", {"tp": 1, "pp": 4, "schedule": "1F1B"}),
     "offloaded": ("gpt", {"tp": 1, "dp_shard": 8, "cpu_offload": True, "microbatch_size": 1}),
+    "inputs on hosts": ("gpt", {**FULL, "dp_shard": 8, "activation_offload": True}),
     "chunked": ("gpt", {"tp": 1, "pp": 1, "loss_chunks": 4, "microbatch_size": 1}),
     "two kinds": ("big_gpt", {"tp": 2, "pp": 4, "schedule": "1F1B"}),
     "free": ("gpt", {}),

@@ -88,7 +88,7 @@ CHANGES = {
 }
 
 
-SETTINGS = ("compile=true", "float8=true", "cpu_offload=true")
+SETTINGS = ("compile=true", "float8=true", "cpu_offload=true", "activation_offload=true")
 """Tried where they are asked for alone."""
 
 

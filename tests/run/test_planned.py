@@ -243,6 +243,20 @@ CASES = {
         "routed_experts",
         {"dp_shard": 2, "ep": 2, "cpu_offload": True, "microbatch_size": 4},
     ),
+    "llama-inputs_on_host": (
+        "shallow_llama",
+        {
+            **{"tp": 2, "cp": 2, "activation_checkpointing": "full"},
+            **{"activation_offload": True, "cpu_offload": True},
+        },
+    ),
+    "routed_experts-inputs_on_host_ep_2": (
+        "routed_experts",
+        {
+            **{"dp_shard": 2, "ep": 2, "microbatch_size": 4, "activation_offload": True},
+            "activation_checkpointing": "full",
+        },
+    ),
     "lone_layers-tp_2_full": (
         "lone_layers",
         {
@@ -323,7 +337,7 @@ def outcomes(tmp_path_factory, fast_links, slow_devices):
             global_batch_size=16, fix=fix,
             cluster="cpu" if name in SLOW_LINKS else
             f"cpu:{gpus // 2},{slow_devices}:{gpus // 2}" if name in KINDS else
-            "h100-sxm" if fix.get("cpu_offload") else fast_links,
+            "h100-sxm" if fix.get("cpu_offload") or fix.get("activation_offload") else fast_links,
         )  # fmt: skip
         result.save(root / name)
         plans[name] = result.best

@@ -67,6 +67,7 @@ def units(draw, name, *, has_kinds, master):
         summed_gradient_bytes=0,
         waiting_gradient_bytes=draw(st.integers(1, 300)) * MIB,
         released_bytes=kept // 3 if name == "epilogue" else 0,
+        pinned_bytes=draw(st.sampled_from([0, 100, 1000])) * MIB * has_kinds,
     )
 
 
@@ -102,11 +103,13 @@ def models(draw, *, always_alike=False):
                 owners=frozenset({1}),
             ),
         )
-    return model_units(tuple(every), tuple(entering), tied, shared)
+    buffer_bytes = draw(st.sampled_from([0, 300])) * MIB
+    return model_units(tuple(every), tuple(entering), tied, shared, buffer_bytes)
 
 
-def model_units(all_units, entering, tied, shared):
+def model_units(all_units, entering, tied, shared, buffer_bytes=0):
     return ModelUnits(
+        buffer_bytes=buffer_bytes,
         units=all_units,
         entering_bytes=entering,
         tied=tied,
@@ -187,6 +190,8 @@ def configurations(model, ranks_per_core=1.0):
             yield found
             if (pp, tp, microbatches) in OFFLOADED and virtual_stages == 1:
                 yield replace(found, cpu_offload=True, reshard_after_forward=pp == 1)
+                if pp == 1:
+                    yield replace(found, activation_offload=True)
             if found.degrees.shards == 1:
                 yield replace(found, state_form="plain", reshard_after_forward=False)
 
@@ -292,7 +297,8 @@ def fastest_that_fit(configuration, costs, rank, runs):
 
     def fits(kinds):
         on_host = sum(costs.memory.host_bytes(*run) for run in runs)
-        if configuration.cpu_offload and on_host > costs.cluster.host.memory_bytes:
+        offloads = configuration.cpu_offload or configuration.activation_offload
+        if offloads and on_host > costs.cluster.host.memory_bytes:
             return False
         return all(
             costs.memory.peak(

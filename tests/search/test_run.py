@@ -236,7 +236,7 @@ def test_shared_ranks_are_not_offloaded(fixed, words, big_gpt, h100):
 def test_an_unknown_host_and_a_cpu_hold_no_states(big_gpt, h100):
     with pytest.raises(RequestError, match=r"says nothing of its hosts.*\[host\]"):
         search_for(big_gpt, replace(h100, host=None), cpu_offload=True)
-    with pytest.raises(RequestError, match="lie in host memory as it is"):
+    with pytest.raises(RequestError, match="lies in host memory"):
         search_for(big_gpt, replace(h100, host_time_factor=0.0), cpu_offload=True)
 
 

@@ -71,9 +71,12 @@ def layout(**degrees):
     return {"activation_checkpointing": "none", "microbatch_size": 1, **degrees}
 
 
+FULL = {"dp_shard": 8, "activation_checkpointing": "full"}
+
 REQUESTS = [
     Request(fix=layout(dp_replicate=2)),
     Request(gpus=8, fix=layout(dp_shard=8, cpu_offload="true")),
+    Request(gpus=8, fix=layout(**FULL, activation_offload="true")),
     Request(
         framework="torchtitan-compile",
         cluster="h100-96gb-sxm",
@@ -292,7 +295,8 @@ def attempts(place, path):
     folder, table, key = place
     having, lacking = [], []
     for request in REQUESTS:
-        if folder == "frameworks" and "cpu_offload" in request.fix:
+        of_script = {"cpu_offload", "activation_offload"}
+        if folder == "frameworks" and not of_script.isdisjoint(request.fix):
             continue  # of the script alone
         files = Files(request, folder, path)
         content = shipped(folder, files.names[folder])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.analysis.retained import block_ops, saved_values
-from planner.graph.operator_graph import CutPoint, OperatorGraph, StorageKind, Unit
+from planner.graph.operator_graph import CutPoint, OperatorGraph, StorageKind, Unit, UnitKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,17 @@ def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
         if is_constant or graph.unit_of_storage[storage] < unit.index - 1:
             found.add(storage)
     return frozenset(found)
+
+
+def passes_gradients(graph: OperatorGraph) -> bool:
+    """Whether a block reads what has a gradient from further back than the unit before it."""
+    return any(
+        graph.values[value].requires_grad
+        and graph.values[value].storage in passing_storages(graph, unit)
+        for unit in graph.units
+        if unit.kind is UnitKind.BLOCK
+        for value in _entering(graph, unit)
+    )
 
 
 def shared_activations(
