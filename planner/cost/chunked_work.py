@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.cost.liveness import loss_workspaces, unit_peaks
+from planner.cost.liveness import KernelMemory, loss_workspaces, unit_peaks
 from planner.cost.op import OpWork
 from planner.cost.unit_comm import chunked_comm
 from planner.cost.unit_work import UnitWork
@@ -173,9 +173,10 @@ class ChunkedLoss:
         storages = {graph.values[value].storage for value in self._values}
         gradients = {each for each in storages if graph.storages[each].gradient_of == rows.states}
         sums = {each.op for strategy in self.chosen for each in strategy.row_sums}
-        peaks = unit_peaks(
-            graph, rows.forward_ops, rows.backward_ops, self._shares, states | gradients,
-            loss_workspaces(graph, rows.backward_ops, sums, self._shares),
-        )  # fmt: skip
+        beside = KernelMemory(
+            inner=states | gradients,
+            workspaces=loss_workspaces(graph, rows.backward_ops, sums, self._shares),
+        )
+        peaks = unit_peaks(graph, rows.forward_ops, rows.backward_ops, self._shares, beside)
         held = int(graph.values[logits].size_bytes * self._shares[product.id](logits))
         return max(peaks.forward_bytes, peaks.backward_bytes) + held

@@ -5,16 +5,28 @@ whole step: a storage lives from the op that makes it to the last that reads it,
 its last reader in the backward pass.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from planner.cost.work import Shares, backward_shares
 from planner.graph.analysis.lifetimes import Moment, live_bytes, moments_of
-from planner.graph.analysis.retained import saved_values
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
+from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, Storage, StorageKind
 
-_NO_WORKSPACES: Mapping[int, int] = MappingProxyType({})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMemory:
+    """What kernels and layouts keep otherwise than a graph shows."""
+
+    inner: Set[int] = frozenset()
+    """Storages that are never in memory: tensors inside a fused kernel."""
+    workspaces: Mapping[int, int] = field(default_factory=dict)
+    """Bytes that an op needs beside what it reads and makes."""
+    gathered_again: Set[int] = frozenset()
+    """Storages of saved values that are not kept gathered."""
+
+
+AS_SHOWN = KernelMemory()
+"""Nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +45,17 @@ class UnitPeaks:
 
 _WHOLE = Shares()
 
+_Piece = tuple[int, int, bool]
+"""A storage, its bytes on a rank, and whether they are gathered again in backward. Where a layout
+changes ranks hold both for a while, what was made and what is read."""
+
 
 def unit_peaks(
     graph: OperatorGraph,
     forward_ops: Sequence[int],
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
-    inner: Set[int] = frozenset(),
-    workspaces: Mapping[int, int] = _NO_WORKSPACES,
+    beside: KernelMemory = AS_SHOWN,
 ) -> UnitPeaks:
     """Replay a unit.
 
@@ -49,28 +64,28 @@ def unit_peaks(
         forward_ops: Its forward ops in order.
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
-        inner: Storages that are never in memory: tensors inside a fused kernel.
-        workspaces: Bytes that an op needs beside what it reads and makes.
+        beside: What the graph does not show.
     """
-    moments = [*moments_of(graph, forward_ops), *moments_of(graph, backward_ops)]
-    saved = {graph.values[value].storage for value in saved_values(graph, forward_ops)}
-    num_forward = len(forward_ops)
-    sizes = _storage_sizes(graph, (*forward_ops, *backward_ops), shares)
-    sizes |= dict.fromkeys(inner & sizes.keys(), 0)
+    pieces = _Pieces(graph, shares, beside)
+    ahead, behind = pieces.named(moments_of(graph, forward_ops), moments_of(graph, backward_ops))
+    moments, num_forward = [*ahead, *behind], len(ahead)
+    saved, sizes = pieces.saved_by(forward_ops), pieces.sizes
     last = _last_uses(moments, saved, num_forward)
-    gradients = graph.parameter_gradients & sizes.keys()
     # A weight that units share: the other's gradient, and their sum, are there on some stages.
     joined = _joined_gradients(graph, backward_ops)
-    own = {key: size for key, size in sizes.items() if key not in joined}
+    without_gradients = {
+        piece: size for piece, size in sizes.items() if piece[0] not in graph.parameter_gradients
+    }
+    own = {piece: size for piece, size in sizes.items() if piece[0] not in joined}
 
-    def replayed(counted: Mapping[int, int], ends: Mapping[int, int]) -> list[int]:
+    def replayed(counted: Mapping[_Piece, int], ends: Mapping[Hashable, int]) -> list[int]:
         return [
-            now_bytes + max(workspaces.get(op.id, 0) for op in moment.ops)
+            now_bytes + max((beside.workspaces.get(op.id, 0) for op in moment.ops), default=0)
             for now_bytes, moment in zip(live_bytes(moments, counted, ends), moments, strict=True)
         ]
 
-    without = replayed({key: size for key, size in sizes.items() if key not in gradients}, last)
-    held = dict.fromkeys(graph.whole_gradients & sizes.keys(), len(moments))
+    without = replayed(without_gradients, last)
+    held = {piece: len(moments) for piece in sizes if piece[0] in graph.whole_gradients}
     with_them = replayed(own, last | held)
     added = replayed(own, last)
     return UnitPeaks(
@@ -79,6 +94,106 @@ def unit_peaks(
         gradient_bytes=max(with_them[num_forward:], default=0),
         added_gradient_bytes=max(added[num_forward:], default=0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A value that an op reads or makes."""
+
+    storage: int
+    piece: _Piece
+    is_one: bool
+    """Whether its storage is one piece, whatever the layouts."""
+    is_made: bool
+    """Whether the op makes its storage, as far as the op tells."""
+
+
+class _Pieces:
+    """Memory of a unit on one rank."""
+
+    def __init__(
+        self, graph: OperatorGraph, shares: Mapping[int, Shares], beside: KernelMemory
+    ) -> None:
+        self.sizes: dict[_Piece, int] = {}
+        """Bytes of each."""
+        self._graph = graph
+        self._shares = shares
+        self._beside = beside
+        self._newest: dict[int, _Piece] = {}
+        self._begun: set[_Piece] = set()
+
+    def named(
+        self, forward: Sequence[Moment], backward: Sequence[Moment]
+    ) -> tuple[list[Moment], list[Moment]]:
+        """Name the pieces that moments touch; layouts change in moments between them.
+
+        What enters comes as the smallest part of it that is read.
+        """
+        touches = [[*self._touches(moment)] for moment in (*forward, *backward)]
+        made: set[int] = set()
+        entering: dict[int, _Piece] = {}
+        for each in (each for of_moment in touches for each in of_moment):
+            if each.is_made and each.storage not in entering:
+                made.add(each.storage)
+            elif each.storage not in made and not each.is_one:
+                known = entering.get(each.storage, each.piece)
+                entering[each.storage] = min(known, each.piece)
+        for piece in entering.values():
+            self._newest[piece[0]] = piece
+        named = [
+            [*self._named(moment, own)]
+            for moment, own in zip((*forward, *backward), touches, strict=True)
+        ]
+        ahead, behind = named[: len(forward)], named[len(forward) :]
+        return [each for some in ahead for each in some], [each for some in behind for each in some]
+
+    def _touches(self, moment: Moment) -> Iterator[_Touch]:
+        graph = self._graph
+        for op in moment.ops:
+            forward = op if op.forward_op is None else graph.nodes[op.forward_op]
+            share = self._shares.get(forward.id, _WHOLE)
+            read = {graph.values[value].storage for value in op.inputs}
+            for value, part in _parts(graph, op, forward, share):
+                storage = graph.storages[graph.values[value].storage]
+                if storage.kind is StorageKind.ACTIVATION:
+                    # What attention exchanges is counted with what it keeps, and no gradient of a
+                    # parameter changes its layout.
+                    is_one = share.is_copied(value) or storage.id in graph.parameter_gradients
+                    piece = self._piece(storage, part, op.phase)
+                    yield _Touch(storage.id, piece, is_one, storage.id not in read)
+
+    def _named(self, moment: Moment, touches: Iterable[_Touch]) -> Iterator[Moment]:
+        touched: set[Hashable] = set()
+        for touch in touches:
+            before = self._newest.get(touch.storage, touch.piece)
+            piece = before if touch.is_one else touch.piece
+            for each in (before, piece):
+                is_inner = touch.storage in self._beside.inner
+                self.sizes.setdefault(each, 0 if is_inner else each[1])
+            if before != piece and piece not in self._begun:
+                yield Moment(ops=(), touched=frozenset({before, piece}))
+            self._begun |= {before, piece}
+            self._newest[touch.storage] = piece
+            touched.add(piece)
+        yield Moment(ops=moment.ops, touched=frozenset(touched))
+
+    def saved_by(self, forward_ops: Sequence[int]) -> set[_Piece]:
+        """Pieces that autograd saves on behalf of ops."""
+        ops = (self._graph.nodes[op] for op in forward_ops)
+        found = {
+            self._piece(
+                self._graph.storages[self._graph.values[value].storage],
+                self._shares.get(op.id, _WHOLE)(value),
+                Phase.FORWARD,
+            )
+            for op in ops
+            for value in (*op.saved_inputs, *op.saved_outputs)
+        }
+        return found & self.sizes.keys()
+
+    def _piece(self, storage: Storage, part: float, phase: Phase) -> _Piece:
+        again = storage.id in self._beside.gathered_again and phase is Phase.BACKWARD
+        return storage.id, int(storage.size_bytes * part), again
 
 
 def _joined_gradients(graph: OperatorGraph, backward_ops: Sequence[int]) -> set[int]:
@@ -113,21 +228,6 @@ def loss_workspaces(
     return found
 
 
-def _storage_sizes(
-    graph: OperatorGraph, op_ids: Sequence[int], shares: Mapping[int, Shares]
-) -> dict[int, int]:
-    """Bytes on one rank of each storage that the unit makes, gradients of parameters included."""
-    sizes: dict[int, int] = {}
-    for op in (graph.nodes[op_id] for op_id in op_ids):
-        forward = op if op.forward_op is None else graph.nodes[op.forward_op]
-        share = shares.get(forward.id, _WHOLE)
-        for value, part in _parts(graph, op, forward, share):
-            storage = graph.storages[graph.values[value].storage]
-            if storage.kind is StorageKind.ACTIVATION:
-                sizes.setdefault(storage.id, int(storage.size_bytes * part))
-    return sizes
-
-
 def _parts(
     graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
 ) -> Iterator[tuple[int, float]]:
@@ -137,16 +237,16 @@ def _parts(
     yield from zip(op.outputs, writes, strict=True)
 
 
-def _last_uses(moments: Sequence[Moment], saved: Set[int], num_forward: int) -> dict[int, int]:
-    """Position of the moment after which each storage is free.
+def _last_uses(
+    moments: Sequence[Moment], saved: Set[_Piece], num_forward: int
+) -> dict[Hashable, int]:
+    """Position of the moment after which each piece is free.
 
     What is saved but never read in backward (its reader belongs to another unit, or it is kept
     for its shape only) stays until the end.
     """
-    last = {
-        storage: position for position, moment in enumerate(moments) for storage in moment.touched
-    }
-    for storage in saved:
-        if last.get(storage, 0) < num_forward:
-            last[storage] = len(moments)
+    last = {piece: position for position, moment in enumerate(moments) for piece in moment.touched}
+    for piece in saved:
+        if last.get(piece, 0) < num_forward:
+            last[piece] = len(moments)
     return last

@@ -7,7 +7,7 @@ from planner.cost.attention import attention_works, score_bytes
 from planner.cost.divided_backward import waiting_gradient_bytes, waiting_ops
 from planner.cost.float8 import Float8Products
 from planner.cost.fusion import Kernel, PointwiseFusion
-from planner.cost.liveness import UnitPeaks, loss_workspaces, unit_peaks
+from planner.cost.liveness import KernelMemory, UnitPeaks, loss_workspaces, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
@@ -66,7 +66,7 @@ def unit_work(
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     ops = (unit.forward_ops, unit.backward_ops)
-    peaks = unit_peaks(graph, *ops, view.shares, view.inner_storages(), view.workspaces())
+    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = boundary_comm(problem, chosen, conversions, view.own_ops)
     inputs, weights = view.backward_works()
@@ -189,15 +189,12 @@ class _UnitView:
             joins_norms = kernels.pointwise != "by_hand"
             self._fusion = PointwiseFusion(self.graph, forward, joins_norms=joins_norms)
 
-    def inner_storages(self) -> set[int]:
-        """Storages that are never in memory: tensors inside fused kernels."""
-        if self._fusion is None:
-            return set()
-        forward = self._forward_kernels(self.problem.unit.forward_ops)
-        return self._fusion.inner_storages(forward, self._backward_kernels())
-
-    def workspaces(self) -> dict[int, int]:
-        """Memory beyond what the graph shows, by op: of a loss, and of products in float8."""
+    def kernel_memory(self) -> KernelMemory:
+        """What the graph does not show: fused kernels, losses, products in float8."""
+        inner: set[int] = set()
+        if self._fusion is not None:
+            forward = self._forward_kernels(self.problem.unit.forward_ops)
+            inner = self._fusion.inner_storages(forward, self._backward_kernels())
         in_place, backward_ops = self.kernels.splits_loss_in_place, self.problem.unit.backward_ops
         sums = {each.op for strategy in self.chosen for each in strategy.row_sums if not in_place}
         found = loss_workspaces(self.graph, backward_ops, sums, self.shares)
@@ -206,7 +203,7 @@ class _UnitView:
             for each in filter(self._float8.has, own):
                 for_weight = self._is_for_weight(each)
                 found[each.op.id] = self._float8.held_bytes(each, for_weight=for_weight)
-        return found
+        return KernelMemory(inner=inner, workspaces=found, gathered_again=self._gathered_again)
 
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .processes import RunError
-from .trees import Args, Function, Kwargs, Tree
+from .trees import Args, Function, Kwargs, Tree, cast_floats
 
 ARGUMENTS = {
     "data_loader": ("rank", "world_size", "microbatch_size", "seed"),
@@ -148,29 +148,22 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Give a model the dtypes it is trained in: frozen parameters that of compute.
 
     No update is lost on these in a narrow dtype, and FSDP2 takes them in one group with others.
-    Complex numbers stay such, which ``Module.to`` makes real ones of.
     """
-    master = master_dtype(dtype)
-
-    def cast(tensor: Tensor) -> Tensor:
-        if tensor.is_complex():
-            return tensor.to(master.to_complex())
-        return tensor.to(master) if tensor.is_floating_point() else tensor
-
-    model._apply(cast)  # type: ignore[no-untyped-call]
+    real = master_dtype(dtype)
+    model._apply(  # type: ignore[no-untyped-call]  # ``to`` would make complex numbers real
+        lambda t: t.to(real.to_complex()) if t.is_complex() else cast_floats(t, real)
+    )
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+        if not parameter.requires_grad:
+            parameter.data = cast_floats(parameter.data, dtype)
     return model
 
 
 def first_names(model: nn.Module) -> Mapping[str, str]:
     """Return the first name of a parameter by each of its names (tied ones have several)."""
-    first_by_id: dict[int, str] = {}
-    return {
-        name: first_by_id.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in named}
 
 
 def arguments_of(inputs: Tree) -> tuple[Args, Kwargs]:

@@ -149,7 +149,7 @@ class _Reference(Part):
 
     def forward(self, *, inputs: Tree, targets: Tree) -> Tensor:
         """Run one microbatch and return its scalar loss."""
-        cast = {name: p.to(self.dtype) for name, p in self.model.named_parameters()}
+        cast = {n: cast_floats(p, self.dtype) for n, p in self.model.named_parameters()}
         output = torch.func.functional_call(self.model, cast, *arguments_of(self.taken(inputs)))
         return self.user.loss(output, self.here(targets))
 

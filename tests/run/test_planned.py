@@ -28,7 +28,8 @@ FILES = {
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
         *("experts_first", "grouped_attention", "lone_layers"),
-        *("routed_attention", "routed_experts", "scaled_loss", "shallow_gpt", "shallow_llama"),
+        *("complex_positions", "routed_attention", "routed_experts", "scaled_loss"),
+        *("shallow_gpt", "shallow_llama"),
     )
 }
 """Models that are no examples."""
@@ -243,6 +244,7 @@ CASES = {
         "routed_experts",
         {"dp_shard": 2, "ep": 2, "cpu_offload": True, "microbatch_size": 4},
     ),
+    "complex_positions-cp_2_tp_2": ("complex_positions", {"cp": 2, "tp": 2}),
     "llama-inputs_on_host": (
         "shallow_llama",
         {

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from planner.checking.fake_world import fake_group
 from planner.runtime.first_weights import build_deferred
-from planner.runtime.model import UserModel, build_model
+from planner.runtime.model import UserModel, build_model, cast_parameters
 from planner.runtime.part import Part, shard_parameters
 
 TIED = """
@@ -53,6 +53,24 @@ def test_one_rank_keeps_parameters_that_are_not_cast_as_they_are(ranks, dtype, i
     assert isinstance(part, FSDPModule) is is_sharded
     kept = all(a is b for a, b in zip(before, part.parameters(), strict=True))
     assert kept is not is_sharded
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(torch.bfloat16, torch.complex64), (torch.float64, torch.complex128)]
+)
+def test_complex_numbers_are_not_cast_to_real_ones(dtype, kept):
+    """Rotary positions, say, which ``Module.to`` would take the half of."""
+    model = nn.Linear(2, 2)
+    turns = torch.polar(torch.ones(3), torch.arange(3.0))
+    model.register_buffer("turns", turns)
+    model.register_buffer("places", torch.arange(3))
+    model.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    cast_parameters(model, dtype)
+    assert model.turns.dtype is kept
+    assert model.turns.to(turns.dtype).equal(turns)
+    assert model.places.dtype is torch.int64
+    assert model.frozen.dtype is dtype
+    assert model.weight.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
 
 
 def test_tied_parameters_on_meta_stay_tied_and_get_the_weights_of_one_process(tmp_path):

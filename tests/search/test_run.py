@@ -10,6 +10,8 @@ import planner
 from planner.errors import CodegenError, InfeasiblePlanError, RequestError
 from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
+from planner.graph.loading.load import load_model
+from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.pricing.reprice import reprice_s
 from planner.search.space import LayoutSpace
@@ -18,6 +20,7 @@ from planner.search.stage_problem import stage_problem
 from planner.solver import NoSolutionError
 
 TESTS = Path(__file__).parents[1]
+T5 = TESTS / "graph" / "zoo" / "t5.py"
 
 
 def scaled_links(cluster, factor):
@@ -178,6 +181,76 @@ def test_where_nothing_fits_states_lie_in_host_memory(big_gpt, h100):
         )
     same = search_for(big_gpt, tiny, cpu_offload=True)
     assert same.best == outcome.best
+
+
+INPUTS = {"dp_shard": 8, "microbatch_size": 8, "reshard_after_forward": True, "loss_chunks": 16}
+
+
+def short_of_memory(big_gpt, h100):
+    """A cluster that takes no microbatch of ``INPUTS`` unless their inputs lie elsewhere."""
+    needed, less = (
+        search_for(
+            big_gpt, h100, activation_checkpointing="full", activation_offload=offloads, **INPUTS
+        ).best.memory_by_rank[0]
+        for offloads in (False, True)
+    )
+    middle = (needed.total_bytes + less.total_bytes) // 2
+    assert less.total_bytes < middle < needed.total_bytes
+    return replace(h100, device=replace(h100.device, memory_bytes=middle))
+
+
+def test_where_nothing_fits_inputs_lie_in_host_memory_before_states(big_gpt, h100):
+    small = short_of_memory(big_gpt, h100)
+    outcome = search_for(big_gpt, small, **INPUTS)
+    assert outcome.solver.status == "optimal"
+    for plan in outcome.candidates:
+        assert plan.keeps_inputs_on_host
+        assert not plan.cpu_offload
+        assert reprice_s(plan, big_gpt, small, load_framework(SCRIPT)) == pytest.approx(
+            plan.costs.step_time_s, rel=1e-6
+        )
+    same = search_for(big_gpt, small, activation_offload=True, **INPUTS)
+    assert same.best == outcome.best
+    with pytest.raises(InfeasiblePlanError, match="short by"):
+        search_for(big_gpt, small, activation_offload=False, cpu_offload=False, **INPUTS)
+
+
+def test_inputs_that_no_host_holds_are_refused(big_gpt, h100):
+    small = short_of_memory(big_gpt, h100)
+    poor = replace(small, host=replace(h100.host, memory_bytes=2**20))
+    with pytest.raises(InfeasiblePlanError) as error:
+        search_for(big_gpt, poor, cpu_offload=False, **INPUTS)
+    assert "with activation_offload=true: the hosts of 8 x h100-sxm" in error.value.hint
+
+
+def test_copies_to_the_host_and_back_count_as_recomputation(big_gpt, h100):
+    full = {"activation_checkpointing": "full", **INPUTS}
+    here, there = (
+        search_for(big_gpt, h100, activation_offload=offloads, **full).best
+        for offloads in (False, True)
+    )
+    graph = big_gpt.at(8)
+    (stream,) = {graph.values[cut.values[0]].size_bytes for cut in graph.cuts}
+    blocks = len(there.units) - 2
+    copies_s = there.num_microbatches * blocks * 2 * stream / h100.host.link_bytes_per_s
+    assert there.costs.recompute_s - here.costs.recompute_s == pytest.approx(copies_s, rel=1e-6)
+    assert there.host_bytes_by_rank == (blocks * stream,)  # a power of two
+    assert there.memory_by_rank[0].activations_bytes < here.memory_by_rank[0].activations_bytes
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [({"pp": 2}, "pp can be 1"), ({"compile": True}, "one of them can be false")],
+)
+def test_inputs_that_others_hold_stay_on_devices(fixed, words, big_gpt, h100):
+    with pytest.raises(RequestError, match=words):
+        search_for(big_gpt, h100, activation_offload=True, **fixed)
+
+
+def test_what_several_blocks_read_is_not_copied_for_each(h100):
+    t5 = trace_family(load_model(str(T5), seq_len=None), dtype="bfloat16")
+    with pytest.raises(RequestError, match="an encoder's output"):
+        search_for(t5, h100, activation_offload=True)
 
 
 @pytest.mark.parametrize("offload", [False, True])

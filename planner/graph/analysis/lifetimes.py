@@ -5,8 +5,9 @@ node of autograd, whose ops (the two products of a linear layer's gradient) shar
 and make until the node returns; the sum of a gradient with one that came before is its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind
 
@@ -17,7 +18,7 @@ class Moment:
 
     ops: tuple[OpNode, ...]
     """What runs, in order."""
-    touched: frozenset[int]
+    touched: frozenset[Hashable]
     """What they read and make: storages, or other names of pieces of memory."""
 
 
@@ -45,7 +46,7 @@ def moments_of(graph: OperatorGraph, op_ids: Iterable[int]) -> list[Moment]:
 
 
 def live_bytes(
-    moments: Sequence[Moment], sizes: Mapping[int, int], last: Mapping[int, int]
+    moments: Sequence[Moment], sizes: Mapping[Any, int], last: Mapping[Any, int]
 ) -> list[int]:
     """Replay moments.
 
@@ -57,11 +58,11 @@ def live_bytes(
     Returns:
         Bytes alive during each moment.
     """
-    freed: list[list[int]] = [[] for _ in moments]
+    freed: list[list[Hashable]] = [[] for _ in moments]
     for piece, position in last.items():
         if position < len(moments):
             freed[position].append(piece)
-    live: set[int] = set()
+    live: set[Hashable] = set()
     now_bytes = 0
     found = []
     for moment, pieces in zip(moments, freed, strict=True):

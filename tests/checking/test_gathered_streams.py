@@ -1,0 +1,28 @@
+"""What ranks of tp gather of a stream of which each has a part."""
+
+import pytest
+from wide_blocks import model
+
+import planner
+from planner.checking.check import check_plan
+
+LONG = model(1024).replace("max_seq_len=256", "max_seq_len=16384")
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("fix", [{"tp": 4}, {"tp": 2, "cp": 2}])
+def test_blocks_take_what_is_planned(fix, recompute, tmp_path):
+    """Of activations a part of which is gathered, more than of anything else."""
+    (tmp_path / "long.py").write_text(LONG)
+    planner.estimate(
+        str(tmp_path / "long.py"),
+        gpus=4,
+        cluster="h100-sxm",
+        seq_len=16384,
+        global_batch_size=1,
+        fix={"sequence_parallel": True, "activation_checkpointing": recompute, **fix},
+    ).save(tmp_path / "plan")
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    (stage,) = check.stages
+    assert abs(stage.error) <= 0.03, stage
