@@ -146,7 +146,8 @@ class ModuleEdge:
         is_moved = x.is_floating_point() or isinstance(x, SplitTensor) or target.is_shard
         if layout_of(x, self.ranks) == target or not is_moved:
             return x
-        key = (x._version, target, self.ranks.level, torch.is_grad_enabled())
+        axis = (self.ranks.level, self.ranks.size)
+        key = (x._version, target, axis, torch.is_grad_enabled())
         kept = x.__dict__.get("_in_layout")
         if kept is not None and kept[0] == key:
             shared: Tensor = kept[1]

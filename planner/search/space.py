@@ -55,6 +55,8 @@ _BESIDE_DP = attrgetter(
 
 _ONE_STAGE_EACH = "one stage on each rank with cpu_offload"
 """What a searched set with states in host memory leaves out."""
+_ROOM_FOR_ALL = "host memory for the inputs of all blocks"
+"""What one with inputs there asks for."""
 
 
 class LayoutSpace:
@@ -239,7 +241,9 @@ class LayoutSpace:
     @property
     def limits(self) -> tuple[str, ...]:
         """What the searched set leaves out."""
-        return (_ONE_STAGE_EACH,) if self.request.fixed.cpu_offload else ()
+        fixed = self.request.fixed
+        offloads = (_ONE_STAGE_EACH, fixed.cpu_offload), (_ROOM_FOR_ALL, fixed.activation_offload)
+        return tuple(words for words, is_used in offloads if is_used)
 
     def reason(self, axes: Axes) -> str | None:
         """Why the script cannot run a layout over axes, where it was tried and refused."""

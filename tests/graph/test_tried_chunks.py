@@ -38,3 +38,18 @@ def test_logits_that_are_gathered_run_whole_and_are_refused_in_chunks(trial):
     refusal = trial.ends(head("Replicate"), HEAD)
     assert refusal is not None
     assert "before it is made" in refusal.reason
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+def test_what_was_tried_before_changes_no_answer(trial, sizes):
+    """All tries read the same inputs, of which each takes parts of another size."""
+    for size in sizes:
+        modules = tuple(
+            TriedModule(
+                module=path, style="on_part", split=(),
+                input_layout="Shard(1)", output_layout="Shard(1)",
+            )  # fmt: skip
+            for path in ("tok_embeddings", "norm", HEAD)
+        )
+        over = SplitAxis("cp", size)
+        assert trial.ends([TriedLayout(over=over, sequence_dim=1, modules=modules)]) is None
