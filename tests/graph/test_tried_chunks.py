@@ -46,9 +46,12 @@ def test_what_was_tried_before_changes_no_answer(trial, sizes):
     for size in sizes:
         modules = tuple(
             TriedModule(
-                module=path, style="on_part", split=(),
-                input_layout="Shard(1)", output_layout="Shard(1)",
-            )  # fmt: skip
+                module=path,
+                style="on_part",
+                split=(),
+                input_layout="Shard(1)",
+                output_layout="Shard(1)",
+            )
             for path in ("tok_embeddings", "norm", HEAD)
         )
         over = SplitAxis("cp", size)
