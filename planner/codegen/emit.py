@@ -9,12 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.codegen.expected import expected_source
-from planner.codegen.imports import (
-    Needs,
-    is_usual_mesh,
-    runtime_imports,
-    sums_gradients,
-)
+from planner.codegen.imports import Needs, is_usual_mesh, runtime_imports, sums_gradients
 from planner.codegen.model_files import ModelFiles, model_files
 from planner.codegen.reads import chooses_parameters, read_sources
 from planner.codegen.source import (

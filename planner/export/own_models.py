@@ -61,7 +61,7 @@ def offload_losses(plan: Plan) -> Iterator[Loss]:
 
 def input_losses(plan: Plan) -> Iterator[Loss]:
     """Inputs of blocks in host memory, for a target whose file does not say where they lie."""
-    if plan.activation_offload:
+    if plan.keeps_inputs_on_host:
         yield Loss(
             asked="inputs of blocks that are recomputed in full in host memory, without which "
             "more of the device's is needed than the plan says",

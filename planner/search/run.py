@@ -134,7 +134,7 @@ class Search:
             fixed = replace(given, **changes)
             rule = offload_rule(fixed, self._cluster)
             if "activation_offload" in names:
-                rule = rule or inputs_rule(ParallelDegrees(), facts, fixed)
+                rule = rule or inputs_rule(ParallelDegrees(pp=given.pp or 1), facts, fixed)
             helps = may_recompute or "activation_offload" not in names
             helps = helps and ("cpu_offload" in names or self._space.state_fits())
             is_open = all(getattr(given, name) is None for name in names)

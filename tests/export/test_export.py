@@ -84,6 +84,15 @@ def test_states_in_host_memory_are_said(monkeypatch):
         assert "offload" not in text_of(DATA_PARALLEL, name)
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_inputs_in_host_memory_are_lost_where_some_lie_there(name):
+    on_host = {"activation_offload": True, "host_bytes_by_rank": (2**30,)}
+    with pytest.raises(CodegenError, match="recomputed in full in host memory"):
+        text_of(replace(DATA_PARALLEL, **on_host), name)
+    kept = replace(make_plan(ParallelDegrees(dp_shard=8), policy="none"), **on_host)
+    assert "host memory" not in text_of(kept, name, allow_lossy=True)
+
+
 def text_of(plan, name, **options):
     return export_plan(saved(plan), name, **options).text
 

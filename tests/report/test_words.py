@@ -76,6 +76,16 @@ def test_the_links_of_each_axis_are_said_where_there_are_several():
     )
 
 
+def test_inputs_in_host_memory_are_explained_where_some_lie_there():
+    on_host = {"activation_offload": True, "host_bytes_by_rank": (3 * 2**30,)}
+    full, none = (
+        dict(explanation(replace(make_plan(policy=policy), **on_host), make_cluster()))["inputs"]
+        for policy in ("full", "none")
+    )
+    assert "copied to host memory, up to 3.0 GiB" in full
+    assert "no effect" in none
+
+
 def test_kept_parameters_are_zero_2():
     words = dict(explanation(make_plan(reshard_after_forward=False), make_cluster()))
     assert "ZeRO-2" in words["data"]
