@@ -69,6 +69,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
     """What the model and the devices add to them, whatever the layout."""
     data = ("loaders", "Data") if needs.loads_data else ("data", "drawn_microbatches")
     chunks = "split_chunks" if plan.degrees.splits_modules else "chunked_loss"
+    products = "split_float8" if plan.degrees.sample_ranks > 1 else "float8"
     wanted = (
         (True, data),
         (needs.recomputes, ("recompute", "recompute_activations")),
@@ -78,7 +79,7 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.model.has_scalars, ("scalars", "hold_scalars_as_vectors")),
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
         (plan.loss_chunks > 1, (chunks, "take_loss_in_chunks")),
-        (plan.float8, ("float8", "multiply_in_float8")),
+        (plan.float8, (products, "multiply_in_float8")),
         (plan.compile, ("compiled", "compile_blocks")),
         (plan.cpu_offload, ("offload", "keep_on_host")),
         (plan.keeps_inputs_on_host, ("host_inputs", "inputs_on_host")),

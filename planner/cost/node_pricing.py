@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
+from planner.cost.float8 import Float8Products
+from planner.cost.fusion import Kernel
 from planner.cost.op import op_s
 from planner.cost.unit_comm import conversion_comm, node_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_in
-from planner.graph.operator_graph import OperatorGraph, OpNode, Phase
+from planner.graph.operator_graph import OpNode, Phase, UnitKind
 from planner.hardware.spec import DeviceSpec, HostSpec
 from planner.hardware.topology import CommGroup
 from planner.runtime.layout import Layout
@@ -38,6 +40,8 @@ class RankSpec:
     """The same of the second axis, cp around tp or ep; None where there is none."""
     host: HostSpec | None = None
     """What a host gives it, None where nothing is known of it."""
+    float8: bool = False
+    """Linear layers of blocks multiply in float8, none of them compiled."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -97,10 +101,10 @@ def price_node(
     for op_id in node.ops:
         op = graph.nodes[op_id]
         if not op.is_view:
-            forward_s += forward_op_s(graph, op, share, rank)
+            forward_s += forward_op_s(problem, op, share, rank)
         for behind in backward_ops.get(op_id, ()):
             if not behind.is_view:
-                backward_s += _backward_op_s(graph, behind, op, share, rank)
+                backward_s += _backward_op_s(problem, behind, op, share, rank)
     entries, exits = node_comm(problem, node, strategy)
     ends = entries + exits
     return NodePrice(
@@ -111,18 +115,33 @@ def price_node(
     )
 
 
-def forward_op_s(graph: OperatorGraph, op: OpNode, share: Shares, rank: RankSpec) -> float:
+def forward_op_s(problem: ShardingProblem, op: OpNode, share: Shares, rank: RankSpec) -> float:
     """Seconds of one forward op on one rank."""
-    work = forward_work(graph, op, share)
+    work = forward_work(problem.context.graph, op, share)
+    if _rounds(problem, rank):
+        return _rounded_s(problem, Kernel(op=op, forward=op, share=share, work=work), rank)
     return op_s(work, rank.device, rank.dtype)
 
 
 def _backward_op_s(
-    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares, rank: RankSpec
+    problem: ShardingProblem, op: OpNode, forward: OpNode, share: Shares, rank: RankSpec
 ) -> float:
     assert op.phase is Phase.BACKWARD
-    work = backward_work(graph, op, forward, share)
+    work = backward_work(problem.context.graph, op, forward, share)
+    if _rounds(problem, rank):
+        return _rounded_s(problem, Kernel(op=op, forward=forward, share=share, work=work), rank)
     return op_s(work, rank.device, rank.dtype)
+
+
+def _rounds(problem: ShardingProblem, rank: RankSpec) -> bool:
+    return rank.float8 and problem.unit.kind is UnitKind.BLOCK
+
+
+def _rounded_s(problem: ShardingProblem, kernel: Kernel, rank: RankSpec) -> float:
+    """Seconds of a kernel, or of those that a product in float8 consists of."""
+    products = Float8Products(graph=problem.context.graph, rounds_at_once=False)
+    works = products.works(kernel) if products.has(kernel) else [kernel.work]
+    return sum(op_s(work, rank.device, rank.dtype) for work in works)
 
 
 def conversion_s(

@@ -7,7 +7,7 @@ from planner.cost.op import OpWork
 from planner.cost.unit_work import CommWork
 from planner.cost.work import context_strategy, shares_of
 from planner.graph.operator_graph import OperatorGraph, OpNode
-from planner.runtime.layout import Layout
+from planner.runtime.layout import PARTIAL, Layout
 from planner.strategy.conversion import Collective, conversion, operand_bytes
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.problem import ShardingProblem
@@ -37,6 +37,16 @@ def gathered_values(chosen: Sequence[NodeStrategy], conversions: Conversions) ->
         value
         for value, source, target in (*conversions, *exits)
         if source.is_shard and not target.is_shard
+    )
+
+
+def scattered_values(chosen: Sequence[NodeStrategy]) -> frozenset[int]:
+    """Values that are made as sums over ranks and leave split."""
+    return frozenset(
+        value
+        for strategy in chosen
+        for value, layout in strategy.outputs.items()
+        if layout.is_shard and strategy.layouts.get(value) == PARTIAL
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planner.cost.attention import attention_works, score_bytes
 from planner.cost.divided_backward import waiting_gradient_bytes, waiting_ops
-from planner.cost.float8 import Float8Products
+from planner.cost.float8 import Float8Products, float8_products
 from planner.cost.fusion import Kernel, PointwiseFusion
 from planner.cost.liveness import KernelMemory, UnitPeaks, loss_workspaces, unit_peaks
 from planner.cost.node_pricing import backward_ops_by_forward
@@ -23,16 +23,19 @@ from planner.cost.unit_comm import (
 )
 from planner.cost.unit_parameters import UnitParameters
 from planner.cost.unit_work import NO_WORK, CommWork, RankWork, UnitWork
-from planner.cost.work import Shares, backward_work, forward_work, shares_by_op, unowned_work
-from planner.framework.spec import TORCH_KERNELS, KernelForms
-from planner.graph.analysis.retained import (
-    block_ops,
-    recomputed_ops,
-    saved_values,
+from planner.cost.work import (
+    Shares,
+    backward_work,
+    forward_work,
+    makes_weight_gradient,
+    shares_by_op,
+    unowned_work,
 )
+from planner.framework.spec import TORCH_KERNELS, KernelForms
+from planner.graph.analysis.retained import block_ops, recomputed_ops, saved_values
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
-from planner.runtime.op_rules import ATTENTIONS, MATMULS
+from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
 from planner.units import DTYPE_BYTES
@@ -68,7 +71,7 @@ def unit_work(
     ops = (unit.forward_ops, unit.backward_ops)
     peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
-    there, back = boundary_comm(problem, chosen, conversions, view.own_ops)
+    there, back = map(view.sent, boundary_comm(problem, chosen, conversions, view.own_ops))
     inputs, weights = view.backward_works()
     return UnitWork(
         structure=unit.structure,
@@ -146,7 +149,7 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
         if value in read or value in view.saved_values:
             comm += conversion_comm(view.problem, value, p, q)[0]
     ops = [op for op in unit.forward_ops if op in computed]
-    return RankWork(ops=tuple(view.forward_works(ops, again)), comm=tuple(comm))
+    return RankWork(ops=tuple(view.forward_works(ops, again)), comm=view.sent(comm))
 
 
 class _UnitView:
@@ -181,13 +184,16 @@ class _UnitView:
         self._float8: Float8Products | None = None
         fuses_blocks = kernels.pointwise != "as_written"
         if kernels.float8 and problem.unit.kind is UnitKind.BLOCK:
-            at_once = fuses_blocks or kernels.rounds_by_hand
-            self._float8 = Float8Products(graph=self.graph, rounds_at_once=at_once)
+            self._float8 = float8_products(problem, chosen, gathered, kernels)
         fuses = {UnitKind.BLOCK: fuses_blocks, UnitKind.EPILOGUE: kernels.fuses_loss}
         if fuses.get(problem.unit.kind):
             forward = self._forward_kernels(problem.unit.forward_ops)
             joins_norms = kernels.pointwise != "by_hand"
             self._fusion = PointwiseFusion(self.graph, forward, joins_norms=joins_norms)
+
+    def sent(self, comm: Sequence[CommWork]) -> tuple[CommWork, ...]:
+        """Collectives as ranks of a block send what they carry."""
+        return tuple(comm) if self._float8 is None else self._float8.sent(comm)
 
     def kernel_memory(self) -> KernelMemory:
         """What the graph does not show: fused kernels, losses, products in float8."""
@@ -201,8 +207,7 @@ class _UnitView:
         if self._float8 is not None:
             own = self._forward_kernels(self.problem.unit.forward_ops) + self._backward_kernels()
             for each in filter(self._float8.has, own):
-                for_weight = self._is_for_weight(each)
-                found[each.op.id] = self._float8.held_bytes(each, for_weight=for_weight)
+                found[each.op.id] = self._float8.held_bytes(each)
         return KernelMemory(inner=inner, workspaces=found, gathered_again=self._gathered_again)
 
     def _own_storage(self, value: int) -> int | None:
@@ -342,7 +347,7 @@ class _UnitView:
     def _works(self, kernel: Kernel) -> list[OpWork]:
         """A kernel, or those that unfused attention and a product in float8 consist of."""
         if self._float8 is not None and self._float8.has(kernel):
-            return self._float8.works(kernel, for_weight=self._is_for_weight(kernel))
+            return self._float8.works(kernel)
         return attention_works(kernel.work, self.kernels, self._itemsize(kernel.op))
 
     def backward_works(self) -> tuple[tuple[OpWork, ...], tuple[OpWork, ...]]:
@@ -375,10 +380,7 @@ class _UnitView:
 
     def _is_for_weight(self, kernel: Kernel) -> bool:
         """A sum of gradients, or a product that is the gradient of a parameter."""
-        if kernel.forward is None:
-            return True
-        made = {self.graph.values[value].storage for value in kernel.op.outputs}
-        return kernel.op.name in MATMULS and not made.isdisjoint(self.graph.parameter_gradients)
+        return kernel.forward is None or makes_weight_gradient(self.graph, kernel.op)
 
     def _itemsize(self, op: OpNode) -> int:
         return DTYPE_BYTES[self.graph.values[op.outputs[0]].dtype] if op.outputs else 0

@@ -155,6 +155,12 @@ def forward_work(graph: OperatorGraph, op: OpNode, share: Shares) -> OpWork:
     return _known_work(graph, op, parts, share.of_work)
 
 
+def makes_weight_gradient(graph: OperatorGraph, op: OpNode) -> bool:
+    """Whether a backward op is the product that is the gradient of a parameter."""
+    made = {graph.values[value].storage for value in op.outputs}
+    return op.name in MATMULS and not made.isdisjoint(graph.parameter_gradients)
+
+
 def unowned_work(op: OpNode, share: float) -> OpWork:
     """A share of a backward op that belongs to no forward op: sums of gradients."""
     return OpWork(

@@ -65,6 +65,9 @@ class KernelForms:
     rounds_by_hand: bool = False
     """What they multiply is rounded by one kernel (Transformer Engine's), not by several of torch,
     which are one where pointwise ops are compiled."""
+    gathers_float8: bool = False
+    """Where the stream is split, ranks round their parts of what such layers multiply before they
+    gather it, once for all that read it (torchao's float8 tensor parallelism)."""
     fuses_loss: bool = False
     """Cross-entropy is one kernel that reads the logits, and one that writes their gradient."""
     wired_layouts: bool = True

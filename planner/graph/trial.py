@@ -15,6 +15,7 @@ from planner.runtime.anatomy import examine
 from planner.runtime.dry_run import DryRun, DryRunError
 from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import AxisShardings, ModuleSharding
+from planner.runtime.split_float8 import multiply_in_float8
 from planner.vocabulary import Style
 
 SOME_RANKS = 2
@@ -71,8 +72,14 @@ class LayoutTrial:
         graph: OperatorGraph,
         dtype: str,
         reads: Sequence[DataRead] = (),
+        *,
+        float8: bool = False,
     ) -> None:
-        """Keep the model, and what its lines read without data; nothing runs yet."""
+        """Keep the model, and what its lines read without data; nothing runs yet.
+
+        With ``float8`` linear layers of blocks multiply in it.
+        """
+        self._float8 = float8
         self._reads = reads
         self._model = model
         self._graph = graph
@@ -204,6 +211,8 @@ class LayoutTrial:
         around = partial(alike_blocks_skipped, blocks, kinds or [None] * len(blocks))
         with self._model.import_scope(), default_dtype(dtype):
             anatomy = examine(model, blocks, inputs, dtype, reads, around)
+            if self._float8:
+                multiply_in_float8(model, blocks, dtype)
             microbatch = inputs, batch.targets
             return DryRun.looked_at(model, anatomy, self._model, microbatch, dtype, reads)
 

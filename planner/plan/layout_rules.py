@@ -185,13 +185,10 @@ def _split_modules(plan: Plan) -> Iterator[str]:
 
 
 def _whole_modules(plan: Plan) -> Iterator[str]:
-    """Compiled blocks and products in float8 are split over no axis."""
+    """Compiled blocks are split over no axis."""
     degrees, axis = plan.degrees, plan.degrees.split_axis
-    split = f"{axis} is {getattr(degrees, axis)}"
     if degrees.splits_modules and plan.compile:
-        yield f"{split}, but blocks are compiled"
-    if degrees.sample_ranks > 1 and plan.float8:
-        yield f"{split}, but linear layers multiply in float8"
+        yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 

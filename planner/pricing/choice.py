@@ -114,7 +114,7 @@ def choice_of_unit(sizes: GraphSizes, unit: Unit, choice: ShardingChoice) -> Sha
         split_tables=choice.split_tables and sizes.has_table(unit),
         ep=choice.ep if sizes.has_experts(unit) else min(choice.ep, SOME_RANKS),
         compile=False,
-        float8=False,
+        float8=choice.float8 and unit.kind is UnitKind.BLOCK,
         loss_chunks=1,
         activation_offload=False,
     )

@@ -119,6 +119,7 @@ class ModelPricer:
             tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=strides.split)),
             second_group=comm_group(self.cluster, second),
             host=self.cluster.host,
+            float8=choice.float8,
             collective_host_s=self._collective_host_s,
         )
 

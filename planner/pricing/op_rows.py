@@ -89,7 +89,7 @@ def _unit_rows(solution: ShardingSolution, priced: PricedModel, rank: RankSpec) 
             rows[op_id] = (
                 op.name,
                 str(placement) if placement is not None else "Replicate",
-                0.0 if op.is_view else forward_op_s(graph, op, share, rank),
+                0.0 if op.is_view else forward_op_s(problem, op, share, rank),
                 comm_s,
                 work.read_bytes + work.write_bytes,
             )

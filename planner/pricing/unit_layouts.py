@@ -8,7 +8,7 @@ from planner.errors import SolverError
 from planner.graph.analysis.loss_rows import LossRows
 from planner.graph.operator_graph import Unit, UnitKind
 from planner.graph.sizes.family import GraphFamily
-from planner.graph.trial import Refusal, TriedLayout
+from planner.graph.trial import LayoutTrial, Refusal, TriedLayout
 from planner.pricing.choice import Axes, ShardingChoice, choice_of_unit, unit_problem
 from planner.pricing.graph_sizes import GraphSizes
 from planner.pricing.instructions import (
@@ -143,6 +143,9 @@ class UnitLayouts:
         size = choice.microbatch_size
         return size if choice in self._confirmed else self._graphs.size_of_trial(size)
 
+    def _trial(self, choice: ShardingChoice) -> LayoutTrial:
+        return self._graphs.trial(self._size_of_trial(choice), float8=choice.float8)
+
     def whole(self, choice: ShardingChoice, structure: str) -> tuple[WholeModule, ...]:
         """Modules of a unit that the script could not run split."""
         return self._whole.get((choice, structure), ())
@@ -192,7 +195,7 @@ class UnitLayouts:
             return None if solution is None else RunnableUnit(solution=solution, whole=())
         outer = [] if around is None else [_tried_context(choice, around)]
         return runnable_block(
-            self._graphs.trial(self._size_of_trial(choice)), unit, solve,
+            self._trial(choice), unit, solve,
             lambda modules: (tried_over(choice, modules), *outer),
         )  # fmt: skip
 
@@ -215,7 +218,7 @@ class UnitLayouts:
             layouts.append(tried_over(choice.context, _around_blocks(self.around(choice))))
         rows = self._solver.sizes(choice.microbatch_size).loss_rows
         logits = rows.module if isinstance(rows, LossRows) and choice.loss_chunks > 1 else ""
-        found = self._graphs.trial(self._size_of_trial(choice)).ends(layouts, logits)
+        found = self._trial(choice).ends(layouts, logits)
         if found is not None:
             self._note(choice, found.module or "the model around its blocks", found)
         return found is None

@@ -36,7 +36,12 @@ def multiplies_in_float8(module: nn.Module) -> bool:
     )
 
 
-def multiply_in_float8(model: nn.Module, blocks: Sequence[str], dtype: torch.dtype) -> None:
+def multiply_in_float8(
+    model: nn.Module,
+    blocks: Sequence[str],
+    dtype: torch.dtype,
+    layer: "type[Float8Linear] | None" = None,
+) -> None:
     """Let the linear layers of the blocks multiply in float8.
 
     Args:
@@ -44,13 +49,14 @@ def multiply_in_float8(model: nn.Module, blocks: Sequence[str], dtype: torch.dty
         blocks: Paths of its blocks.
         dtype: Compute dtype. Beside float32 or float64, which are asked for to compare runs,
             products stay in it.
+        layer: What linear layers become, ``Float8Linear`` where none is given.
     """
     if dtype != torch.bfloat16:
         return
     for path in blocks:
         for module in model.get_submodule(path).modules():
             if multiplies_in_float8(module):
-                module.__class__ = Float8Linear
+                module.__class__ = layer or Float8Linear
 
 
 class Float8Linear(nn.Linear):
@@ -61,10 +67,15 @@ class Float8Linear(nn.Linear):
         if not input.numel():
             return super().forward(input)
         rows = input.reshape(-1, self.in_features)
-        result: Tensor = _Product.apply(rows, self.weight)  # type: ignore[no-untyped-call]
+        result = self.product(rows, self.weight)
         if self.bias is not None:
             result = result + self.bias
         return result.view(*input.shape[:-1], self.out_features)
+
+    def product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Return (m, in_features) times the transposed (out_features, in_features)."""
+        made: Tensor = _Product.apply(rows, weight)  # type: ignore[no-untyped-call]
+        return made
 
 
 class _Product(torch.autograd.Function):

@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from .layout import Layout
+from .trees import Tree
 
 Shape = tuple[int, ...]
 
@@ -48,6 +51,10 @@ class Call:
     targets: Sequence[Shape]
     """Shape of each output."""
 
+    def __str__(self) -> str:
+        operands = ", ".join(f"{each.shape} {each.layout or 'whole'}" for each in self.operands)
+        return f"{self.op.name} of {operands}"
+
     @property
     def first(self) -> Operand:
         """The operand that most ops work on."""
@@ -71,3 +78,16 @@ Found = Sequence[Layout] | None
 
 Rule = Callable[[Call, int], Found]
 """Called with the op and the ranks of the axis."""
+
+
+def plain(value: object) -> Tree:
+    """Spell arguments without tensors, as the operator graph does."""
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, list | tuple):
+        if any(isinstance(each, Tensor) for each in value) and not isinstance(value, tuple):
+            return None
+        return tuple(plain(each) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value).removeprefix("torch.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .layout import PARTIAL, REPLICATE, Layout, can_shard, shard, through_reshape
-from .op_call import Call, Found, Operand, Shape
+from .op_call import Call, Found, Operand, Shape, plain
 from .op_rules import _pointwise, rule_of
 from .product_rules import GRADIENT_RULES, PRODUCTS, grouped_shape, product_layouts, sum_layouts
 from .split_tensor import Ranks, SplitTensor, is_over, layout_of
@@ -90,7 +90,7 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
             return result
     tensors = _tensors_in((*args, *kwargs.values()))
     refuse_unread(tensors)
-    ranks = _outermost(tensors)
+    ranks = outermost(tensors)
     if name in _LIKE_BASE and (made := _like_base(name, args, ranks)) is not None:
         return made
     if name in _MADE_WHOLE or name == "_fused_sdp_choice":
@@ -102,7 +102,8 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     return _run(func, tensors, args, kwargs, (decision, ranks))
 
 
-def _outermost(tensors: Sequence[Tensor]) -> Ranks:
+def outermost(tensors: Sequence[Tensor]) -> Ranks:
+    """Return the outer ones of the ranks over which tensors are split."""
     found = (each.ranks for each in tensors if isinstance(each, SplitTensor))
     return max(found, key=lambda ranks: ranks.level)
 
@@ -142,38 +143,53 @@ def _key(
         )
         for each in tensors
     )
-    named = tuple((name, _plain(value)) for name, value in kwargs.items())
-    return func, looks, _plain(args), named, ranks.size
+    named = tuple((name, plain(value)) for name, value in kwargs.items())
+    return func, looks, plain(args), named, ranks.size
 
 
 def _decide(
     func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs, ranks: Ranks
 ) -> _Decision:
     """Decide how an op runs."""
+    call, found, parts = layouts_on_parts(func, tensors, args, kwargs, ranks)
+    if found is None:
+        refusal = f"{call}: no rule says how it runs on the parts"
+        if func._schema.is_mutable or not call.targets:
+            raise SplitError(refusal)
+        return _Decision((), (), {}, refusal)
+    is_same = layout_of(tensors[0], ranks) == found[0] if tensors else False
+    if func._schema.is_mutable and not is_same:
+        raise SplitError(f"{call}: it would write a part over what is not split so")
+    positions = _positions(call, found, call.targets, ranks.size)
+    return _Decision(tuple(found), parts, positions)
+
+
+def layouts_on_parts(
+    func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs, ranks: Ranks
+) -> tuple[Call, Found, tuple[Layout | None, ...]]:
+    """Lay out what an op makes of the parts.
+
+    Returns:
+        The call; the layout of each result, None where no rule knows them; and for whole operands
+        that of the part that each rank takes.
+
+    Raises:
+        SplitError: Each rank would know a part of the gradient of a whole operand.
+    """
     name = func.overloadpacket.__name__
     if name == "_grouped_mm":  # on the meta device it takes bfloat16 only
         targets = [grouped_shape([tuple(each.shape) for each in tensors])]
     else:
         results = _tensors_in((_on_meta(func, args, kwargs),))
         targets = [tuple(each.shape) for each in results]
-    op = _Op(name, torch.Tag.pointwise in func.tags, _plain(args))
-    operands = [_operand(each, ranks) for each in tensors]
-    call = Call(op, operands, targets)
+    op = _Op(name, torch.Tag.pointwise in func.tags, plain(args))
+    call = Call(op, [_operand(each, ranks) for each in tensors], targets)
     _check_gradients(call, tensors, ranks)
     found, parts = _layouts(call, ranks.size)
-    if found is None or not all(
-        not layout.is_shard or can_shard(target, layout, ranks.size)
-        for layout, target in zip(found, targets, strict=True)
-    ):
-        refusal = f"{_words(call)}: no rule says how it runs on the parts"
-        if func._schema.is_mutable or not targets:
-            raise SplitError(refusal)
-        return _Decision((), (), {}, refusal)
-    is_same = layout_of(tensors[0], ranks) == found[0] if tensors else False
-    if func._schema.is_mutable and not is_same:
-        raise SplitError(f"{_words(call)}: it would write a part over what is not split so")
-    positions = _positions(call, found, targets, ranks.size)
-    return _Decision(tuple(found), parts, positions)
+    lies_evenly = found is not None and all(
+        can_shard(target, layout, ranks.size) for layout, target in zip(found, targets, strict=True)
+    )
+    return call, found if lies_evenly else None, parts
 
 
 def _operand(tensor: Tensor, ranks: Ranks) -> Operand:
@@ -195,7 +211,7 @@ def _check_gradients(call: Call, tensors: Sequence[Tensor], ranks: Ranks) -> Non
         )
         if each.requires_grad and not is_split:
             raise SplitError(
-                f"{_words(call)}: the one of shape {tuple(each.shape)} is whole, and each rank "
+                f"{call}: the one of shape {tuple(each.shape)} is whole, and each rank "
                 "would know a part of its gradient only"
             )
 
@@ -348,24 +364,6 @@ def _on_meta(func: Function, args: Args, kwargs: Kwargs) -> Tree:
 
     mapped = {name: _mapped(value, meta, leaves=True) for name, value in kwargs.items()}
     return func(*_mapped(args, meta, leaves=True), **mapped)
-
-
-def _words(call: Call) -> str:
-    operands = ", ".join(f"{tuple(each.shape)} {each.layout or 'whole'}" for each in call.operands)
-    return f"{call.op.name} of {operands}"
-
-
-def _plain(value: object) -> Tree:
-    """Spell arguments without tensors, as the operator graph does."""
-    if isinstance(value, Tensor):
-        return None
-    if isinstance(value, list | tuple):
-        if any(isinstance(each, Tensor) for each in value) and not isinstance(value, tuple):
-            return None
-        return tuple(_plain(each) for each in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value).removeprefix("torch.")
 
 
 def _tensors_in(values: Sequence[Any]) -> list[Tensor]:

@@ -169,9 +169,7 @@ class LayoutSpace:
             rule = rule or recomputation_rule(self.facts, request.fixed)
             rule = rule or compile_rule(degrees, request.fixed)
             for kind in self.cluster.kinds:
-                rule = rule or float8_rule(
-                    degrees, self.facts, request.fixed, kind.device, request.dtype
-                )
+                rule = rule or float8_rule(self.facts, request.fixed, kind.device, request.dtype)
             rule = rule or stream_rule(degrees, self.facts, request.fixed)
             rule = rule or chunk_rule(self.facts, request.fixed)
             rule = rule or offload_rule(request.fixed, self.cluster)

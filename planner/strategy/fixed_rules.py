@@ -39,13 +39,9 @@ def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | N
 
 
 def float8_rule(
-    degrees: ParallelDegrees,
-    facts: ModelFacts,
-    fixed: FixedValues,
-    device: DeviceSpec,
-    dtype: str,
+    facts: ModelFacts, fixed: FixedValues, device: DeviceSpec, dtype: str
 ) -> BrokenRule | None:
-    """Refuse float8 that neither the device, nor the model, nor the layout has products for."""
+    """Refuse float8 that the device or the model has no products for."""
     if not fixed.float8:
         return None
     if not device.float8_flop_per_s:
@@ -72,13 +68,6 @@ def float8_rule(
             rule="float8 needs linear layers",
             detail="float8=true, but no block has an nn.Linear whose input and output features "
             "are multiples of 16; float8 can be false",
-        )
-    if degrees.sample_ranks > 1:
-        axis = degrees.sample_axis
-        return BrokenRule(
-            rule=f"float8 with {axis}",
-            detail=f"float8=true with {axis} {getattr(degrees, axis)}: a scale is that of a whole "
-            f"tensor, of which ranks hold parts; {axis} can be 1, or float8 false",
         )
     return None
 

@@ -403,7 +403,6 @@ MUTATIONS = {
         "offloaded", "host memory", change(host_bytes_by_rank=(2**50,))
     ),
     "float8 in float32": ("flat", "float8", change(float8=True, dtype="float32")),
-    "float8 of split modules": ("tensor", "whole modules", change(float8=True)),
     "no chunks": ("flat", "loss", change(loss_chunks=0)),
     "chunks of nothing": ("flat", "loss", change(loss_chunks=4)),
     "a module of whole logits": ("flat", "loss", change(loss_module="lm_head")),

@@ -1,10 +1,13 @@
 """Layouts whose linear layers multiply in float8 train as the same on one process."""
 
+import re
+
 import pytest
 from launch import arguments_of, largest_difference, outcome_of, run_jobs
 
 import planner
 from planner.checking.check import check_plan
+from planner.hardware.profiles import PROFILES_FOLDER
 
 LAYOUTS = {
     "zero_3": {"dp_shard": 2, "activation_checkpointing": "full"},
@@ -12,12 +15,30 @@ LAYOUTS = {
     "zero_2": {"dp_shard": 2, "reshard_after_forward": False},
 }
 
+SPLIT = {
+    "sequence_parallel": {"tp": 4, "sequence_parallel": True, "activation_checkpointing": "full"},
+    "tp_cp": {"tp": 2, "cp": 2, "activation_checkpointing": "selective"},
+    "tp_pp": {"tp": 2, "pp": 2, "schedule": "1F1B"},
+}
+"""Layouts of four ranks that have parts of what is multiplied."""
 
-def estimated(fix, model="examples/llama.py:build_model"):
+
+def estimated(fix, model="examples/llama.py:build_model", *, gpus=2, cluster="h100-sxm"):
     return planner.estimate(
-        model, gpus=2, cluster="h100-sxm", global_batch_size=8,
+        model, gpus=gpus, cluster=cluster, global_batch_size=8,
         fix={"microbatch_size": 2, "float8": True, **fix},
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def free_links(tmp_path_factory):
+    """H100s whose links cost nothing, so that splitting pays for a small model."""
+    text = (PROFILES_FOLDER / "clusters" / "h100-sxm.toml").read_text()
+    text = re.sub(r"((?:latency|ramp)_\w+ = \{ value =) [\d.]+", r"\1 0", text)
+    text = re.sub(r"(unidirectional = \{ value =) [\d.]+", r"\1 1000000", text)
+    path = tmp_path_factory.mktemp("cluster") / "free.toml"
+    path.write_text(text)
+    return str(path)
 
 
 @pytest.mark.run
@@ -35,6 +56,26 @@ def test_layouts_in_float8_train_as_on_one_process(tmp_path):
         found = outcome_of(tmp_path / name)
         assert largest_difference(found.losses, expected.losses) < 1e-3
         assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-2
+
+
+@pytest.mark.run
+def test_parts_are_rounded_as_the_whole_is(tmp_path, free_links):
+    """Sums come in another order: in bfloat16 losses differ by about 1e-5."""
+    dtype = ("--dtype", "bfloat16")
+    for name, fix in SPLIT.items():
+        result = estimated(fix, gpus=4, cluster=free_links)
+        styles = [each.style for group in result.best.shardings for each in group.modules]
+        assert {"column", "row"} <= {*styles}
+        result.save(tmp_path / name)
+    jobs = [(tmp_path / n, arguments_of(tmp_path / n, extra=dtype)) for n in SPLIT]
+    run_jobs(jobs, num_processes=4)
+    first = tmp_path / "tp_pp"
+    run_jobs([(first, arguments_of(first, name="reference", extra=("--reference", *dtype)))])
+    expected = outcome_of(first, name="reference")
+    for name in SPLIT:
+        found = outcome_of(tmp_path / name)
+        assert largest_difference(found.losses, expected.losses) < 1e-3, name
+        assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-2, name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,6 +100,21 @@ def test_layers_beside_shared_experts_multiply_in_float8(tmp_path):
     assert largest_difference(found.losses[:1], expected.losses[:1]) < 1e-5
     assert largest_difference(found.losses, expected.losses) < 1e-2
     assert check_plan(tmp_path).traffic_holds
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [each if each == "tp_cp" else pytest.param(each, marks=pytest.mark.bench) for each in SPLIT],
+)
+def test_memory_and_traffic_of_parts_are_as_planned(layout, tmp_path):
+    planner.estimate(
+        "examples/llama.py:llama_8b", gpus=4, cluster="h200-sxm", seq_len=1024,
+        global_batch_size=4, fix={"microbatch_size": 2, "float8": True, **SPLIT[layout]},
+    ).save(tmp_path / "plan")  # fmt: skip
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    for stage in check.stages:
+        assert abs(stage.error) <= 0.03, stage
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -42,7 +42,7 @@ BOUNDS = {
     ("LLM Foundry, FSDP", MAPE): 0.05,
     ("torchtitan, bf16", MAPE): 0.05,
     ("torchtitan, bf16", MEMORY): 0.04,
-    ("torchtitan, float8", MAPE): 0.07,
+    ("torchtitan, float8", MAPE): 0.08,
     ("LLM Foundry, float8", MAPE): 0.09,
 }
 """Largest errors and regrets; least shares of what is caught and of first picks that ran."""
@@ -50,10 +50,10 @@ BOUNDS = {
 MOST_UNPRICED = {
     "internevo": 2,
     "nanotron_ultrascale_h100_failed": 58,
-    "torchtitan": 7,
+    "torchtitan": 5,
 }
-"""Rows that are not modelled: float8 of layouts that are not, stages without a block, ZeRO-3 of a
-replicated framework."""
+"""Rows that are not modelled: context parallelism, float8 with scales of rows, stages without a
+block, ZeRO-3 of a replicated framework."""
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,6 @@ def test_the_last_microbatch_may_be_smaller():
         ({"global_batch": 4}, None, "dp 2 x micro_batch 4 > global_batch 4"),
         ({"pp": 8, "dp": 1, "tp": 1, "layers": 8, "vpp": 2}, None, "stages per rank > layers 8"),
         ({"zero_stage_or_fsdp": "3"}, None, "ZeRO-3"),
-        ({"framework": "composer-fsdp"}, None, "pp 2 under FSDP is not modelled"),
     ],
 )
 def test_a_refused_row_says_why_and_where(change, column, words):

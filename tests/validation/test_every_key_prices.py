@@ -84,6 +84,11 @@ REQUESTS = [
         gpus=8,
     ),
     Request(framework="composer-fsdp", fix=layout(float8="true")),
+    Request(
+        framework="torchtitan-compile",
+        cluster="h100-96gb-sxm",
+        fix=layout(tp=2, sequence_parallel="true", float8="true"),
+    ),
     Request(framework="nanotron", fix=layout(tp=2, pp=2)),
     Request(model=SMALL, framework="nanotron", fix=layout(tp=2, pp=4)),
     Request(model=SMALL, framework="nanotron", gpus=512, fix=layout(tp=8, pp=4)),

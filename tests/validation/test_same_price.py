@@ -76,7 +76,7 @@ def layout_of(case):
             virtual_stages=run.virtual_stages,
             microbatch_size=run.microbatch_size,
             activation_checkpointing=case.recompute,
-            reshard_after_forward=run.data_parallel == "zero3",
+            reshard_after_forward=run.data_parallel == "zero3" and run.pp == 1,
             sequence_parallel=run.sequence_parallel,
             float8=run.float8,
         ),

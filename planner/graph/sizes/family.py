@@ -46,7 +46,7 @@ class GraphFamily:
             self._smallest_affine = 2
             if not self._matches(self._steps, 4):
                 self._steps = None
-        self._trials: dict[int, LayoutTrial] = {}
+        self._trials: dict[tuple[int, bool], LayoutTrial] = {}
         self._layout: Layout | None = None
         self._classes: Sequence[int] = ()
         if self._steps is not None:
@@ -98,14 +98,14 @@ class GraphFamily:
         error = self._refusals.get(microbatch_size)
         return str(error).splitlines()[0] if error else ""
 
-    def trial(self, microbatch_size: int) -> LayoutTrial:
-        """Return what tries layouts at a microbatch size."""
-        if microbatch_size not in self._trials:
+    def trial(self, microbatch_size: int, *, float8: bool = False) -> LayoutTrial:
+        """Return what tries layouts at a microbatch size, with products in float8 or without."""
+        key = microbatch_size, float8
+        if key not in self._trials:
+            reads = self.data_reads(microbatch_size)
             graph = self.at(microbatch_size)
-            self._trials[microbatch_size] = LayoutTrial(
-                self.model, graph, self.dtype, self.data_reads(microbatch_size)
-            )
-        return self._trials[microbatch_size]
+            self._trials[key] = LayoutTrial(self.model, graph, self.dtype, reads, float8=float8)
+        return self._trials[key]
 
     def size_of_trial(self, microbatch_size: int) -> int:
         """The size at which layouts are tried for those of another.

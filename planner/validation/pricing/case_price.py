@@ -157,7 +157,8 @@ def case_configuration(case: Case, cluster: ClusterSpec) -> Configuration:
         virtual_stages=run.virtual_stages,
         microbatch_size=run.microbatch_size,
         num_microbatches=case.num_microbatches,
-        reshard_after_forward=run.data_parallel == "zero3",
+        # As torchtitan has it: gathers of every microbatch are not worth their memory there.
+        reshard_after_forward=run.data_parallel == "zero3" and run.pp == 1,
         sequence_parallel=run.sequence_parallel and run.tp > 1,
         float8=run.float8,
         state_form=form,

@@ -133,14 +133,10 @@ def _check_modelled(run: Run, framework: FrameworkSpec) -> None:
         raise RunError(f"context parallelism (cp {run.cp}) is not modelled")
     if run.ep > 1:
         raise RunError(f"expert parallelism (ep {run.ep}) is not modelled")
-    if run.float8 and run.tp > 1:
-        raise RunError(f"float8 with tp {run.tp} is not modelled")
     if framework.state_form == "replicated" and run.recompute == Recomputation.EVERY_OTHER_LAYER:
         raise RunError(f"recomputing every other layer is not modelled for {framework.name}")
     if framework.state_form == "replicated" and run.data_parallel == "zero3":
         raise RunError(f"sharded parameters (ZeRO-3) are not modelled for {framework.name}")
-    if framework.state_form == "fsdp" and run.pp > 1:
-        raise RunError(f"pp {run.pp} under FSDP is not modelled for {framework.name}")
 
 
 def _check_stages(run: Run, framework: FrameworkSpec) -> None:
