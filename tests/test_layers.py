@@ -140,7 +140,7 @@ ORDERS = {
         ("problem",),
         ("facts",),
         ("rules",),
-        ("fixed_rules",),
+        ("fixed_rules", "parameter_rules"),
     ),
     "cost": (
         (

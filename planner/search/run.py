@@ -25,6 +25,7 @@ from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
 from planner.strategy.fixed_rules import inputs_rule, offload_rule
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.parameter_rules import OF_ANY_LAYOUT
 from planner.vocabulary import PLANNED_AXES, Recomputation
 
 _THE_SCRIPT = "the script"
@@ -214,7 +215,7 @@ class Search:
         return kind(
             f"no layout of {self._cluster.num_gpus} GPUs is legal for this model and a global "
             f"batch of {self._request.global_batch_size}: " + "; ".join(rules.values()),
-            hint=self._what_works(),
+            hint="" if OF_ANY_LAYOUT in rules else self._what_works(),
         )
 
     def _what_works(self) -> str:

@@ -34,12 +34,12 @@ from planner.strategy.fixed_rules import (
     stream_rule,
 )
 from planner.strategy.mesh import ParallelDegrees
+from planner.strategy.parameter_rules import changed_rule, complex_rule
 from planner.strategy.placement import Strides
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
     broken_rule,
-    changed_rule,
     configurations,
     enumerate_degrees,
     heads_rule,
@@ -162,7 +162,8 @@ class LayoutSpace:
             contexts=self.tries_contexts,
             experts=self.tries_experts,
         ):
-            rule = broken_rule(degrees, self.facts, request.global_batch_size)
+            rule = complex_rule(self.facts) if self.framework.name == SCRIPT else None
+            rule = rule or broken_rule(degrees, self.facts, request.global_batch_size)
             is_plain = self.state_form(degrees) == "plain" or self.framework.name != SCRIPT
             rule = rule or changed_rule(self.facts, is_plain=is_plain)
             rule = rule or heads_rule(degrees, self.facts, request.fixed)

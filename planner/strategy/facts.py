@@ -42,6 +42,8 @@ class ModelFacts:
     """Line of the model that uses ``torch.autocast``, "" where none does."""
     changed_parameters: tuple[str, ...] = ()
     """Parameters that a forward writes into."""
+    complex_parameters: tuple[str, ...] = ()
+    """Parameters of complex numbers."""
     has_float8_products: bool = False
     """Whether blocks have products that may be in float8."""
     passes_gradients: bool = False
@@ -80,6 +82,7 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         autocast=graph.autocast,
         no_cut_reason=graph.no_cut_reason,
         changed_parameters=changed_parameters(graph),
+        complex_parameters=_complex_parameters(graph),
         has_float8_products=any(
             is_float8_product(graph, graph.nodes[op])
             for unit in graph.units
@@ -89,6 +92,12 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         passes_gradients=passes_gradients(graph),
         loss=_of_one_sample(loss_rows(graph), graph.microbatch_size),
     )
+
+
+def _complex_parameters(graph: OperatorGraph) -> tuple[str, ...]:
+    """Those that are complex themselves, not a view of them."""
+    seen = {(v.storage, v.shape) for v in graph.values if "complex" in v.dtype}
+    return tuple(p.names[0] for p in graph.parameters if (p.storage, p.shape) in seen)
 
 
 def _of_one_sample(found: LossRows | str, samples: int) -> LossRows | str:

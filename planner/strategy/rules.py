@@ -152,26 +152,6 @@ def broken_rule(
     return None
 
 
-def changed_rule(facts: ModelFacts, *, is_plain: bool) -> BrokenRule | None:
-    """Refuse what would lose a parameter's change: FSDP2 makes it again from what ranks hold.
-
-    Args:
-        facts: The model's.
-        is_plain: Parameters are held as they are, by one rank and in the compute dtype.
-    """
-    if is_plain or not facts.changed_parameters:
-        return None
-    more = len(facts.changed_parameters) - 1
-    return BrokenRule(
-        rule="forward changes parameters",
-        detail=f"forward writes into the parameter {facts.changed_parameters[0]}"
-        + (f" and {more} more" if more else "")
-        + ", which is lost where FSDP2 holds parameters (several ranks share or split them, or "
-        "they are cast to bfloat16); one device with --dtype float32 runs it, and anywhere a "
-        "model that keeps such state in buffers (register_buffer) does",
-    )
-
-
 def heads_rule(
     degrees: ParallelDegrees, facts: ModelFacts, fixed: FixedValues
 ) -> BrokenRule | None:

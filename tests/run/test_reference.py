@@ -49,3 +49,15 @@ def test_the_reference_is_training_as_anyone_would_write_it(name, tmp_path):
     expected = plain_losses(file)
     assert all(map(math.isfinite, expected))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_complex_weights_are_refused_and_pairs_of_real_ones_train_as_they_would(tmp_path):
+    file = HERE / "complex_weights.py"
+    asked = {"gpus": 2, "cluster": "cpu", "dtype": "float32", "global_batch_size": SAMPLES}
+    with pytest.raises(planner.RequestError, match=r"complex numbers .*0\.spectral\.weight and 2"):
+        planner.plan(str(file), **asked)
+    result = planner.plan(f"{file}:build_of_pairs", **asked, fix={"dp_shard": 2})
+    result.save(tmp_path / "plan")
+    run_jobs([(tmp_path / "plan", arguments_of(tmp_path / "plan"))], num_processes=2)
+    found = outcome_of(tmp_path / "plan").losses
+    assert found == pytest.approx(plain_losses(file), rel=1e-5)
