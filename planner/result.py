@@ -75,7 +75,8 @@ class PlanResult:
 
         Args:
             folder: Made where it does not exist.
-            force: Replace files in a folder that is not empty; other files in it stay.
+            force: Replace files in a folder that is not empty; other files in it stay, but for
+                modules of the runtime that the script does not need.
             script: Write the training script too. It imports the model, which it cannot where
                 the model was passed as an object.
 
@@ -97,14 +98,16 @@ class PlanResult:
         from planner.report.tables import table_files
 
         target = Path(folder)
-        files = {"plan.json": self.to_json()}
+        files, owned = {"plan.json": self.to_json()}, []
         if script:
-            from planner.codegen.files import script_files
+            from planner.codegen.files import runtime_paths, script_files
             from planner.export.launch import launch_files
 
             files.update(script_files(self.best, cluster=self._record.cluster, folder=target))
             files.update(launch_files(self._record.cluster))
-        return write_folder(target, {**files, **table_files(self._record)}, force=force)
+            owned = runtime_paths()
+        files.update(table_files(self._record))
+        return write_folder(target, files, force=force, owned=owned)
 
     def _repr_html_(self) -> str:
         from planner.report.html import summary_html

@@ -61,6 +61,11 @@ def script_files(
     }
 
 
+def runtime_paths() -> list[str]:
+    """Paths of all modules of the runtime in a plan's folder, of which a script needs some."""
+    return [f"{RUNTIME_FOLDER.name}/{each.name}" for each in RUNTIME_FOLDER.glob("*.py")]
+
+
 def _runtime_files(script: str) -> dict[str, str]:
     """Give the modules of the runtime that a script imports, and those that these import."""
     files = {f"{RUNTIME_FOLDER.name}/__init__.py": PACKAGE_TEXT}

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from planner.errors import RequestError
@@ -133,7 +133,9 @@ def free_folder(wanted: Path) -> Path:
     return candidate
 
 
-def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tuple[Path, ...]:
+def write_folder(
+    folder: Path, files: Mapping[str, str], *, force: bool, owned: Collection[str] = ()
+) -> tuple[Path, ...]:
     """Write files into a folder.
 
     They are written to a hidden folder beside it first and moved when all of them are complete;
@@ -143,6 +145,7 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tupl
         folder: Made with its parents where it does not exist.
         files: Text by file name, which may lie in a folder: "runtime/log.py".
         force: Replace files of the same name in a folder that is not empty.
+        owned: Names of all files that might be among them; those of earlier ones are removed.
 
     Returns:
         Paths of the files, in the given order; a folder among them once, for all that it holds.
@@ -165,6 +168,8 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> tupl
             for name in files:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 (draft / name).replace(target / name)
+            for name in set(owned).difference(files):
+                (target / name).unlink(missing_ok=True)
     except OSError as error:
         raise _cannot_write(folder, error) from error
     finally:

@@ -45,6 +45,16 @@ def test_force_replaces_its_own_files_only(tmp_path):
     assert listing(tmp_path) == ["checkpoint", "checkpoint/weights", "plan.json", "train.py"]
 
 
+def test_what_an_earlier_plan_left_of_its_own_goes(tmp_path):
+    """And nothing else: a plan's folder holds what its script runs."""
+    owned = ["runtime/stages.py", "runtime/log.py"]
+    write_folder(tmp_path, {"runtime/stages.py": "old", "runtime/log.py": "old"}, force=False)
+    (tmp_path / "runtime" / "mine.py").write_text("precious")
+    write_folder(tmp_path, {"runtime/log.py": "new"}, force=True, owned=owned)
+    assert listing(tmp_path) == ["runtime", "runtime/log.py", "runtime/mine.py"]
+    assert (tmp_path / "runtime" / "log.py").read_text() == "new"
+
+
 def test_nothing_is_half_written_when_the_disk_is_full(tmp_path, monkeypatch):
     target = tmp_path / "gpt"
     real_write = folder_module.Path.write_text
