@@ -56,10 +56,12 @@ class Float8Products:
     def sent(self, comm: Iterable[CommWork]) -> tuple[CommWork, ...]:
         """Collectives of the block as ranks send what they carry."""
         size = self.gathered.itemsize
-        return tuple(
-            replace(each, num_bytes=each.num_bytes / size) if each.kind == "all_gather" else each
-            for each in comm
-        )
+
+        def sent(work: CommWork) -> CommWork:
+            copied = tuple(each / size for each in work.copied_bytes)
+            return replace(work, num_bytes=work.num_bytes / size, copied_bytes=copied)
+
+        return tuple(sent(each) if each.kind == "all_gather" else each for each in comm)
 
     def has(self, kernel: Kernel) -> bool:
         """Whether a kernel is such a product, forward or backward."""

@@ -23,6 +23,8 @@ class KernelMemory:
     """Bytes that an op needs beside what it reads and makes."""
     gathered_again: Set[int] = frozenset()
     """Storages of saved values that are not kept gathered."""
+    copies_operands: bool = False
+    """Beside the collective of a change of layout there is a copy of the larger side."""
 
 
 AS_SHOWN = KernelMemory()
@@ -121,6 +123,7 @@ class _Pieces:
         self._beside = beside
         self._newest: dict[int, _Piece] = {}
         self._begun: set[_Piece] = set()
+        self._num_copies = 0
 
     def named(
         self, forward: Sequence[Moment], backward: Sequence[Moment]
@@ -171,11 +174,25 @@ class _Pieces:
                 is_inner = touch.storage in self._beside.inner
                 self.sizes.setdefault(each, 0 if is_inner else each[1])
             if before != piece and piece not in self._begun:
-                yield Moment(ops=(), touched=frozenset({before, piece}))
+                yield Moment(
+                    ops=(), touched=frozenset({before, piece, *self._copied(before, piece)})
+                )
             self._begun |= {before, piece}
             self._newest[touch.storage] = piece
             touched.add(piece)
         yield Moment(ops=moment.ops, touched=frozenset(touched))
+
+    def _copied(self, before: _Piece, piece: _Piece) -> list[_Piece]:
+        """What is there while a layout changes and at no other time.
+
+        Samples are the dim before the sequence: one alone lies as it is carried.
+        """
+        if not self._beside.copies_operands or self._graph.microbatch_size == 1:
+            return []
+        self._num_copies += 1
+        copy = (-self._num_copies, max(before[1], piece[1]), False)
+        self.sizes[copy] = copy[1]
+        return [copy]
 
     def saved_by(self, forward_ops: Sequence[int]) -> set[_Piece]:
         """Pieces that autograd saves on behalf of ops."""

@@ -4,11 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from planner.cost.op import OpWork
-from planner.cost.unit_work import CommWork
+from planner.cost.unit_work import CommWork, RankWork
 from planner.cost.work import context_strategy, shares_of
+from planner.framework.spec import KernelForms
 from planner.graph.operator_graph import OperatorGraph, OpNode
-from planner.runtime.layout import PARTIAL, Layout
-from planner.strategy.conversion import Collective, conversion, operand_bytes
+from planner.runtime.layout import PARTIAL, Layout, shard
+from planner.strategy.conversion import (
+    Collective,
+    conversion,
+    copied_bytes,
+    operand_bytes,
+)
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.problem import ShardingProblem
 
@@ -19,6 +25,11 @@ Pair = tuple[Comm, Comm]
 
 Conversions = tuple[tuple[int, Layout, Layout], ...]
 """Value, layout as made, layout as read."""
+
+
+EXCHANGE = (shard(2), shard(1, 2))
+"""Tokens for heads in (samples, heads, tokens, features): both are strewn, since queries, keys and
+values are transposed views."""
 
 
 def _whole(_: int) -> float:
@@ -114,11 +125,14 @@ def exit_comm(
     ]
     for sums in strategy.row_sums:
         share = inside(graph.nodes[sums.op].inputs[0]) / chunks
-        row = CommWork(kind="all_reduce", num_bytes=sums.num_bytes * share)
+        row_bytes = sums.num_bytes * share
+        row = CommWork(kind="all_reduce", num_bytes=row_bytes, copied_bytes=(row_bytes,))
         found.append(([row] * sums.forward * chunks, [row] * sums.backward * chunks))
     found += [([_work(graph, value, "all_reduce", ranks)], []) for value in strategy.summed_losses]
     for value, copies in strategy.exchanged.items():
-        exchange = _work(graph, value, "all_to_all", ranks, share=copies * inside(value))
+        exchange = _work(
+            graph, value, "all_to_all", ranks, share=copies * inside(value), layouts=EXCHANGE
+        )
         found.append(([exchange], [exchange]))
     if strategy.routed is not None:
         rows = _exchange(strategy.routed.rows_bytes)
@@ -246,15 +260,39 @@ def change_comm(
     """
     change = conversion(source, target)
     has_gradient = graph.values[value].requires_grad
+    layouts = source, target
     forward, backward = (
-        [] if kind is None else [_work(graph, value, kind, ranks, share=share)]
+        [] if kind is None else [_work(graph, value, kind, ranks, share=share, layouts=layouts)]
         for kind in (change.forward, change.backward if has_gradient else None)
     )
     return forward, backward
 
 
 def _work(
-    graph: OperatorGraph, value: int, kind: Collective, ranks: int, *, share: float = 1.0
+    graph: OperatorGraph,
+    value: int,
+    kind: Collective,
+    ranks: int,
+    *,
+    share: float = 1.0,
+    layouts: tuple[Layout, ...] = (),
 ) -> CommWork:
-    tensor_bytes = graph.values[value].size_bytes * share
-    return CommWork(kind=kind, num_bytes=operand_bytes(kind, tensor_bytes, ranks))
+    tensor = graph.values[value]
+    num_bytes = operand_bytes(kind, tensor.size_bytes * share, ranks)
+    copies = copied_bytes(kind, tensor.shape, layouts, num_bytes)
+    return CommWork(kind=kind, num_bytes=num_bytes, copied_bytes=copies)
+
+
+def copy_works(comm: Iterable[CommWork]) -> list[OpWork]:
+    """Kernels that put in order what collectives carry."""
+    return [
+        OpWork(kind="memory", flop=0.0, read_bytes=size, write_bytes=size)
+        for each in comm
+        for size in each.copied_bytes
+    ]
+
+
+def rank_work(ops: Iterable[OpWork], comm: Sequence[CommWork], kernels: KernelForms) -> RankWork:
+    """Kernels and collectives of a pass, with the copies that a framework makes for these."""
+    copies = copy_works(comm) if kernels.copies_operands else []
+    return RankWork(ops=(*ops, *copies), comm=tuple(comm))

@@ -18,6 +18,7 @@ from planner.cost.unit_comm import (
     gathered_values,
     joined_comm,
     node_comm,
+    rank_work,
     return_works,
     routing_works,
 )
@@ -75,8 +76,8 @@ def unit_work(
     inputs, weights = view.backward_works()
     return UnitWork(
         structure=unit.structure,
-        forward=RankWork(ops=tuple(view.forward_works(unit.forward_ops)), comm=there),
-        input_backward=RankWork(ops=inputs, comm=back + view.regathers()),
+        forward=rank_work(view.forward_works(unit.forward_ops), there, kernels),
+        input_backward=rank_work(inputs, back + view.regathers(), kernels),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=kept,
@@ -149,7 +150,7 @@ def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWo
         if value in read or value in view.saved_values:
             comm += conversion_comm(view.problem, value, p, q)[0]
     ops = [op for op in unit.forward_ops if op in computed]
-    return RankWork(ops=tuple(view.forward_works(ops, again)), comm=view.sent(comm))
+    return rank_work(view.forward_works(ops, again), view.sent(comm), view.kernels)
 
 
 class _UnitView:
@@ -208,7 +209,12 @@ class _UnitView:
             own = self._forward_kernels(self.problem.unit.forward_ops) + self._backward_kernels()
             for each in filter(self._float8.has, own):
                 found[each.op.id] = self._float8.held_bytes(each)
-        return KernelMemory(inner=inner, workspaces=found, gathered_again=self._gathered_again)
+        return KernelMemory(
+            inner=inner,
+            workspaces=found,
+            gathered_again=self._gathered_again,
+            copies_operands=self.kernels.copies_operands,
+        )
 
     def _own_storage(self, value: int) -> int | None:
         """Storage of an activation, None for shared ones, parameters, buffers and inputs."""
@@ -358,7 +364,8 @@ class _UnitView:
         if self._fusion is not None:
             kernels = self._fusion.kernels(kernels)
         for kernel in kernels:
-            found = weights if self._is_for_weight(kernel) else inputs
+            is_last = kernel.forward is None or makes_weight_gradient(self.graph, kernel.op)
+            found = weights if is_last else inputs
             found += self._works(kernel)
         for routed in (each.routed for each in self.chosen if each.routed is not None):
             inputs += routing_works(routed)[1] + return_works(routed)[1]
@@ -377,10 +384,6 @@ class _UnitView:
                 )
                 found.append(Kernel(op=op, forward=forward, share=share, work=work))
         return found
-
-    def _is_for_weight(self, kernel: Kernel) -> bool:
-        """A sum of gradients, or a product that is the gradient of a parameter."""
-        return kernel.forward is None or makes_weight_gradient(self.graph, kernel.op)
 
     def _itemsize(self, op: OpNode) -> int:
         return DTYPE_BYTES[self.graph.values[op.outputs[0]].dtype] if op.outputs else 0

@@ -21,6 +21,8 @@ class CommWork:
     """Bytes of the whole tensor; of one that ranks exchange, what one of them hands out."""
     over_second: bool = False
     """Whether it is over the second: the ranks of cp around tp, or those that share experts."""
+    copied_bytes: tuple[float, ...] = ()
+    """Of each kernel that puts in order what it carries, before or behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

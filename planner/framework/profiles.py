@@ -19,6 +19,7 @@ _CHOICES = {
     "pointwise": ("as_written", "by_hand", "compiled"),
     "loss_kernels": ("as_written", "fused"),
     "float8_rounding": ("as_written", "by_hand"),
+    "collective_operands": ("in_place", "copied"),
     "float8_gathers": ("compute_dtype", "float8"),
     "split_loss": ("loss_parallel", "in_place"),
     "zero_gather": ("all_gather", "broadcasts"),
@@ -41,6 +42,7 @@ _DEFAULTS = {
     "pointwise": "as_written",
     "loss_kernels": "as_written",
     "float8_rounding": "as_written",
+    "collective_operands": "in_place",
     "float8_gathers": "compute_dtype",
     "split_loss": "in_place",
     "zero_gather": "all_gather",
@@ -170,6 +172,7 @@ def _kernels(reader: FieldReader, *, drops: bool) -> KernelForms:
         recompute_stops_early=_choice(reader, "recomputation_ends") == "last_needed_tensor",
         pointwise=_choice(reader, "pointwise"),  # type: ignore[arg-type]  # one of its choices
         rounds_by_hand=_choice(reader, "float8_rounding") == "by_hand",
+        copies_operands=_choice(reader, "collective_operands") == "copied",
         gathers_float8=_choice(reader, "float8_gathers") == "float8",
         fuses_loss=_choice(reader, "loss_kernels") == "fused",
         wired_layouts=_choice(reader, "layouts") == "column_row",

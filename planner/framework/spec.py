@@ -65,6 +65,10 @@ class KernelForms:
     rounds_by_hand: bool = False
     """What they multiply is rounded by one kernel (Transformer Engine's), not by several of torch,
     which are one where pointwise ops are compiled."""
+    copies_operands: bool = False
+    """What collectives of split modules carry is put in order by copies, where a split dim is not
+    the first, and what they sum is a copy (torch); otherwise the sequence is the first dim and sums
+    are made in place (Megatron-LM)."""
     gathers_float8: bool = False
     """Where the stream is split, ranks round their parts of what such layers multiply before they
     gather it, once for all that read it (torchao's float8 tensor parallelism)."""

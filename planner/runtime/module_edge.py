@@ -1,8 +1,9 @@
 """What happens where a split module begins and ends."""
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,15 @@ class Stream:
 
     before: int = 1
     """Product of the dims before the one that is split."""
+    shared: list[weakref.ref[Tensor]] = field(default_factory=list)
+    """Tensors that keep what modules of the running block share of them in another layout."""
+
+    def forget(self, *_: Tree) -> None:
+        """Let go of it when the block has run: its input outlives it where it runs again."""
+        for each in self.shared:
+            if (tensor := each()) is not None:
+                tensor.__dict__.pop("_in_layout", None)
+        self.shared.clear()
 
 
 @dataclass(slots=True)
@@ -154,6 +164,7 @@ class ModuleEdge:
             return shared
         made = changed(x, target, self.ranks)
         x.__dict__["_in_layout"] = (key, made)
+        self.stream.shared.append(weakref.ref(x))
         return made
 
     def _in_pieces(self, x: Tensor, layout: str) -> Layout:

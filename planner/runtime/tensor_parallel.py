@@ -138,6 +138,7 @@ class TensorParallel:
         for index, (path, block) in enumerate(self.part.block_items(), self.part.first_block):
             for sharding in by_block.get(index, ()):
                 self._shard(block.get_submodule(sharding.module), f"{path}.", sharding)
+            block.register_forward_hook(self._stream.forget, always_call=True)
         for sharding in outer_shardings:
             module = self.part.model.get_submodule(sharding.module)
             if self.part.holds(module) and any(True for _ in module.parameters()):

@@ -1,6 +1,8 @@
 """Which collectives change a layout, forward and backward."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from planner.runtime.layout import Layout
@@ -44,6 +46,30 @@ def operand_bytes(kind: Collective, tensor_bytes: float, ranks: int) -> float:
         ranks: How many take part.
     """
     return tensor_bytes / ranks if kind == "all_to_all" else tensor_bytes
+
+
+def copied_bytes(
+    kind: Collective, shape: Sequence[int], layouts: Iterable[Layout], operand_bytes: float
+) -> tuple[float, ...]:
+    """Copies that a change of layout makes beside its collective, in ``Ranks`` of the runtime.
+
+    A collective carries the parts of ranks one after the other: where a split dim is not the first,
+    they are strewn over the whole. What is summed is a copy as well.
+
+    Args:
+        kind: The collective.
+        shape: Of the whole tensor.
+        layouts: Before and behind it.
+        operand_bytes: As in ``operand_bytes``.
+
+    Returns:
+        Bytes of each copy.
+    """
+    if kind == "all_reduce":
+        return (operand_bytes,)
+    shards = [each for each in layouts if each.is_shard]
+    strewn = sum(prod(shape[: each.dim]) * each.outer > 1 for each in shards)
+    return (operand_bytes,) * (strewn if kind == "all_to_all" else min(strewn, 1))
 
 
 def conversion(source: Layout, target: Layout) -> Conversion:
