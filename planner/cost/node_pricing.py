@@ -1,14 +1,14 @@
 """Seconds of a node's strategies and of layout changes: the coefficients of the sharding ILP."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.float8 import Float8Products
 from planner.cost.fusion import Kernel
 from planner.cost.op import op_s
-from planner.cost.unit_comm import conversion_comm, copy_works, node_comm
+from planner.cost.unit_comm import conversion_comm, node_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_in
 from planner.graph.operator_graph import OpNode, Phase, UnitKind
@@ -42,8 +42,6 @@ class RankSpec:
     """What a host gives it, None where nothing is known of it."""
     float8: bool = False
     """Linear layers of blocks multiply in float8, none of them compiled."""
-    copies_operands: bool = False
-    """What collectives carry is put in order by copies."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0
@@ -88,7 +86,8 @@ def price_node(
 ) -> NodePrice:
     """Price one strategy of one node.
 
-    The host's time to issue the kernels is left out: it is the same for all strategies.
+    The host's time to issue the kernels is left out, which is the same for all strategies, and so
+    are copies beside collectives: prices of units have both.
 
     Args:
         problem: The unit.
@@ -112,8 +111,8 @@ def price_node(
     return NodePrice(
         forward_s=forward_s,
         backward_s=backward_s,
-        forward_comm_s=sum(_moved_s(forward, rank) for forward, _ in ends),
-        backward_comm_s=sum(_moved_s(backward, rank) for _, backward in ends),
+        forward_comm_s=sum(comm_s(comm, rank) for forward, _ in ends for comm in forward),
+        backward_comm_s=sum(comm_s(comm, rank) for _, backward in ends for comm in backward),
     )
 
 
@@ -151,14 +150,7 @@ def conversion_s(
 ) -> tuple[float, float]:
     """Forward and backward seconds of a change of layout of one value."""
     forward, backward = conversion_comm(problem, value, source, target)
-    return _moved_s(forward, rank), _moved_s(backward, rank)
-
-
-def _moved_s(comm: Sequence[CommWork], rank: RankSpec) -> float:
-    """Seconds of collectives, and of the copies beside them."""
-    copies = copy_works(comm) if rank.copies_operands else []
-    copies_s = sum(op_s(each, rank.device, rank.dtype) for each in copies)
-    return copies_s + sum(comm_s(each, rank) for each in comm)
+    return sum(comm_s(each, rank) for each in forward), sum(comm_s(each, rank) for each in backward)
 
 
 def comm_s(work: CommWork, rank: RankSpec) -> float:

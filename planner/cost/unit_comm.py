@@ -283,16 +283,8 @@ def _work(
     return CommWork(kind=kind, num_bytes=num_bytes, copied_bytes=copies)
 
 
-def copy_works(comm: Iterable[CommWork]) -> list[OpWork]:
-    """Kernels that put in order what collectives carry."""
-    return [
-        OpWork(kind="memory", flop=0.0, read_bytes=size, write_bytes=size)
-        for each in comm
-        for size in each.copied_bytes
-    ]
-
-
 def rank_work(ops: Iterable[OpWork], comm: Sequence[CommWork], kernels: KernelForms) -> RankWork:
     """Kernels and collectives of a pass, with the copies that a framework makes for these."""
-    copies = copy_works(comm) if kernels.copies_operands else []
+    sizes = [size for each in comm for size in each.copied_bytes if kernels.copies_operands]
+    copies = [OpWork(kind="memory", flop=0.0, read_bytes=n, write_bytes=n) for n in sizes]
     return RankWork(ops=(*ops, *copies), comm=tuple(comm))

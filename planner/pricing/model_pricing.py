@@ -120,7 +120,6 @@ class ModelPricer:
             second_group=comm_group(self.cluster, second),
             host=self.cluster.host,
             float8=choice.float8,
-            copies_operands=self._kernels.copies_operands,
             collective_host_s=self._collective_host_s,
         )
 
