@@ -413,7 +413,7 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
 
 def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
     _, plans, _ = outcomes
-    for name, (_, fix) in CASES.items():
+    for name, (model, fix) in CASES.items():
         pays = not fix.get("cpu_offload")  # on links that cost nothing
         if fix.get("tp", 1) == 1 or fix.get("cp", 1) == 1 or not pays:
             continue
@@ -426,8 +426,10 @@ def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
             }
             for axis in ("tp", "cp")
         }
-        assert {"column", "row", "vocab_embedding"} <= styles["tp"], name
-        assert ("on_part" in styles["tp"]) == plans[name].sequence_parallel, name
+        assert {"column", "row"} <= styles["tp"], name
+        if model != "grouped_attention":  # whose heads have norms, and whose table is small
+            assert "vocab_embedding" in styles["tp"], name
+            assert ("on_part" in styles["tp"]) == plans[name].sequence_parallel, name
         assert styles["cp"] == {"on_part"}, name
 
 
