@@ -88,7 +88,7 @@ ORDERS = {
         ("analysis", "loading"),
         ("recording",),
         ("division",),
-        ("alike_blocks", "trace"),
+        ("alike_blocks", "block_twice", "trace"),
         ("trial",),
         ("sizes",),
     ),

@@ -8,6 +8,7 @@ import torch
 
 from planner.errors import PlannerError
 from planner.graph.alike_blocks import alike_blocks_skipped, kinds_of_blocks
+from planner.graph.block_twice import prepare_to_run_twice
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import DataRead, OperatorGraph, Phase, Unit, UnitKind
 from planner.runtime import known_data
@@ -97,6 +98,26 @@ class LayoutTrial:
         """
         assert unit.block is not None
         return self._answer(layouts, unit.block)
+
+    def runs_again(self, unit: Unit) -> Refusal | None:
+        """Try whether a block does the same when it runs again in backward; None where it does.
+
+        A block that does not run once without data tells nothing.
+
+        Args:
+            unit: A block.
+        """
+        assert unit.block is not None
+        key = (unit.block, prepare_to_run_twice)
+        if key not in self._known:
+            once, twice = (
+                partial(DryRun.block, position=unit.block, axes=(), prepare=prepare)
+                for prepare in (None, prepare_to_run_twice)
+            )
+            refusal = self._tried(twice)
+            does_run = refusal is None or self._tried(once) is None
+            self._known[key] = refusal if does_run else None
+        return self._known[key]
 
     def ends(self, layouts: Sequence[TriedLayout], logits: str = "") -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs.

@@ -30,6 +30,21 @@ def unpacked(answers: Sequence[tuple[float, int]]) -> list[float]:
     return [value for value, times in answers for _ in range(times)]
 
 
+class Answers(Iterator[float]):
+    """Answers in turn, from the first again after the last."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._values = values
+        self.given = 0
+        """How many were given; set it back to hear them again."""
+
+    def __next__(self) -> float:
+        if not self._values:
+            raise StopIteration
+        self.given += 1
+        return self._values[(self.given - 1) % len(self._values)]
+
+
 def answered(func: Function, args: Args, kwargs: Kwargs, answers: Iterator[float]) -> Tree:
     """Return what a function gives that reads data, from the next answers of its line.
 

@@ -147,6 +147,8 @@ class DryRun:
         position: int,
         axes: Sequence[AxisShardings],
         read_outside: Collection[tuple[int, ...]] = (),
+        *,
+        prepare: Callable[[nn.Module, KnownData], None] | None = None,
     ) -> None:
         """Run one block under its layout, the others left out.
 
@@ -154,6 +156,7 @@ class DryRun:
             position: Which.
             axes: How modules run over each axis, the inner one first.
             read_outside: Shapes of what it makes and code outside of it reads.
+            prepare: Gets the block, and what it reads, before it runs.
 
         Raises:
             DryRunError: It does not run, or leaves a part where others read all of it.
@@ -173,7 +176,9 @@ class DryRun:
 
         block = part.model.get_submodule(path)
         noting = block.register_forward_hook(note)
-        with self._known_data():
+        with self._known_data() as known:
+            if prepare is not None:
+                prepare(block, known)
             with _naming_modules(part.model, path), suppress(_Done):
                 run_model(part.model, self.inputs)
             _backward(tensors_of(seen))
@@ -265,12 +270,12 @@ class DryRun:
         return part
 
     @contextmanager
-    def _known_data(self) -> Iterator[None]:
+    def _known_data(self) -> Iterator[KnownData]:
         known = KnownData(self.inputs, self.real, self.reads)
         # In backward an assignment to x[mask] asks how many elements a mask has.
         nonzero = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with nonzero, known:
-            yield
+            yield known
 
 
 def _on_meta(tree: Tree) -> Tree:

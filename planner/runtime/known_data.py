@@ -1,7 +1,6 @@
 """Answers to what a model asks of data that the meta device does not have."""
 
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
-from .answers import answered, is_number_in_text, positions_of_rows, unpacked
+from .answers import Answers, answered, is_number_in_text, positions_of_rows, unpacked
 from .trees import Args, Function, Kwargs, Tree, cast_floats, tensors_of
 
 _GROUPED_PRODUCTS = frozenset({"grouped_mm", "_grouped_mm"})
@@ -72,9 +71,7 @@ class PlannedReads(TorchFunctionMode):
 
     def __init__(self, reads: Sequence[DataRead] = ()) -> None:
         super().__init__()
-        self._answers = {
-            (read.file, read.line): itertools.cycle(unpacked(read.answers)) for read in reads
-        }
+        self._answers = {(read.file, read.line): Answers(unpacked(read.answers)) for read in reads}
         self._as_written = ExitStack()
 
     def __enter__(self) -> Self:
@@ -87,6 +84,16 @@ class PlannedReads(TorchFunctionMode):
     def __exit__(self, *exception: Tree) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._as_written.close()
+
+    def from_here_again(self) -> Callable[[], None]:
+        """Return a function after which lines read what they read from now on once more."""
+        given = {place: answers.given for place, answers in self._answers.items()}
+
+        def go_back() -> None:
+            for place, answers in self._answers.items():
+                answers.given = given[place]
+
+        return go_back
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None

@@ -158,14 +158,13 @@ class ModuleEdge:
             return x
         axis = (self.ranks.level, self.ranks.size)
         key = (x._version, target, axis, torch.is_grad_enabled())
-        kept = x.__dict__.get("_in_layout")
-        if kept is not None and kept[0] == key:
-            shared: Tensor = kept[1]
-            return shared
-        made = changed(x, target, self.ranks)
-        x.__dict__["_in_layout"] = (key, made)
-        self.stream.shared.append(weakref.ref(x))
-        return made
+        if "_in_layout" not in x.__dict__:
+            x.__dict__["_in_layout"] = {}
+            self.stream.shared.append(weakref.ref(x))
+        kept: dict[object, Tensor] = x.__dict__["_in_layout"]
+        if key not in kept:
+            kept[key] = changed(x, target, self.ranks)
+        return kept[key]
 
     def _in_pieces(self, x: Tensor, layout: str) -> Layout:
         """Read a layout; a split dim lies in the pieces in which it does, or as the stream does."""

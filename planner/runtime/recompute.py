@@ -80,7 +80,7 @@ def recompute_activations(
         if mode not in options:
             raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
         names = [n.removeprefix(f"{path}.") for n in changed_buffers if n.startswith(f"{path}.")]
-        again = functools.partial(_as_at_first, block, _places(block, names))
+        again = functools.partial(as_at_first, block, names)
         own = keep if mode == "full" else None
         block.forward = functools.partial(_recomputed, block.forward, options[mode], again, own)
 
@@ -117,13 +117,21 @@ def _of_flat(forward: Function, form: TreeSpec, *inputs: Tree) -> Tree:
     return forward(*args, **kwargs)
 
 
-def _as_at_first(block: nn.Module, buffers: _Places, function: Function) -> Callable[..., Tree]:
+def as_at_first(
+    block: nn.Module, changed: Sequence[str], function: Function
+) -> Callable[..., Tree]:
     """Return a function that finds what it found when it ran first, and leaves no more behind.
 
     It draws of Python and numpy what it drew then (``torch.utils.checkpoint`` sees to torch's own
     generators alone), and changes buffers once: when it runs again, copies are in their place. What
     hooks of the block show for its parameters is shown again: they run around it, once.
+
+    Args:
+        block: What the function runs.
+        changed: Names of buffers of the block that it changes.
+        function: What may run twice.
     """
+    buffers = _places(block, changed)
     state = python_state()
     found = [module.get_buffer(name).detach().clone() for module, name in buffers]
     shown = [

@@ -23,7 +23,7 @@ from planner.search.prospects import Group, Prospect
 from planner.search.relaxation import Relaxation, widest
 from planner.search.search_request import SearchRequest
 from planner.strategy.configuration import Configuration
-from planner.strategy.facts import ModelFacts, model_facts
+from planner.strategy.facts import model_facts, tried_facts
 from planner.strategy.fixed_rules import (
     chunk_rule,
     compile_rule,
@@ -83,9 +83,12 @@ class LayoutSpace:
         self.cluster = cluster
         self.framework = framework = request.framework
         self.request = request
-        self.facts: ModelFacts = model_facts(graphs.smallest)
-        if framework.name != SCRIPT:
-            self.facts = replace(self.facts, loss="how a framework computes stands in its profile")
+        if framework.name == SCRIPT:
+            asked = request.fixed.activation_checkpointing
+            self.facts = tried_facts(graphs, may_recompute=asked != Recomputation.NONE)
+        else:
+            unsaid = "how a framework computes stands in its profile"
+            self.facts = replace(model_facts(graphs.smallest), loss=unsaid)
         loss = self.facts.loss
         self.context = PlanContext(
             model=request.model,

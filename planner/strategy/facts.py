@@ -9,9 +9,11 @@ from planner.graph.analysis.loss_rows import LossRows, loss_rows
 from planner.graph.analysis.retained import recompute_refusals
 from planner.graph.analysis.shared import passes_gradients
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
+from planner.graph.sizes.family import GraphFamily
 from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.expert_strategies import experts_of
 from planner.strategy.nodes import NodeKind, UnitFolder
+from planner.vocabulary import RECOMPUTATIONS
 
 SEQUENCE_DIM = 1
 """Tensor dim of the stream that holds the sequence: (batch, sequence, features)."""
@@ -92,6 +94,28 @@ def model_facts(graph: OperatorGraph) -> ModelFacts:
         passes_gradients=passes_gradients(graph),
         loss=_of_one_sample(loss_rows(graph), graph.microbatch_size),
     )
+
+
+def tried_facts(graphs: GraphFamily, *, may_recompute: bool) -> ModelFacts:
+    """Read the sizes off the graph, and try whether blocks may run again in backward.
+
+    Args:
+        graphs: The model.
+        may_recompute: Whether blocks may at all.
+    """
+    graph = graphs.smallest
+    facts = model_facts(graph)
+    trial = graphs.trial(graphs.size_of_trial(graph.microbatch_size))
+    kinds = {unit.structure: unit for unit in reversed(graph.units) if unit.block is not None}
+    for unit in reversed(kinds.values()) if may_recompute else ():
+        refusal = trial.runs_again(unit)
+        if refusal is not None:
+            reason = (
+                f"{refusal.module or unit.name} does not do in backward what it did before: "
+                f"{refusal.reason}"
+            )
+            return replace(facts, recompute_refusals=dict.fromkeys(RECOMPUTATIONS[1:], reason))
+    return facts
 
 
 def _complex_parameters(graph: OperatorGraph) -> tuple[str, ...]:

@@ -20,9 +20,8 @@ def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | No
     if reason is None:
         return None
     return BrokenRule(
-        rule="recomputation in place",
-        detail=f"activation_checkpointing={asked} holds tensors that the model overwrites:"
-        f" {reason}; none works, and so do versions of such ops that are not in place",
+        rule="recomputation of the model",
+        detail=f"activation_checkpointing={asked}: {reason}; it can be none",
     )
 
 

@@ -56,12 +56,15 @@ LAYOUTS = {
     "2 chunks x tp 2": {"tp": 2, "loss_chunks": 2},
     "2 chunks x cp 2": {"cp": 2, "loss_chunks": 2},
     "2 chunks x tp 2 x cp 2": {"tp": 2, "cp": 2, "loss_chunks": 2},
+    "full": {"activation_checkpointing": "full"},
+    "selective": {"activation_checkpointing": "selective"},
+    "full x tp 2": {"tp": 2, "activation_checkpointing": "full"},
 }
 
 
 def processes(fix: dict) -> int:
     """Ranks of a layout: those of ep are some of dp_shard's."""
-    return math.prod(n for name, n in fix.items() if name not in ("ep", "loss_chunks"))
+    return math.prod(fix.get(axis, 1) for axis in ("dp_shard", "tp", "cp", "pp"))
 
 
 LIMIT = 1e-8

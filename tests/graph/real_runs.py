@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -74,13 +74,18 @@ def run_loss(loaded: LoadedModel, model: nn.Module, batch: Batch) -> Tensor:
     return loaded.loss(model(*batch.args), batch.targets)
 
 
-def recompute(model: nn.Module, graph: OperatorGraph, recomputation: str) -> None:
+def recompute(
+    model: nn.Module,
+    graph: OperatorGraph,
+    recomputation: str,
+    changed_buffers: Sequence[str] = (),
+) -> None:
     """Recompute the blocks of a model by the training script's own code."""
     blocks = [unit for unit in graph.units if unit.kind is UnitKind.BLOCK]
     stage = SimpleNamespace(
         block_items=lambda: [(unit.name, model.get_submodule(unit.name)) for unit in blocks],
     )
-    recompute_activations(stage, [recomputation] * len(blocks))
+    recompute_activations(stage, [recomputation] * len(blocks), changed_buffers)
 
 
 # Live storages ---------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def recompute_refusals(graph: OperatorGraph) -> dict[str, str]:
     raises in backward where that was changed in place meanwhile.
 
     Returns:
-        A clause by recomputation: "relu_ in layers.0 changes in place what addmm made".
+        A clause by recomputation: "relu_ in layers.0 changes in place what addmm made, ...".
     """
     refusals: dict[str, str] = {}
     never = len(graph.nodes)
@@ -164,7 +164,10 @@ def recompute_refusals(graph: OperatorGraph) -> dict[str, str]:
     for unit, op, storage, made in _overwrites(graph):
         for recomputation, first in held_from.items():
             if op.id >= first.get(storage, never):
-                reason = f"{op.name} in {unit.name} changes in place what {made.name} made"
+                reason = (
+                    f"{op.name} in {unit.name} changes in place what {made.name} made, which is "
+                    "held for backward (versions of such ops that are not in place can be)"
+                )
                 refusals.setdefault(recomputation, reason)
     return refusals
 
