@@ -25,6 +25,8 @@ class KernelMemory:
     """Storages of saved values that are not kept gathered."""
     copies_operands: bool = False
     """Beside the collective of a change of layout there is a copy of the larger side."""
+    enters_whole: bool = False
+    """Ranks hold all of what other units made; else parts of what flows between units."""
 
 
 AS_SHOWN = KernelMemory()
@@ -130,8 +132,9 @@ class _Pieces:
     ) -> tuple[list[Moment], list[Moment]]:
         """Name the pieces that moments touch; layouts change in moments between them.
 
-        What enters comes as the smallest part of it that is read.
+        What enters comes as the smallest part of it that is read, or the largest.
         """
+        as_entered = max if self._beside.enters_whole else min
         touches = [[*self._touches(moment)] for moment in (*forward, *backward)]
         made: set[int] = set()
         entering: dict[int, _Piece] = {}
@@ -140,7 +143,7 @@ class _Pieces:
                 made.add(each.storage)
             elif each.storage not in made and not each.is_one:
                 known = entering.get(each.storage, each.piece)
-                entering[each.storage] = min(known, each.piece)
+                entering[each.storage] = as_entered(known, each.piece)
         for piece in entering.values():
             self._newest[piece[0]] = piece
         named = [

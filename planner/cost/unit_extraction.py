@@ -214,6 +214,7 @@ class _UnitView:
             workspaces=found,
             gathered_again=self._gathered_again,
             copies_operands=self.kernels.copies_operands,
+            enters_whole=not self.problem.boundary.is_shard,
         )
 
     def _own_storage(self, value: int) -> int | None:

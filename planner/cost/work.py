@@ -224,18 +224,18 @@ def _backward_shares(
     graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
 ) -> tuple[list[float], list[float]]:
     """Those over one axis."""
-    known = {*forward.inputs, *forward.outputs, *share.layouts}
-    values, storages = graph.values, graph.storages
+    touched = (*forward.inputs, *forward.outputs)
+    known = {*touched, *share.layouts}
+    values = graph.values
+    storages = {values[each].storage for each in touched}
 
     def part(value: int) -> float:
         if value in known:
             return share(value)
-        storage = values[value].storage
-        if storages[storage].kind is StorageKind.PARAMETER:  # transposed, say
-            viewed = (each for each in forward.inputs if values[each].storage == storage)
-            value = next(viewed, value)
-            if value in known:
-                return share(value)
+        storage = values[value].storage  # of a known value that is transposed, say
+        viewed = (each for each in touched if values[each].storage == storage)
+        if storage in storages:
+            return share(next(viewed))
         return gradient_share(graph, value, forward, share)
 
     return [part(value) for value in op.inputs], [part(value) for value in op.outputs]

@@ -1,6 +1,8 @@
 """Plans tiny models of many families with tensor parallelism, runs the scripts, prints a table.
 
 Alone: ``python tests/bench/families.py [--out FILE.md] [--results FILE.jsonl] [TYPE ...]``.
+With ``--check`` scripts are held to their plans without data instead (``plan check``): traffic must
+be equal, and the table has how far memory is off.
 Results are appended to the second file as they come, and what it holds is not run again; with
 ``--known`` nothing else is run either, and the table shows the families that it holds.
 """
@@ -59,6 +61,7 @@ LAYOUTS = {
     "full": {"activation_checkpointing": "full"},
     "selective": {"activation_checkpointing": "selective"},
     "full x tp 2": {"tp": 2, "activation_checkpointing": "full"},
+    "selective x tp 2": {"tp": 2, "activation_checkpointing": "selective"},
 }
 
 
@@ -562,8 +565,10 @@ def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[st
     return "planned", split_words(result.best)
 
 
-def try_family(kind: str, model_type: str, root: Path, cluster: str, layouts) -> Row:
-    """Plan and run a family under all layouts."""
+def try_family(
+    kind: str, model_type: str, root: Path, cluster: str, layouts, *, checked: bool
+) -> Row:
+    """Plan and run a family, or check its plans, under all layouts."""
     row = Row(family=kind, model_type=model_type)
     base = root / kind / model_type
     try:
@@ -578,9 +583,32 @@ def try_family(kind: str, model_type: str, root: Path, cluster: str, layouts) ->
         row.results[name] = f"{status}: {words}"
         if status == "planned":
             planned[name] = folder
-    if planned:
+    if checked:
+        for name, folder in planned.items():
+            words = row.results[name].partition(": ")[2]
+            row.results[name] = f"{_check(folder)}: {words}"
+    elif planned:
         _run_all(row, planned)
     return row
+
+
+def _check(folder: Path) -> str:
+    """Whether a script's traffic is its plan's, and how far its memory is off."""
+    from planner.checking.check import check_plan
+    from planner.errors import PlannerError
+
+    try:
+        check = check_plan(folder)
+    except PlannerError as error:
+        return f"FAILED: {' '.join(str(error).split())[:200]}"
+    worst = max((stage.error for stage in check.stages), key=abs)
+    differing = [
+        f"{each.kind} {each.predicted_count} planned, {each.counted_count} run"
+        for each in check.collectives
+        if not each.is_equal
+    ]
+    words = f"TRAFFIC DIFFERS ({'; '.join(differing)})" if differing else "equal traffic"
+    return f"{words}, memory {worst:+.1%}"
 
 
 def _run_all(row: Row, planned: dict[str, Path]) -> None:
@@ -653,6 +681,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--layout", action="append", choices=LAYOUTS)
     parser.add_argument("--known", action="store_true")
+    parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     layouts = options.layout or list(LAYOUTS)
     known = rows_of(options.results) if options.results and options.results.exists() else {}
@@ -669,7 +698,8 @@ def main() -> None:
             open_layouts = [name for name in layouts if name not in row.results]
             if not open_layouts or options.known:
                 continue
-            new = try_family(kind, model_type, Path(folder), cluster, open_layouts)
+            root = Path(folder)
+            new = try_family(kind, model_type, root, cluster, open_layouts, checked=options.check)
             row.results |= new.results
             if options.results is not None:
                 with options.results.open("a") as file:
