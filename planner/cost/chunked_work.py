@@ -177,6 +177,6 @@ class ChunkedLoss:
             inner=states | gradients,
             workspaces=loss_workspaces(graph, rows.backward_ops, sums, self._shares),
         )
-        peaks = unit_peaks(graph, rows.forward_ops, rows.backward_ops, self._shares, beside)
+        peaks, _ = unit_peaks(graph, rows.forward_ops, rows.backward_ops, self._shares, beside)
         held = int(graph.values[logits].size_bytes * self._shares[product.id](logits))
         return max(peaks.forward_bytes, peaks.backward_bytes) + held

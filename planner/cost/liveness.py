@@ -7,9 +7,10 @@ its last reader in the backward pass.
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from planner.cost.work import Shares, backward_shares
-from planner.graph.analysis.lifetimes import Moment, live_bytes, moments_of
+from planner.graph.analysis.lifetimes import Moment, by_op, live_bytes, moments_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, Storage, StorageKind
 
 
@@ -49,9 +50,12 @@ class UnitPeaks:
 
 _WHOLE = Shares()
 
-_Piece = tuple[int, int, bool]
-"""A storage, its bytes on a rank, and whether they are gathered again in backward. Where a layout
-changes ranks hold both for a while, what was made and what is read."""
+_Piece = tuple[int, int, str]
+"""A storage, its bytes on a rank, and what they are gathered for again in backward: "" for nothing.
+Where a layout changes ranks hold both for a while, what was made and what is read."""
+
+_AGAIN = "backward"
+"""What saved values are gathered for again."""
 
 
 def unit_peaks(
@@ -60,8 +64,9 @@ def unit_peaks(
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
     beside: KernelMemory = AS_SHOWN,
-) -> UnitPeaks:
-    """Replay a unit.
+    held: Set[int] = frozenset(),
+) -> tuple[UnitPeaks, UnitPeaks]:
+    """Replay a unit, as it runs once and where something of what enters is held to its end.
 
     Args:
         graph: The model.
@@ -69,9 +74,15 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
         beside: What the graph does not show.
+        held: Storages that are held, by checkpoints for one, until all of the unit has run.
+
+    Returns:
+        Both.
     """
     pieces = _Pieces(graph, shares, beside)
-    ahead, behind = pieces.named(moments_of(graph, forward_ops), moments_of(graph, backward_ops))
+    ahead, behind = pieces.named(
+        moments_of(graph, forward_ops), by_op(graph, moments_of(graph, backward_ops))
+    )
     moments, num_forward = [*ahead, *behind], len(ahead)
     saved, sizes = pieces.saved_by(forward_ops), pieces.sizes
     last = _last_uses(moments, saved, num_forward)
@@ -88,16 +99,21 @@ def unit_peaks(
             for now_bytes, moment in zip(live_bytes(moments, counted, ends), moments, strict=True)
         ]
 
-    without = replayed(without_gradients, last)
-    held = {piece: len(moments) for piece in sizes if piece[0] in graph.whole_gradients}
-    with_them = replayed(own, last | held)
-    added = replayed(own, last)
-    return UnitPeaks(
-        forward_bytes=max(without[:num_forward], default=0),
-        backward_bytes=max(without[num_forward:], default=0),
-        gradient_bytes=max(with_them[num_forward:], default=0),
-        added_gradient_bytes=max(added[num_forward:], default=0),
-    )
+    def held_to_the_end(storages: Set[int], among: Iterable[_Piece]) -> dict[Hashable, int]:
+        return {piece: len(moments) for piece in among if piece[0] in storages}
+
+    def peaks(last: dict[Hashable, int]) -> UnitPeaks:
+        without = replayed(without_gradients, last)
+        whole = held_to_the_end(graph.whole_gradients, sizes)
+        return UnitPeaks(
+            forward_bytes=max(without[:num_forward], default=0),
+            backward_bytes=max(without[num_forward:], default=0),
+            gradient_bytes=max(replayed(own, last | whole)[num_forward:], default=0),
+            added_gradient_bytes=max(replayed(own, last)[num_forward:], default=0),
+        )
+
+    once, entered = peaks(last), held_to_the_end(held, pieces.entered)
+    return once, peaks(last | entered) if entered else once
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,12 @@ class _Touch:
     """Whether its storage is one piece, whatever the layouts."""
     is_made: bool
     """Whether the op makes its storage, as far as the op tells."""
+    reader: str = ""
+    """Module that reads a gradient, which it gathers for itself; "" for any other touch."""
+
+
+_Named = tuple[Moment, _Piece | None]
+"""A moment; where less is left of a piece after it, that piece."""
 
 
 class _Pieces:
@@ -120,6 +142,8 @@ class _Pieces:
     ) -> None:
         self.sizes: dict[_Piece, int] = {}
         """Bytes of each."""
+        self.entered: Set[_Piece] = frozenset()
+        """Those that are there when the unit begins."""
         self._graph = graph
         self._shares = shares
         self._beside = beside
@@ -144,14 +168,13 @@ class _Pieces:
             elif each.storage not in made and not each.is_one:
                 known = entering.get(each.storage, each.piece)
                 entering[each.storage] = as_entered(known, each.piece)
-        for piece in entering.values():
-            self._newest[piece[0]] = piece
+        self._newest |= entering
+        self.entered = frozenset(entering.values())
         named = [
             [*self._named(moment, own)]
             for moment, own in zip((*forward, *backward), touches, strict=True)
         ]
-        ahead, behind = named[: len(forward)], named[len(forward) :]
-        return [each for some in ahead for each in some], [each for some in behind for each in some]
+        return _in_time(named[: len(forward)]), _in_time(named[len(forward) :])
 
     def _touches(self, moment: Moment) -> Iterator[_Touch]:
         graph = self._graph
@@ -166,24 +189,28 @@ class _Pieces:
                     # parameter changes its layout.
                     is_one = share.is_copied(value) or storage.id in graph.parameter_gradients
                     piece = self._piece(storage, part, op.phase)
-                    yield _Touch(storage.id, piece, is_one, storage.id not in read)
+                    is_read = storage.id in read
+                    reader = op.module if is_read and storage.gradient_of is not None else ""
+                    yield _Touch(storage.id, piece, is_one, not is_read, reader)
 
-    def _named(self, moment: Moment, touches: Iterable[_Touch]) -> Iterator[Moment]:
+    def _named(self, moment: Moment, touches: Iterable[_Touch]) -> Iterator[_Named]:
         touched: set[Hashable] = set()
         for touch in touches:
             before = self._newest.get(touch.storage, touch.piece)
             piece = before if touch.is_one else touch.piece
+            is_own = bool(touch.reader) and piece[1] > before[1]
+            piece = (*piece[:2], touch.reader) if is_own else piece
             for each in (before, piece):
                 is_inner = touch.storage in self._beside.inner
                 self.sizes.setdefault(each, 0 if is_inner else each[1])
             if before != piece and piece not in self._begun:
-                yield Moment(
-                    ops=(), touched=frozenset({before, piece, *self._copied(before, piece)})
-                )
+                both = frozenset({before, piece, *self._copied(before, piece)})
+                yield Moment(ops=(), touched=both), before if before[1] > piece[1] else None
             self._begun |= {before, piece}
-            self._newest[touch.storage] = piece
+            self._newest[touch.storage] = before if is_own else piece
             touched.add(piece)
-        yield Moment(ops=moment.ops, touched=frozenset(touched))
+        touched |= {self._newest[each] for each in moment.touched if each in self._newest}
+        yield Moment(ops=moment.ops, touched=frozenset(touched)), None
 
     def _copied(self, before: _Piece, piece: _Piece) -> list[_Piece]:
         """What is there while a layout changes and at no other time.
@@ -193,7 +220,7 @@ class _Pieces:
         if not self._beside.copies_operands or self._graph.microbatch_size == 1:
             return []
         self._num_copies += 1
-        copy = (-self._num_copies, max(before[1], piece[1]), False)
+        copy = (-self._num_copies, max(before[1], piece[1]), "")
         self.sizes[copy] = copy[1]
         return [copy]
 
@@ -213,7 +240,23 @@ class _Pieces:
 
     def _piece(self, storage: Storage, part: float, phase: Phase) -> _Piece:
         again = storage.id in self._beside.gathered_again and phase is Phase.BACKWARD
-        return storage.id, int(storage.size_bytes * part), again
+        return storage.id, int(storage.size_bytes * part), _AGAIN if again else ""
+
+
+def _in_time(named: Sequence[Sequence[_Named]]) -> list[Moment]:
+    """Put moments in order: modules leave parts of what they made when they end.
+
+    What they gather they gather where it is read.
+    """
+    last: dict[Hashable, int] = {}
+    placed: list[tuple[int, int, Moment]] = []
+    for at, (moment, lessened) in enumerate(each for some in named for each in some):
+        if lessened in last:
+            placed.append((last[lessened], 1, moment))
+            continue
+        placed.append((at, 0, moment))
+        last |= dict.fromkeys(moment.touched, at)
+    return [moment for _, _, moment in sorted(placed, key=itemgetter(0, 1))]
 
 
 def _joined_gradients(graph: OperatorGraph, backward_ops: Sequence[int]) -> set[int]:

@@ -70,7 +70,8 @@ def unit_work(
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     ops = (unit.forward_ops, unit.backward_ops)
-    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory())
+    inputs_held = {graph.values[value].storage for value in view.own_inputs()}
+    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory(), inputs_held)
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = map(view.sent, boundary_comm(problem, chosen, conversions, view.own_ops))
     inputs, weights = view.backward_works()
@@ -81,9 +82,9 @@ def unit_work(
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
         activation_bytes=kept,
-        temporary_bytes=_temporaries(peaks.backward_bytes, peaks, kept, view),
-        gradient_temporary_bytes=_temporaries(peaks.gradient_bytes, peaks, kept, view),
-        added_temporary_bytes=_temporaries(peaks.added_gradient_bytes, peaks, kept, view),
+        temporary_bytes=_temporaries("backward_bytes", peaks, kept, view),
+        gradient_temporary_bytes=_temporaries("gradient_bytes", peaks, kept, view),
+        added_temporary_bytes=_temporaries("added_gradient_bytes", peaks, kept, view),
         trained_elements=parameters.elements(trained=True),
         frozen_elements=parameters.elements(trained=False),
         experts_trained_elements=parameters.elements(trained=True, experts=True),
@@ -110,18 +111,20 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
 
 
 def _temporaries(
-    backward_bytes: int, peaks: UnitPeaks, activations: Mapping[str, int], view: "_UnitView"
+    backward: str, peaks: Sequence[UnitPeaks], activations: Mapping[str, int], view: "_UnitView"
 ) -> dict[str, int]:
-    """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
-    kept_beside = view.score_bytes() + view.exchanged_bytes()
-    highest = max(peaks.forward_bytes, backward_bytes) + kept_beside
-    return {
-        Recomputation.NONE: max(0, highest - activations[Recomputation.NONE]),
-        Recomputation.SELECTIVE: max(
-            0, highest + view.unread_cache_bytes() - activations[Recomputation.SELECTIVE]
-        ),
-        Recomputation.FULL: max(0, highest - activations[Recomputation.FULL]),
+    """Peak beyond what is kept; recomputation brings the whole unit back for its backward.
+
+    The second of the peaks is that where a checkpoint holds the unit's inputs meanwhile.
+    """
+    beside = view.score_bytes() + view.exchanged_bytes()
+    once, again = (max(p.forward_bytes, getattr(p, backward)) + beside for p in peaks)
+    highest = {
+        Recomputation.NONE: once,
+        Recomputation.SELECTIVE: again + view.unread_cache_bytes(),
+        Recomputation.FULL: again,
     }
+    return {kind: max(0, each - activations[kind]) for kind, each in highest.items()}
 
 
 def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWork:
@@ -284,13 +287,13 @@ class _UnitView:
             return sum(self._saved(unit.forward_ops).values()) + self.score_bytes()
         if kind == Recomputation.SELECTIVE and self.kernels.selective == "attention":
             return sum(self._saved(unit.forward_ops).values())
-        kept = self.boundary_bytes(self._own_inputs())
+        kept = self.boundary_bytes(self.own_inputs())
         kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
         if kind == Recomputation.FULL:
             return kept - sum(self.offloaded_bytes())
         return kept + sum(self._cached().values())
 
-    def _own_inputs(self) -> list[int]:
+    def own_inputs(self) -> list[int]:
         """Activations that the unit before hands to it."""
         inputs = self.problem.folded.boundary_inputs
         return [value for value in inputs if self._own_storage(value) is not None]
@@ -299,7 +302,7 @@ class _UnitView:
         """Inputs that full recomputation keeps in host memory: those with gradients."""
         if not self.kernels.keeps_inputs_on_host:
             return []
-        trained = (v for v in self._own_inputs() if self.graph.values[v].requires_grad)
+        trained = (v for v in self.own_inputs() if self.graph.values[v].requires_grad)
         return [self.boundary_bytes([value]) for value in trained]
 
     def _cached(self) -> dict[int, int]:

@@ -544,7 +544,9 @@ def split_words(best) -> str:
     )
 
 
-def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[str, str]:
+def plan_layout(
+    config: Path, folder: Path, cluster: str, fix: dict, *, samples: int, seq_len: int
+) -> tuple[str, str]:
     """Plan one layout and write its script: what is split, or why it was refused."""
     import planner
     from planner.errors import PlannerError
@@ -552,9 +554,9 @@ def plan_layout(config: Path, folder: Path, cluster: str, fix: dict) -> tuple[st
     gpus = processes(fix)
     try:
         result = planner.plan(
-            str(config), gpus=gpus, cluster=cluster, dtype="float64", global_batch_size=8,
-            seq_len=16 if "vision" not in folder.parts and "speech" not in folder.parts else None,
-            fix={**fix, "microbatch_size": 2} if "pp" in fix else fix,
+            str(config), gpus=gpus, cluster=cluster, dtype="float64", global_batch_size=samples,
+            seq_len=None if {"vision", "speech"}.intersection(folder.parts) else seq_len,
+            fix={**fix, "microbatch_size": samples // 4} if "pp" in fix else fix,
         )  # fmt: skip
     except PlannerError as error:
         return "refused", " ".join(str(error).split())[:400]
@@ -577,9 +579,11 @@ def try_family(
         row.results = dict.fromkeys(layouts, f"no config: {error}"[:120])
         return row
     planned = {}
+    # Memory is that of activations where there are some; no data is made for it.
+    size = {"samples": 64, "seq_len": 64} if checked else {"samples": 8, "seq_len": 16}
     for name in layouts:
         folder = base / name.replace(" ", "")
-        status, words = plan_layout(config, folder, cluster, LAYOUTS[name])
+        status, words = plan_layout(config, folder, cluster, LAYOUTS[name], **size)
         row.results[name] = f"{status}: {words}"
         if status == "planned":
             planned[name] = folder

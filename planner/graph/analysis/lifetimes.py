@@ -5,7 +5,8 @@ node of autograd, whose ops (the two products of a linear layer's gradient) shar
 and make until the node returns; the sum of a gradient with one that came before is its own.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,31 @@ def moments_of(graph: OperatorGraph, op_ids: Iterable[int]) -> list[Moment]:
         )
         for ops in groups
     ]
+
+
+def by_op(graph: OperatorGraph, moments: Sequence[Moment]) -> list[Moment]:
+    """Take nodes apart into moments of one op each.
+
+    What a node reads and makes is there until its last op has run, but for what it makes and reads
+    itself: the backward of a function of one's own frees that as it goes.
+    """
+    touches = Counter(storage for moment in moments for storage in moment.touched)
+    return [each for moment in moments for each in _ops_of(graph, moment, touches)]
+
+
+def _ops_of(
+    graph: OperatorGraph, moment: Moment, touches: Mapping[Hashable, int]
+) -> Iterator[Moment]:
+    made: set[Hashable] = set()
+    freed: set[Hashable] = set()
+    for op in moment.ops:
+        read, touched = (
+            activation_storages(graph, values) for values in (op.inputs, (*op.inputs, *op.outputs))
+        )
+        freed |= {storage for storage in made & read if touches[storage] == 1}
+        made |= touched - read
+        is_last = op is moment.ops[-1]
+        yield Moment(ops=(op,), touched=touched | (moment.touched - freed if is_last else set()))
 
 
 def live_bytes(

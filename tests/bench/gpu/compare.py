@@ -119,7 +119,7 @@ def weight_gradient_bytes(graph: OperatorGraph) -> int:
     unit = graph.units[BLOCK]
     forward, backward = unit.forward_ops, unit.backward_ops
     shares = dict.fromkeys(forward, Shares())
-    without = unit_peaks(graph, forward, backward, shares)
+    without, _ = unit_peaks(graph, forward, backward, shares)
     moments = [*moments_of(graph, forward), *moments_of(graph, backward)]
     last = {piece: at for at, moment in enumerate(moments) for piece in moment.touched}
     for value in saved_values(graph, forward):
