@@ -64,7 +64,7 @@ def unit_peaks(
     backward_ops: Sequence[int],
     shares: Mapping[int, Shares],
     beside: KernelMemory = AS_SHOWN,
-    held: Set[int] = frozenset(),
+    held: Sequence[int] = (),
 ) -> tuple[UnitPeaks, UnitPeaks]:
     """Replay a unit, as it runs once and where something of what enters is held to its end.
 
@@ -74,15 +74,10 @@ def unit_peaks(
         backward_ops: Its backward ops in order.
         shares: Share of each value on a rank, by forward op.
         beside: What the graph does not show.
-        held: Storages that are held, by checkpoints for one, until all of the unit has run.
-
-    Returns:
-        Both.
+        held: Values that are held, by checkpoints for one, until all of the unit has run.
     """
     pieces = _Pieces(graph, shares, beside)
-    ahead, behind = pieces.named(
-        moments_of(graph, forward_ops), by_op(graph, moments_of(graph, backward_ops))
-    )
+    ahead, behind = pieces.named(forward_ops, backward_ops)
     moments, num_forward = [*ahead, *behind], len(ahead)
     saved, sizes = pieces.saved_by(forward_ops), pieces.sizes
     last = _last_uses(moments, saved, num_forward)
@@ -99,12 +94,9 @@ def unit_peaks(
             for now_bytes, moment in zip(live_bytes(moments, counted, ends), moments, strict=True)
         ]
 
-    def held_to_the_end(storages: Set[int], among: Iterable[_Piece]) -> dict[Hashable, int]:
-        return {piece: len(moments) for piece in among if piece[0] in storages}
-
     def peaks(last: dict[Hashable, int]) -> UnitPeaks:
         without = replayed(without_gradients, last)
-        whole = held_to_the_end(graph.whole_gradients, sizes)
+        whole = dict.fromkeys((p for p in sizes if p[0] in graph.whole_gradients), len(moments))
         return UnitPeaks(
             forward_bytes=max(without[:num_forward], default=0),
             backward_bytes=max(without[num_forward:], default=0),
@@ -112,8 +104,9 @@ def unit_peaks(
             added_gradient_bytes=max(replayed(own, last)[num_forward:], default=0),
         )
 
-    once, entered = peaks(last), held_to_the_end(held, pieces.entered)
-    return once, peaks(last | entered) if entered else once
+    storages = {graph.values[value].storage for value in held}
+    to_the_end = {piece: len(moments) for piece in pieces.entered if piece[0] in storages}
+    return peaks(last), peaks(last | to_the_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +145,14 @@ class _Pieces:
         self._num_copies = 0
 
     def named(
-        self, forward: Sequence[Moment], backward: Sequence[Moment]
+        self, forward_ops: Sequence[int], backward_ops: Sequence[int]
     ) -> tuple[list[Moment], list[Moment]]:
-        """Name the pieces that moments touch; layouts change in moments between them.
+        """Name the pieces that ops touch, in moments; layouts change in moments between them.
 
         What enters comes as the smallest part of it that is read, or the largest.
         """
+        forward = moments_of(self._graph, forward_ops)
+        backward = by_op(self._graph, moments_of(self._graph, backward_ops))
         as_entered = max if self._beside.enters_whole else min
         touches = [[*self._touches(moment)] for moment in (*forward, *backward)]
         made: set[int] = set()
@@ -183,6 +178,7 @@ class _Pieces:
             share = self._shares.get(forward.id, _WHOLE)
             read = {graph.values[value].storage for value in op.inputs}
             for value, part in _parts(graph, op, forward, share):
+                part = part if op.inputs else 1.0  # code that makes a tensor makes all of it
                 storage = graph.storages[graph.values[value].storage]
                 if storage.kind is StorageKind.ACTIVATION:
                     # What attention exchanges is counted with what it keeps, and no gradient of a

@@ -70,8 +70,7 @@ def unit_work(
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
     graph, unit = view.graph, problem.unit
     ops = (unit.forward_ops, unit.backward_ops)
-    inputs_held = {graph.values[value].storage for value in view.own_inputs()}
-    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory(), inputs_held)
+    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory(), view.own_inputs())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = map(view.sent, boundary_comm(problem, chosen, conversions, view.own_ops))
     inputs, weights = view.backward_works()
@@ -119,11 +118,8 @@ def _temporaries(
     """
     beside = view.score_bytes() + view.exchanged_bytes()
     once, again = (max(p.forward_bytes, getattr(p, backward)) + beside for p in peaks)
-    highest = {
-        Recomputation.NONE: once,
-        Recomputation.SELECTIVE: again + view.unread_cache_bytes(),
-        Recomputation.FULL: again,
-    }
+    highest = {Recomputation.NONE: once, Recomputation.FULL: again}
+    highest[Recomputation.SELECTIVE] = again + view.unread_cache_bytes()
     return {kind: max(0, each - activations[kind]) for kind, each in highest.items()}
 
 

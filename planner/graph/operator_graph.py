@@ -99,19 +99,19 @@ class OpNode:
     outputs: tuple[int, ...]
     """Values made."""
     arguments: tuple[object, ...]
-    """Positional arguments with each tensor (or list of tensors) replaced by None, lists by
-    tuples, dtypes and devices by strings."""
+    """Positional arguments: None for tensors and lists of them, tuples for other lists."""
     keyword_arguments: tuple[tuple[str, object], ...]
     """Keyword arguments, likewise, sorted by name."""
     flop: int
-    """Floating-point operations; attention is counted in full, causal or not (see
-    ``planner.graph.analysis.causal.masked_flop``)."""
+    """Floating-point operations; attention in full (see ``graph.analysis.causal.masked_flop``)."""
     read_bytes: int
     """Bytes read from memory (0 for a view)."""
     write_bytes: int
     """Bytes written to memory (0 for a view)."""
     forward_op: int | None
     """For a backward op: the forward op that it differentiates, where known."""
+    is_of_function: bool
+    """Whether the backward of an ``autograd.Function`` calls it, Python code."""
     saved_inputs: tuple[int, ...]
     """Values among ``inputs`` that autograd keeps for backward on behalf of this op."""
     saved_outputs: tuple[int, ...]

@@ -238,6 +238,7 @@ def _freeze_op(position: int, op: RawOp) -> OpNode:
         read_bytes=op.read_bytes,
         write_bytes=op.write_bytes,
         forward_op=op.forward_op,
+        is_of_function=op.is_of_function,
         saved_inputs=tuple(dict.fromkeys(op.saved_inputs)),
         saved_outputs=tuple(dict.fromkeys(op.saved_outputs)),
     )

@@ -34,7 +34,7 @@ from launch import (
 
 from planner.vocabulary import split_styles
 
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 2": {"tp": 2},
     "dp 2 x tp 2": {"tp": 2, "dp_shard": 2},
     "tp 2 x pp 2": {"tp": 2, "pp": 2},

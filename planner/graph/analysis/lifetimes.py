@@ -47,13 +47,17 @@ def moments_of(graph: OperatorGraph, op_ids: Iterable[int]) -> list[Moment]:
 
 
 def by_op(graph: OperatorGraph, moments: Sequence[Moment]) -> list[Moment]:
-    """Take nodes apart into moments of one op each.
+    """Take the backward of functions of one's own apart into moments of one op each.
 
-    What a node reads and makes is there until its last op has run, but for what it makes and reads
-    itself: the backward of a function of one's own frees that as it goes.
+    What a node of torch makes on the way is there until it returns: C++ frees what an expression
+    has made at its end. Python frees it as it goes, but for what enters and leaves.
     """
     touches = Counter(storage for moment in moments for storage in moment.touched)
-    return [each for moment in moments for each in _ops_of(graph, moment, touches)]
+    found: list[Moment] = []
+    for moment in moments:
+        is_own = all(op.is_of_function for op in moment.ops)
+        found += _ops_of(graph, moment, touches) if is_own else [moment]
+    return found
 
 
 def _ops_of(

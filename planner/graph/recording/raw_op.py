@@ -33,6 +33,8 @@ class RawOp:
     read_bytes: int
     write_bytes: int
     forward_op: int | None
+    is_of_function: bool = False
+    """As in ``OpNode``."""
     accumulates: int | None = None
     """Storage of the parameter whose gradient it accumulates, where it does."""
     renewed: list[int] = field(default_factory=list)

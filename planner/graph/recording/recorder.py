@@ -349,6 +349,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         if node is None:
             self._op_of_sequence.setdefault(sequence - 1, position)
             return None
+        op.is_of_function = isinstance(node, torch.autograd.function.BackwardCFunction)
         forward_op = self._op_of_sequence.get(torch_private.node_sequence_number(node))
         if self._recomputes():
             # The op made the newest node; outside of modules it belongs to what wants it.

@@ -223,6 +223,7 @@ def _grown_op(op: OpNode, growth: _OpGrowth, steps: int) -> OpNode:
         read_bytes=op.read_bytes + growth.read_bytes * steps,
         write_bytes=op.write_bytes + growth.write_bytes * steps,
         forward_op=op.forward_op,
+        is_of_function=op.is_of_function,
         saved_inputs=op.saved_inputs,
         saved_outputs=op.saved_outputs,
     )
