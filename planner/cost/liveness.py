@@ -106,7 +106,8 @@ def unit_peaks(
 
     storages = {graph.values[value].storage for value in held}
     to_the_end = {piece: len(moments) for piece in pieces.entered if piece[0] in storages}
-    return peaks(last), peaks(last | to_the_end)
+    once = peaks(last)
+    return once, peaks(last | to_the_end) if to_the_end else once
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,8 @@ class _Pieces:
         for touch in touches:
             before = self._newest.get(touch.storage, touch.piece)
             piece = before if touch.is_one else touch.piece
-            is_own = bool(touch.reader) and piece[1] > before[1]
+            is_gathered = piece[1] > before[1] and piece not in self._begun
+            is_own = bool(touch.reader) and is_gathered
             piece = (*piece[:2], touch.reader) if is_own else piece
             for each in (before, piece):
                 is_inner = touch.storage in self._beside.inner

@@ -37,21 +37,46 @@ class Turned(nn.Module):
         return rows.view(*x.shape[:-1], -1)
 
 
-class Block(nn.Module):
+class Norm(nn.Module):
     """Reads its input as another type alone, so that no op keeps the input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float64)
+        normed = wide * wide.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
+        return self.scale * normed.to(x.dtype)
+
+
+class Layers(nn.Module):
+    """Two linear layers with a function between them."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
         linear = Turned if kind == "turned" else nn.Linear
-        self.scale = nn.Parameter(torch.ones(WIDTH))
         self.up, self.down = linear(WIDTH, 2 * WIDTH), linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float64)
-        normed = (wide * wide.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
-        y = self.up(self.scale * normed)
-        return x + self.down(OwnGelu.apply(y) if self.kind == "own" else functional.gelu(y))
+        y = self.up(x)
+        return self.down(OwnGelu.apply(y) if self.kind == "own" else functional.gelu(y))
+
+
+class Block(nn.Module):
+    """Such layers behind a norm, and more of them beside."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.norm, self.layers = Norm(), Layers(kind)
+        self.beside = Layers(kind) if kind == "beside" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.beside is None:
+            return x + self.layers(self.norm(x))
+        normed = self.norm(x)
+        return x + (self.layers(normed) + self.beside(normed))
 
 
 class Model(nn.Module):
@@ -80,6 +105,10 @@ def turned() -> Model:
 
 def own() -> Model:
     return Model("own")
+
+
+def beside() -> Model:
+    return Model("beside")
 
 
 def example_batch(batch_size: int) -> tuple[Tensor, Tensor]:

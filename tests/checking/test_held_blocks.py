@@ -3,6 +3,8 @@
 Their own peaks decide: what a checkpoint holds of them, what their backward makes and frees.
 """
 
+import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,23 +12,63 @@ import pytest
 import planner
 from planner.checking.check import check_plan
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+from families import fast_links, write_config
+
 BLOCKS = Path(__file__).with_name("held_blocks.py")
+STREAM_SPLIT = {"tp": 2, "sequence_parallel": True}
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("fix", [{}, {"tp": 2}], ids=str)
-@pytest.mark.parametrize("kind", ["plain", "turned", "own"])
-def test_blocks_hold_what_is_planned(kind, fix, recompute, tmp_path):
+def error(folder, model, *, samples, recompute, fix, **request):
+    """How far the memory of a plan is off, whose traffic is that of its script."""
     result = planner.plan(
-        f"{BLOCKS}:{kind}",
+        str(model),
         gpus=fix.get("tp", 1),
-        cluster="h100-sxm",
-        global_batch_size=16,
-        dtype="float32",
-        fix={"microbatch_size": 16, "activation_checkpointing": recompute, **fix},
+        global_batch_size=samples,
+        fix={"microbatch_size": samples, "activation_checkpointing": recompute, **fix},
+        **request,
     )
-    result.save(tmp_path / "plan")
-    check = check_plan(tmp_path / "plan")
+    result.save(folder)
+    check = check_plan(folder)
     assert check.traffic_holds
     (stage,) = check.stages
-    assert abs(stage.error) <= 0.01, stage
+    return stage.error
+
+
+CASES = [
+    *itertools.product([{}, {"tp": 2}], ["none", "selective", "full"]),
+    (STREAM_SPLIT, "selective"),
+    (STREAM_SPLIT, "full"),
+]
+"""Without recomputation the last forward decides under the last: 2% more, what a module is handed
+and no op keeps is there until it returns."""
+
+
+@pytest.mark.parametrize(("fix", "recompute"), CASES, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "turned", "own"])
+def test_blocks_hold_what_is_planned(kind, fix, recompute, tmp_path):
+    model, to = f"{BLOCKS}:{kind}", {"cluster": "h100-sxm", "dtype": "float32"}
+    off = error(tmp_path / "plan", model, samples=16, recompute=recompute, fix=fix, **to)
+    assert abs(off) <= 0.01
+
+
+def test_parts_are_left_when_modules_end(tmp_path):
+    """Not when both are added: 4.6% too much. A name for what both read is not planned."""
+    model, to = f"{BLOCKS}:beside", {"cluster": "h100-sxm", "dtype": "float32"}
+    off = error(tmp_path / "plan", model, samples=16, recompute="full", fix=STREAM_SPLIT, **to)
+    assert abs(off) <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "fix"),
+    [
+        ("phi", "float64", STREAM_SPLIT),  # 7% where modules shared a gathered gradient
+        ("gpt2", "bfloat16", {"tp": 2, "sequence_parallel": False}),  # -6%: began with parts
+    ],
+)
+def test_types_hold_what_is_planned_beside_links_without_cost(model_type, dtype, fix, tmp_path):
+    config = write_config(tmp_path / "model", "decoder", model_type)
+    to = {"cluster": fast_links(tmp_path), "dtype": dtype, "seq_len": 64}
+    off = error(tmp_path / "plan", config, samples=64, recompute="full", fix=fix, **to)
+    assert abs(off) <= 0.05
