@@ -59,7 +59,7 @@ def nothing_fits(
         f"{device.capacity_words} on stage {need.rank}: short by "
         f"{format_bytes(short)}, "
         f"the largest part {name} with {format_bytes(size)}",
-        hint=_smallest_change(space, resize),
+        hint=_smallest_change(space, resize) + _not_recomputed(space),
         shortfall_bytes_by_stage={need.rank: short},
     )
 
@@ -67,6 +67,20 @@ def nothing_fits(
 def _short_bytes(need: LeastMemory, search: ConfigurationSearch) -> int:
     """What the fullest rank needs beyond what a plan may fill of its device."""
     return need.memory.total_bytes - search.at(need.rank).table.device.capacity_bytes
+
+
+def _not_recomputed(space: LayoutSpace) -> str:
+    """Why recomputation was left out that was not ruled out by what is fixed."""
+    refusals = space.facts.recompute_refusals
+    if space.request.fixed.activation_checkpointing is not None or not refusals:
+        return ""
+    reasons: dict[str, list[str]] = {}
+    for kind, reason in refusals.items():
+        reasons.setdefault(reason, []).append(kind)
+    return "".join(
+        f" activation_checkpointing={' and '.join(kinds)} is left out: {reason}."
+        for reason, kinds in reasons.items()
+    )
 
 
 def _largest_component(memory: MemoryBreakdown) -> tuple[str, int]:

@@ -130,6 +130,7 @@ class Search:
         """What may be in host memory where that is open and possible, as a request for each."""
         given, facts = self._request.fixed, self._space.facts
         may_recompute = given.activation_checkpointing in (None, Recomputation.FULL)
+        may_recompute &= Recomputation.FULL not in facts.recompute_refusals
         for names in _OFFLOADS:
             changes: Any = dict.fromkeys(names, True)
             fixed = replace(given, **changes)

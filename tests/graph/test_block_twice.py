@@ -8,6 +8,8 @@ from graph_models import wrap
 from real_runs import build, recompute, run_loss
 from torch import nn
 
+import planner
+from planner.errors import InfeasiblePlanError
 from planner.graph.sizes.family import GraphFamily
 from planner.strategy.facts import tried_facts
 
@@ -101,6 +103,45 @@ OTHER = {
 }
 
 
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.up, self.down = 0, nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.down(torch.relu(self.up(x * self.calls)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(8))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def build_model():
+    return Model()
+
+
+def example_batch(size):
+    return torch.randn(size, 512, 1024), None
+
+
+def loss_fn(output, _):
+    return output.float().pow(2).mean()
+"""
+
+
 class Block(nn.Module):
     """Does one of these things."""
 
@@ -168,3 +209,16 @@ def test_recomputation_is_refused_where_a_real_run_fails_or_has_other_gradients(
     else:
         assert not refusals
     assert not tried_facts(graphs, may_recompute=False).recompute_refusals
+
+
+def test_where_nothing_fits_it_is_said_that_recomputation_was_left_out(tmp_path):
+    """And inputs of blocks in host memory, which only recomputed blocks have, are not tried."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    request = {"gpus": 1, "global_batch_size": 4096, "fix": {"microbatch_size": 4096}}
+    with pytest.raises(InfeasiblePlanError) as refused:
+        planner.plan(str(tmp_path / "counting.py"), **request)
+    assert (
+        "activation_checkpointing=selective and full is left out: blocks.0.up does not do in "
+        "backward what it did before: linear gets other arguments than the first time."
+    ) in str(refused.value)
+    assert "activation_offload" not in str(refused.value)
