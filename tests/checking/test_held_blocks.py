@@ -37,6 +37,12 @@ def error(folder, model, *, samples, recompute, fix, **request):
 
 
 CASES = [
+    ("own", {}, "full"),
+    ("turned", {"tp": 2}, "full"),
+    ("own", {"tp": 2}, "selective"),
+    ("plain", STREAM_SPLIT, "full"),
+]
+LAYOUTS = [
     *itertools.product([{}, {"tp": 2}], ["none", "selective", "full"]),
     (STREAM_SPLIT, "selective"),
     (STREAM_SPLIT, "full"),
@@ -44,9 +50,11 @@ CASES = [
 """Without recomputation the last forward decides under the last: 2% more, what a module is handed
 and no op keeps is there until it returns."""
 
+ALL = [(kind, *layout) for kind in ("plain", "turned", "own") for layout in LAYOUTS]
+MORE = [pytest.param(*case, marks=pytest.mark.bench) for case in ALL if case not in CASES]
 
-@pytest.mark.parametrize(("fix", "recompute"), CASES, ids=str)
-@pytest.mark.parametrize("kind", ["plain", "turned", "own"])
+
+@pytest.mark.parametrize(("kind", "fix", "recompute"), [*CASES, *MORE], ids=str)
 def test_blocks_hold_what_is_planned(kind, fix, recompute, tmp_path):
     model, to = f"{BLOCKS}:{kind}", {"cluster": "h100-sxm", "dtype": "float32"}
     off = error(tmp_path / "plan", model, samples=16, recompute=recompute, fix=fix, **to)
