@@ -38,7 +38,7 @@ def error(folder, model, *, samples, recompute, fix, **request):
 
 CASES = [
     ("own", {}, "full"),
-    ("turned", {"tp": 2}, "full"),
+    ("turned", STREAM_SPLIT, "full"),
     ("own", {"tp": 2}, "selective"),
     ("plain", STREAM_SPLIT, "full"),
 ]
