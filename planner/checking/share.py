@@ -105,10 +105,16 @@ def check_shares(
         environment={"CUDA_VISIBLE_DEVICES": _first_gpu()} if on_gpu else {**ON_CPU, **ONE_THREAD},
     )
     found = workers.one_by_one(jobs)
-    return tuple(
-        _share(plan, price, rank, [found[rank * stride, each] for each in numbers], numbers)
-        for rank in range(plan.degrees.pp)
-    )
+    shares = []
+    for rank in range(plan.degrees.pp):
+        seen = [found[rank * stride, each] for each in numbers]
+        grown = {
+            name: grown_evenly([each[name] for each in seen], numbers, plan.num_microbatches)
+            for name in ("step_s", "allocated_bytes", "used_bytes")
+            if name in seen[-1]
+        }
+        shares.append(share_check(plan, price, rank, {"device": seen[-1]["device"], **grown}))
+    return tuple(shares)
 
 
 def timed_microbatches(numbers: Sequence[int], number: int) -> tuple[int, ...]:
@@ -157,24 +163,26 @@ def _first_gpu() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
 
 
-def _share(
-    plan: Plan, price: StepPrice, rank: int, seen: Sequence[Seen], numbers: Sequence[int]
-) -> ShareCheck:
+def share_check(plan: Plan, price: StepPrice, rank: int, seen: Seen) -> ShareCheck:
+    """Hold the plan to what was seen of one pipeline rank.
+
+    Args:
+        plan: The plan.
+        price: From ``price_without_links``.
+        rank: Pipeline rank.
+        seen: What the worker says of all its microbatches.
+    """
     stages = [price.stages[stage.index] for stage in plan.stages if stage.pp_rank == rank]
     microbatches_s = plan.num_microbatches * sum(stage.microbatch_s for stage in stages)
     planned = plan.memory_by_rank[rank]
-
-    def measured(name: str) -> float:
-        return grown_evenly([each[name] for each in seen], numbers, plan.num_microbatches)
-
-    is_gpu = "allocated_bytes" in seen[-1]
+    is_gpu = "allocated_bytes" in seen
     return ShareCheck(
         pp_rank=rank,
-        device=seen[-1]["device"],
+        device=seen["device"],
         predicted_busy_s=microbatches_s + sum(stage.step_s for stage in stages),
-        measured_busy_s=measured("step_s"),
+        measured_busy_s=seen["step_s"],
         predicted_peak_bytes=planned.tensor_bytes,
-        measured_peak_bytes=round(measured("allocated_bytes")) if is_gpu else None,
+        measured_peak_bytes=round(seen["allocated_bytes"]) if is_gpu else None,
         predicted_device_bytes=planned.total_bytes,
-        measured_device_bytes=round(measured("used_bytes")) if is_gpu else None,
+        measured_device_bytes=round(seen["used_bytes"]) if is_gpu else None,
     )

@@ -8,7 +8,8 @@ return at once with numbers of this rank, what a stage receives and weights are 
 import importlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,24 @@ def run_share(
     Returns:
         Median seconds of a step, the device, and of a GPU the most bytes allocated and all in use.
     """
+    with share_of(folder, rank, num_microbatches) as (step, device):
+        return timed_share(step, device, TIMED_S)
+
+
+@contextmanager
+def share_of(
+    folder: Path, rank: int, num_microbatches: int
+) -> Iterator[tuple[Callable[[], object], torch.device]]:
+    """Lay one rank's part of the model out on its device.
+
+    Args:
+        folder: Folder of the script.
+        rank: Rank.
+        num_microbatches: Microbatches in place of the plan's.
+
+    Yields:
+        What takes a step, and the device.
+    """
     forget_runtime()
     importlib.import_module("runtime.part")
     share_experts_evenly(folder)
@@ -60,8 +79,13 @@ def run_share(
         for part in trained.parts:
             _draw_weights(part)
         batch = drawn_batch(script, trained.data_parallel_rank)
-        seconds = _timed(lambda: trained.step_over(batch), trained.device)
-        return {"step_s": statistics.median(seconds), **_used(trained.device)}
+        yield lambda: trained.step_over(batch), trained.device
+
+
+def timed_share(step: Callable[[], object], device: torch.device, timed_s: float) -> dict[str, Any]:
+    """Time steps, as ``run_share``; after ``timed_s`` no further one is timed."""
+    seconds = _timed(step, device, timed_s)
+    return {"step_s": statistics.median(seconds), **_used(device)}
 
 
 @torch.no_grad()
@@ -75,7 +99,7 @@ def _draw_weights(part: Theirs) -> None:
     part.has_weights = True
 
 
-def _timed(step: Theirs, device: torch.device) -> list[float]:
+def _timed(step: Callable[[], object], device: torch.device, timed_s: float) -> list[float]:
     """Seconds of each step after warm-up; the device has done its work when a step is over."""
     seconds: list[float] = []
     for index in range(WARM_UP_STEPS + MOST_STEPS):
@@ -85,7 +109,7 @@ def _timed(step: Theirs, device: torch.device) -> list[float]:
             torch.cuda.synchronize(device)
         if index >= WARM_UP_STEPS:
             seconds.append(time.perf_counter() - begin_s)
-        if len(seconds) >= LEAST_STEPS and sum(seconds) >= TIMED_S:
+        if len(seconds) >= LEAST_STEPS and sum(seconds) >= timed_s:
             break
     return seconds
 

@@ -4,10 +4,10 @@ The rules are those by which the planner chose the layouts; an op without one is
 one whose result would need a collective. Those are at the edges of modules (``tensor_parallel``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class _Decision:
     """Positional arguments as they are for the parts."""
     refusal: str = ""
     """Why it does not run, which whoever reads what it would leave is told."""
+    takes_parts: bool = False
+    """Whether each rank takes a part of a whole operand."""
 
 
 _Key = tuple[Any, ...]
@@ -72,6 +74,29 @@ _DECISIONS: dict[_Key, _Decision] = {}
 SPECIAL: dict[str, Any] = {}
 """Ops with a way of their own (``split_loss``): called with the op, its arguments and those by
 name; ``NotImplemented`` where it is not theirs."""
+
+
+class _Kind(NamedTuple):
+    """What is known of an op, looked up once: all that runs for every op costs the host time."""
+
+    name: str
+    is_mutable: bool
+    is_like_base: bool
+    takes_no_values: bool
+    """It reads nothing of its tensors but their dtype and device."""
+
+
+_KINDS: dict[Function, _Kind] = {}
+
+
+def _kind_of(func: Function) -> _Kind:
+    kind = _KINDS.get(func)
+    if kind is None:
+        name = func.overloadpacket.__name__
+        takes_no_values = name in _MADE_WHOLE or name == "_fused_sdp_choice"
+        kind = _Kind(name, func._schema.is_mutable, name in _LIKE_BASE, takes_no_values)
+        _KINDS[func] = kind
+    return kind
 
 
 def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
@@ -83,29 +108,33 @@ def run_split(func: Function, args: Args, kwargs: Kwargs) -> Tree:
     Raises:
         SplitError: It cannot run on them.
     """
-    name = func.overloadpacket.__name__
-    if name in SPECIAL:
-        result = SPECIAL[name](func, args, kwargs)
+    kind = _kind_of(func)
+    if kind.name in SPECIAL:
+        result = SPECIAL[kind.name](func, args, kwargs)
         if result is not NotImplemented:
             return result
-    tensors = _tensors_in((*args, *kwargs.values()))
+    tensors = _tensors_in((*args, *kwargs.values()) if kwargs else args)
     refuse_unread(tensors)
     ranks = outermost(tensors)
-    if name in _LIKE_BASE and (made := _like_base(name, args, ranks)) is not None:
+    if kind.is_like_base and (made := _like_base(kind.name, args, ranks)) is not None:
         return made
-    if name in _MADE_WHOLE or name == "_fused_sdp_choice":
+    if kind.takes_no_values:
         return func(*_local(args), **_local(kwargs))
     key = _key(func, tensors, args, kwargs, ranks)
     decision = _DECISIONS.get(key)
     if decision is None:
         decision = _DECISIONS[key] = _decide(func, tensors, args, kwargs, ranks)
-    return _run(func, tensors, args, kwargs, (decision, ranks))
+    return _run(func, kind, tensors, args, kwargs, decision, ranks)
 
 
 def outermost(tensors: Sequence[Tensor]) -> Ranks:
     """Return the outer ones of the ranks over which tensors are split."""
-    found = (each.ranks for each in tensors if isinstance(each, SplitTensor))
-    return max(found, key=lambda ranks: ranks.level)
+    found: Ranks | None = None
+    for each in tensors:
+        if isinstance(each, SplitTensor) and (found is None or each.ranks.level > found.level):
+            found = each.ranks
+    assert found is not None
+    return found
 
 
 def _like_base(name: str, args: Args, ranks: Ranks) -> Tree:
@@ -134,17 +163,20 @@ def _key(
     func: Function, tensors: Sequence[Tensor], args: Args, kwargs: Kwargs, ranks: Ranks
 ) -> _Key:
     grad = torch.is_grad_enabled()
-    looks = tuple(
+    level = ranks.level
+    looks = [
         (
             each.shape,
-            each.layout_over_ranks if is_over(each, ranks) else None,
+            each.layout_over_ranks
+            if isinstance(each, SplitTensor) and each.ranks.level == level
+            else None,
             each.dtype,
             grad and each.requires_grad,
         )
         for each in tensors
-    )
-    named = tuple((name, plain(value)) for name, value in kwargs.items())
-    return func, looks, plain(args), named, ranks.size
+    ]
+    named = tuple((name, plain(value)) for name, value in kwargs.items()) if kwargs else ()
+    return func, *looks, plain(args), named, ranks.size
 
 
 def _decide(
@@ -161,7 +193,8 @@ def _decide(
     if func._schema.is_mutable and not is_same:
         raise SplitError(f"{call}: it would write a part over what is not split so")
     positions = _positions(call, found, call.targets, ranks.size)
-    return _Decision(tuple(found), parts, positions)
+    takes_parts = any(each is not None for each in parts)
+    return _Decision(tuple(found), parts, positions, takes_parts=takes_parts)
 
 
 def layouts_on_parts(
@@ -290,36 +323,62 @@ def _per_rank(value: object, tp: int) -> object:
 
 def _run(
     func: Function,
+    kind: _Kind,
     tensors: Sequence[Tensor],
     args: Args,
     kwargs: Kwargs,
-    how: tuple[_Decision, Ranks],
+    decision: _Decision,
+    ranks: Ranks,
 ) -> Tree:
     """Run an op on the parts and wrap what it leaves."""
-    decision, ranks = how
     if decision.refusal:
         unread = partial(UnreadTensor, device=tensors[0].device, refusal=decision.refusal)
         return _mapped(_on_meta(func, args, kwargs), unread)
-    parts = iter(zip(tensors, decision.parts, strict=True))
-
-    def part(_: Tensor) -> Tensor:
-        tensor, wanted = next(parts)
-        local = tensor.local if is_over(tensor, ranks) else tensor
-        is_whole = wanted is not None and local.shape == tensor.shape
-        return ranks.part(local, wanted) if is_whole and wanted is not None else local
-
-    local_args = _mapped(args, part)
-    local_kwargs = {name: _mapped(value, part) for name, value in kwargs.items()}
-    if decision.positions:
-        local_args = tuple(decision.positions.get(i, each) for i, each in enumerate(local_args))
-    name = func.overloadpacket.__name__
+    if decision.takes_parts:
+        parts = iter(_parts(tensors, decision, ranks))
+    else:
+        level = ranks.level
+        parts = iter(
+            [
+                each.local
+                if isinstance(each, SplitTensor) and each.ranks.level == level
+                else each
+                for each in tensors
+            ]
+        )
+    local_args = [
+        next(parts)
+        if isinstance(each, Tensor)
+        else _with_parts(each, parts)
+        if isinstance(each, list | tuple)
+        else each
+        for each in args
+    ]
+    local_kwargs = {name: _with_parts(value, parts) for name, value in kwargs.items()}
+    for i, each in decision.positions.items():
+        local_args[i] = each
     if PARTIAL in decision.layouts and ranks.rank > 0:
-        local_args = _without_summand(name, tensors, local_args, ranks)
-    result = _call(func, name, local_args, local_kwargs)
-    if func._schema.is_mutable:
+        local_args = list(_without_summand(kind.name, tensors, tuple(local_args), ranks))
+    result = _call(func, kind.name, local_args, local_kwargs)
+    if kind.is_mutable:
         return args[0]
+    if isinstance(result, Tensor):
+        return _wrap(result, decision.layouts[0], ranks)
     layouts = iter(decision.layouts)
     return _mapped(result, lambda local: _wrap(local, next(layouts), ranks))
+
+
+def _parts(tensors: Sequence[Tensor], decision: _Decision, ranks: Ranks) -> Iterator[Tensor]:
+    """What this rank takes of each operand: its part, also of some that are whole."""
+    for tensor, wanted in zip(tensors, decision.parts, strict=True):
+        local = tensor.local if is_over(tensor, ranks) else tensor
+        is_whole = wanted is not None and local.shape == tensor.shape
+        yield ranks.part(local, wanted) if is_whole and wanted is not None else local
+
+
+def _with_parts(value: Tree, parts: Iterator[Tensor]) -> Tree:
+    """Put parts in the places of tensors, in order."""
+    return _mapped(value, lambda _: next(parts))
 
 
 def _wrap(local: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
@@ -344,7 +403,7 @@ def _without_summand(name: str, tensors: Sequence[Tensor], args: Args, ranks: Ra
     return (*args[:position], zero, *args[position + 1 :])
 
 
-def _call(func: Function, name: str, args: Args, kwargs: Kwargs) -> Tree:
+def _call(func: Function, name: str, args: Sequence[Any], kwargs: Kwargs) -> Tree:
     """Run an op; a view of memory that lies otherwise than the whole's is a copy."""
     if name not in ("view", "_unsafe_view"):
         return func(*args, **kwargs)

@@ -131,7 +131,8 @@ class SplitTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:
-        return cls.run(func, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():  # sizes are read without a detour
+            return cls.run(func, args, kwargs or {})
 
 
 def is_over(tensor: Tree, ranks: Ranks) -> TypeGuard[SplitTensor]:
