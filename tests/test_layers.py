@@ -62,7 +62,8 @@ ORDERS = {
             "unused",
         ),
         ("gradients", "recompute"),
-        ("split_attention", "split_ops", "split_part", "stand_ins"),
+        ("split_attention", "split_decisions", "split_part", "stand_ins"),
+        ("split_ops",),
         (
             *("expert_mesh", "parallel_model", "split_chunks", "split_float8", "split_loss"),
             "stages",

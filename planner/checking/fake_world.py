@@ -44,10 +44,19 @@ def fake_group(rank: int, world_size: int) -> Iterator[None]:
 
 @contextmanager
 def numbers_received() -> Iterator[None]:
-    """Let buffers that a stage receives in hold random numbers, and not what lay there before.
+    """Let buffers that a rank receives in hold random numbers, and not what lay there before.
 
-    They are the same in every step, and get their numbers in the first.
+    What comes from another stage is the same in every step, and gets its numbers in the first.
     """
+    exchanged = dist.all_to_all_single
+
+    def exchange(output: Tensor, given: Tensor, *sizes: Tree, **kw: Tree) -> Tree:
+        work = exchanged(output, given, *sizes, **kw)
+        if sizes and output.is_floating_point():  # without them a rank gets its own back
+            with torch.no_grad():
+                output.normal_()
+        return work
+
     own = dist.P2POp.__init__
     # By what they lie in, as long as it is there: another buffer may come to lie at its address.
     filled: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -59,7 +68,10 @@ def numbers_received() -> Iterator[None]:
             with torch.no_grad():
                 tensor.normal_()
 
-    with _patched(dist.P2POp, "__init__", transfer):
+    with (
+        _patched(dist.P2POp, "__init__", transfer),
+        _patched(dist, "all_to_all_single", exchange),
+    ):
         yield
 
 

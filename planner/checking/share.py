@@ -12,7 +12,7 @@ from planner.checking.workers import ONE_THREAD, Seen, Workers, grown_evenly, re
 from planner.cost.step import StepPrice
 from planner.errors import RequestError
 from planner.framework.script import SCRIPT, framework_on_cluster
-from planner.hardware.spec import ClusterSpec
+from planner.hardware.spec import ClusterSpec, DeviceSpec
 from planner.plan.saved_model import saved_graphs
 from planner.plan.serialize import SavedPlan
 from planner.plan.types import Plan
@@ -155,7 +155,20 @@ def _with_free_links(cluster: ClusterSpec) -> ClusterSpec:
         for link in cluster.links
     ]
     parts = tuple(map(_with_free_links, cluster.parts))
-    return replace(cluster, links=tuple(free), parts=parts)
+    device = _without_traffic(cluster.device)
+    return replace(cluster, device=device, links=tuple(free), parts=parts)
+
+
+def _without_traffic(device: DeviceSpec) -> DeviceSpec:
+    """A device whose kernels run beside no collective."""
+    efficiency, fraction = device.efficiency, device.beside_traffic_fraction
+    freed = replace(
+        efficiency,
+        sustained_fraction=efficiency.sustained_fraction / fraction,
+        float8_sustained_fraction=efficiency.float8_sustained_fraction / fraction,
+        matmul_fraction=efficiency.matmul_fraction / fraction,
+    )
+    return replace(device, efficiency=freed, beside_traffic_fraction=1.0)
 
 
 def _first_gpu() -> str:

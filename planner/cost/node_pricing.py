@@ -42,6 +42,8 @@ class RankSpec:
     """What a host gives it, None where nothing is known of it."""
     float8: bool = False
     """Linear layers of blocks multiply in float8, none of them compiled."""
+    splits_ops: bool = False
+    """Ops run on parts of tensors, over tp or cp."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0

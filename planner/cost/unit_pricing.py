@@ -96,14 +96,6 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         ops=work.input_backward.ops + weight.ops, comm=work.input_backward.comm + weight.comm
     )
     backward_s, backward_comm_s = _pass_s(whole, rank)
-    recompute = {}
-    for kind, again in work.recompute.items():
-        compute_s, again_comm_s = _pass_s(again, rank)
-        if kind == Recomputation.FULL:
-            compute_s += _copies_s(work, rank)
-        recompute[kind] = Recompute(
-            compute_s=compute_s, comm_s=again_comm_s, second_comm_s=_second_s(again, rank)
-        )
     return PricedUnit(
         structure=work.structure,
         forward_s=forward_s,
@@ -113,7 +105,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         backward_comm_s=backward_comm_s,
         forward_second_comm_s=_second_s(work.forward, rank),
         backward_second_comm_s=_second_s(whole, rank),
-        recompute=recompute,
+        recompute={kind: _recompute(work, kind, rank, forward_s) for kind in work.recompute},
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
         gradient_temporary_bytes=work.gradient_temporary_bytes,
@@ -133,6 +125,18 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
     )
 
 
+def _recompute(work: UnitWork, kind: str, rank: RankSpec, forward_s: float) -> Recompute:
+    """Price what runs again, and what the forward takes longer than ``forward_s`` under it."""
+    again = work.recompute[kind]
+    more_s = rank.device.selective_dispatch_s if kind == Recomputation.SELECTIVE else 0.0
+    compute_s, again_comm_s = _pass_s(again, rank, more_s=more_s)
+    if more_s:
+        compute_s += _pass_s(work.forward, rank, more_s=more_s)[0] - forward_s
+    if kind == Recomputation.FULL:
+        compute_s += _copies_s(work, rank)
+    return Recompute(compute_s=compute_s, comm_s=again_comm_s, second_comm_s=_second_s(again, rank))
+
+
 def _pinned_bytes(size_bytes: int) -> int:
     """Host memory of a copy of so many bytes: torch's pinned memory comes in powers of two."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
@@ -150,11 +154,19 @@ def _experts_elements(work: UnitWork) -> int:
     return work.experts_trained_elements + work.experts_frozen_elements
 
 
-def _pass_s(work: RankWork, rank: RankSpec) -> tuple[float, float]:
-    """Seconds of kernels, idle time of the device behind the host included, and collectives."""
+def _pass_s(work: RankWork, rank: RankSpec, *, more_s: float = 0.0) -> tuple[float, float]:
+    """Seconds of kernels, idle time of the device behind the host included, and collectives.
+
+    Args:
+        work: The pass.
+        rank: Device and groups.
+        more_s: What the host takes for an op beyond what it takes elsewhere.
+    """
     kernels_s = sum(op_s(op, rank.device, rank.dtype) for op in work.ops)
     collectives_s = sum(comm_s(comm, rank) for comm in work.comm)
-    issued_s = (len(work.ops) + len(work.comm)) * rank.device.host_dispatch_s
+    split_s = rank.device.split_dispatch_s if rank.splits_ops else 0.0
+    each_s = rank.device.host_dispatch_s + split_s + more_s
+    issued_s = (len(work.ops) + len(work.comm)) * each_s
     if rank.tp_group.num_ranks > 1:
         issued_s += len(work.comm) * (rank.collective_host_s + rank.network_host_s)
     return max(kernels_s, issued_s - collectives_s), collectives_s

@@ -12,7 +12,7 @@ from typing import Literal
 from planner.errors import ProfileError
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.fields import near_names
-from planner.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec
+from planner.hardware.spec import ClusterSpec, DeviceSpec, EfficiencySpec, LinkSpec
 from planner.units import GIB, MIB
 
 SCRIPT = "planner"
@@ -208,23 +208,41 @@ def in_place(
     return framework, replace(cluster, device=device, in_training={})
 
 
+def _attention_fractions(
+    framework: FrameworkSpec, efficiency: EfficiencySpec
+) -> tuple[float, float]:
+    """Shares of peak of the kernels of fused attention that a framework runs."""
+    forward = efficiency.newest_attention_forward_fraction
+    backward = efficiency.newest_attention_backward_fraction
+    if not framework.newest_attention or forward is None or backward is None:
+        return efficiency.attention_forward_fraction, efficiency.attention_backward_fraction
+    return forward, backward
+
+
 def _in_training(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec) -> DeviceSpec:
-    """A device as the kernels and the host code of a framework use it."""
+    """A device as the kernels and the host code of a framework use it.
+
+    What a training step loses against single matmuls was fitted to runs of several GPUs, whose
+    collectives take part of each: a rank that is alone loses nothing.
+    """
     efficiency = device.efficiency
+    forward, backward = _attention_fractions(framework, efficiency)
+    fraction = device.training_fraction if cluster.num_gpus > 1 else 1.0
+    dispatch_s = framework.host_dispatch_s * cluster.host_time_factor
     return replace(
         device,
         training_fraction=1.0,
-        host_dispatch_s=framework.host_dispatch_s * cluster.host_time_factor,
+        beside_traffic_fraction=fraction,
+        host_dispatch_s=dispatch_s,
+        split_dispatch_s=dispatch_s * framework.split_host_share,
+        selective_dispatch_s=dispatch_s * framework.selective_host_share,
         kernel_launch_s=device.kernel_launch_s + framework.launch_wait_s,
         efficiency=replace(
             efficiency,
-            sustained_fraction=efficiency.sustained_fraction * device.training_fraction,
-            float8_sustained_fraction=efficiency.float8_sustained_fraction
-            * device.training_fraction,
-            matmul_fraction=efficiency.matmul_fraction * device.training_fraction,
-            attention_forward_fraction=efficiency.attention_forward_fraction
-            * framework.attention_share,
-            attention_backward_fraction=efficiency.attention_backward_fraction
-            * framework.attention_share,
+            sustained_fraction=efficiency.sustained_fraction * fraction,
+            float8_sustained_fraction=efficiency.float8_sustained_fraction * fraction,
+            matmul_fraction=efficiency.matmul_fraction * fraction,
+            attention_forward_fraction=forward * framework.attention_share,
+            attention_backward_fraction=backward * framework.attention_share,
         ),
     )

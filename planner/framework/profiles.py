@@ -14,6 +14,7 @@ from planner.units import GIB, MIB, us_to_s
 
 _CHOICES = {
     "attention": ("fused", "unfused"),
+    "attention_kernels": ("flash_attention_2", "newest"),
     "selective_recomputation": ("matmul_outputs", "every_second_matmul", "attention"),
     "model_code": ("fused_kernels", "plain_torch"),
     "pointwise": ("as_written", "by_hand", "compiled"),
@@ -37,6 +38,7 @@ _CHOICES = {
 }
 
 _DEFAULTS = {
+    "attention_kernels": "flash_attention_2",
     "backward_collectives": "exposed",
     "model_code": "fused_kernels",
     "pointwise": "as_written",
@@ -103,7 +105,10 @@ def _spec(reader: FieldReader) -> FrameworkSpec:
         ),
         host_dispatch_s=us_to_s(reader.number("host_dispatch_us")),
         launch_wait_s=us_to_s(_or(reader, "launch_wait_us", 0.0)),
+        newest_attention=_choice(reader, "attention_kernels") == "newest",
         attention_share=_or(reader, "attention_share", 1.0),
+        split_host_share=_or(reader, "split_host_share", 0.0),
+        selective_host_share=_or(reader, "selective_host_share", 0.0),
         collective_host_s=us_to_s(reader.number("collective_host_us")),
         issues_by_rank=_choice(reader, "collectives_beside_network") == "by_rank",
         stage_cuts=_choice(reader, "stage_cuts"),  # type: ignore[arg-type]  # one of its choices

@@ -146,9 +146,17 @@ class FrameworkSpec:
     launch_wait_s: float
     """Time that a device waits for its host after each kernel, where launches block
     (CUDA_LAUNCH_BLOCKING=1)."""
+    newest_attention: bool
+    """Fused attention runs by the fastest kernels there are (on Hopper cuDNN's, which torch takes
+    since 2.5), and not by FlashAttention-2."""
     attention_share: float
     """Share of the device's rate of fused attention that its kernels reach, where they are older
     or add biases."""
+    split_host_share: float
+    """What an op on parts of tensors takes the host beyond one on whole ones, relative to that."""
+    selective_host_share: float
+    """What an op takes it beyond that in forward and recomputation of a block that is recomputed
+    selectively, relative to one outside."""
     collective_host_s: float
     """Time that the host takes to issue one tensor-parallel collective, beyond that of any op."""
     issues_by_rank: bool

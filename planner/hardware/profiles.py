@@ -223,6 +223,12 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         attention_backward_fraction=reader.positive(
             "attention_backward_fraction_of_peak", most=1.0
         ),
+        newest_attention_forward_fraction=_share_or_none(
+            reader, "newest_attention_forward_fraction_of_peak"
+        ),
+        newest_attention_backward_fraction=_share_or_none(
+            reader, "newest_attention_backward_fraction_of_peak"
+        ),
         sustained_fraction=reader.positive("sustained_fraction_of_peak", most=1.0),
         float8_sustained_fraction=reader.positive("sustained_fraction_of_float8_peak", most=1.0)
         if reader.has(_FLOAT8_PEAK)
@@ -231,6 +237,10 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         attention_head_overhead=_number_or(reader, "attention_head_overhead_elements", 0.0),
         attention_masked_share=_number_or(reader, "attention_masked_share", 0.0),
     )
+
+
+def _share_or_none(reader: FieldReader, key: str) -> float | None:
+    return reader.positive(key, most=1.0) if reader.has(key) else None
 
 
 def _number_or(reader: FieldReader, key: str, default: float) -> float:

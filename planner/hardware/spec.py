@@ -69,6 +69,10 @@ class EfficiencySpec:
     """Share of peak FLOP/s of fused attention, forward."""
     attention_backward_fraction: float
     """Share of peak FLOP/s of fused attention, backward."""
+    newest_attention_forward_fraction: float | None = None
+    """Forward, by kernels that only newer frameworks have; None where there are none."""
+    newest_attention_backward_fraction: float | None = None
+    """Backward, by these."""
     sustained_fraction: float
     """Largest share of peak FLOP/s that matmuls keep up under a training load (power, heat)."""
     float8_sustained_fraction: float = 1.0
@@ -129,9 +133,16 @@ class DeviceSpec:
     training_fraction: float = 1.0
     """Share of the rate of single matmuls that those of a training step keep up; 1 where the
     efficiency counts it already (``planner.framework.constants.in_place``)."""
+    beside_traffic_fraction: float = 1.0
+    """The ``training_fraction`` that the efficiency counts already; a rank that exchanges nothing
+    with others computes faster by it."""
     host_dispatch_s: float = 0.0
     """Time that the host takes to issue one op; a queue of shorter ops is bound by it. It belongs
     to the framework that issues them: 0 as a profile is read."""
+    split_dispatch_s: float = 0.0
+    """The same beyond it of an op on parts of tensors that ranks share."""
+    selective_dispatch_s: float = 0.0
+    """The same beyond it of an op in a block that is recomputed selectively."""
     efficiency: EfficiencySpec
     """Shares of peak that kernels reach."""
     op_curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)

@@ -120,6 +120,7 @@ class ModelPricer:
             second_group=comm_group(self.cluster, second),
             host=self.cluster.host,
             float8=choice.float8,
+            splits_ops=choice.ranks > 1 and not choice.over.is_inside_blocks,
             collective_host_s=self._collective_host_s,
         )
 

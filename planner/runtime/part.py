@@ -84,6 +84,11 @@ class Part(nn.Module):
                 raise RunError(f"buffer {name} lies on the meta device: build it with its values")
         self.device, self.dtype, self.state_device = device, dtype, device
         self._apply(self._moved)  # type: ignore[no-untyped-call]
+        for module in self.model.modules():
+            running = module._buffers.get("running_mean")
+            if running is not None and running.dtype is not dtype:
+                module.register_forward_pre_hook(_show_in_dtype_of_statistics)
+                module.register_forward_hook(_show_as_they_are, always_call=True)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.is_meta else tensor.to(self.device)
@@ -109,6 +114,20 @@ class Part(nn.Module):
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             if name in saved:
                 yield name, buffer
+
+
+def _show_in_dtype_of_statistics(module: nn.Module, _: Tree) -> None:
+    """Show weights in the dtype of running statistics: kernels of GPUs take both in one dtype."""
+    dtype = module.get_buffer("running_mean").dtype
+    shown = {**module._parameters, **module.__dict__}
+    module.__dict__.update(
+        {n: shown[n].to(dtype) for n, p in module._parameters.items() if p is not None}
+    )
+
+
+def _show_as_they_are(module: nn.Module, *_: Tree) -> None:
+    for name in module._parameters:
+        module.__dict__.pop(name, None)
 
 
 def named_parameters(part: Part) -> Iterator[tuple[str, nn.Parameter]]:

@@ -199,7 +199,9 @@ def examples(stage: Stage, split: tuple[int, int] | None, *, after: bool) -> tup
         return (torch.empty((), dtype=dtype, device="meta", requires_grad=True),)
     stream = anatomy.streams[(stage.units.stop if after else stage.units.start) - 1].example()
     if split is not None:
-        dim, count = split
-        stream = stream.narrow(dim, 0, stream.shape[dim] // count).contiguous()
+        # Made anew: a part of one sample passes for contiguous, with the strides of the whole.
+        shape = list(stream.shape)
+        shape[split[0]] //= split[1]
+        stream = stream.new_empty(shape, requires_grad=stream.requires_grad)
     carried = stage.sends if after else stage.spec.receives
     return (stream, *(anatomy.sketch(output).example() for output in carried))

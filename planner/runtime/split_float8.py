@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from .float8 import ALIGNMENT, Float8Linear
 from .float8 import multiply_in_float8 as multiply_on_rank
 from .layout import Layout
-from .split_ops import layouts_on_parts, outermost
+from .split_decisions import layouts_on_parts
+from .split_ops import outermost
 from .split_tensor import Ranks, SplitTensor, is_over, unwrapped, wrapped
 from .unread import SplitError, refuse_unread
 

@@ -18,6 +18,7 @@ from planner.checking.document import check_json
 from planner.checking.fake_world import fake_group, numbers_received
 from planner.checking.share import (
     ShareCheck,
+    _with_free_links,
     check_shares,
     price_without_links,
     timed_microbatches,
@@ -27,6 +28,7 @@ from planner.checking.workers import ONE_THREAD, Workers, grown_evenly
 from planner.cli.check_screen import print_check
 from planner.cli.main import run
 from planner.errors import CheckError
+from planner.framework.script import SCRIPT, framework_on_cluster
 from planner.plan.serialize import load_saved_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -220,3 +222,26 @@ def test_every_buffer_that_is_received_in_gets_numbers_once():
             dist.P2POp(dist.irecv, buffer.view(2, 4), 1)
             assert torch.equal(buffer, first)
             del buffer
+
+
+def test_what_ranks_exchange_in_pieces_of_given_sizes_has_numbers():
+    with fake_group(0, 2), numbers_received():
+        received = torch.full((4,), torch.nan)
+        dist.all_to_all_single(received, torch.ones(4), [1, 3], [3, 1])
+        assert received.isfinite().all()
+        whole = torch.full((4,), torch.nan)
+        dist.all_to_all_single(whole, torch.arange(4.0))
+        assert torch.equal(whole, torch.arange(4.0))
+
+
+def test_a_rank_by_itself_computes_at_the_rate_of_one_beside_no_traffic(tmp_path):
+    """As a plan for one device does: the loss was fitted to runs of several."""
+    several = save(tmp_path, gpus=2, fix={"dp_shard": 2}, cluster="h100-sxm", dtype="bfloat16")
+    kept = several.cluster.device
+    assert kept.beside_traffic_fraction < 1
+    alone = framework_on_cluster(SCRIPT, "h100-sxm", gpus=1)[1].device
+    assert alone.beside_traffic_fraction == 1
+    freed = _with_free_links(several.cluster).device
+    assert freed.efficiency.sustained_fraction == pytest.approx(alone.efficiency.sustained_fraction)
+    assert freed.efficiency.matmul_fraction == pytest.approx(alone.efficiency.matmul_fraction)
+    assert kept.efficiency.sustained_fraction < freed.efficiency.sustained_fraction

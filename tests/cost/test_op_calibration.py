@@ -8,10 +8,12 @@ from planner.cost.calibrate import (
     fit_link,
     link_errors,
     main,
+    measured_errors,
     op_errors,
     op_samples,
 )
 from planner.cost.pattern_search import pattern_search
+from planner.cost.tables import measured_folders
 from planner.hardware.profiles import PROFILES_FOLDER, load_cluster
 
 STATED_OP = {  # (device, part of the table): (median, MAPE) of |predicted / measured - 1|
@@ -95,7 +97,8 @@ def test_the_command_prints_a_line_for_each_part(capsys: pytest.CaptureFixture[s
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert "gemm_measurements" in printed
-    assert len(printed.splitlines()) == 1 + len(op_errors()) + len(link_errors())
+    parts = (*op_errors(), *measured_errors(measured_folders()), *link_errors())
+    assert len(printed.splitlines()) == 1 + len(parts)
 
 
 def test_the_stated_errors_stand_in_the_readme() -> None:

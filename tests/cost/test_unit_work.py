@@ -167,6 +167,26 @@ def test_a_slow_host_sets_the_time_of_a_pass(tp):
         assert seconds == pytest.approx(issued_s)
 
 
+def test_ops_on_parts_and_of_selective_blocks_take_the_host_longer():
+    block, alone = counted(tp=4).units[2], rank_of(tp=4, host_s=1.0)
+    device = replace(alone.device, split_dispatch_s=2.0, selective_dispatch_s=0.5)
+    plain = price_unit(block, replace(alone, device=device))
+    parts = price_unit(block, replace(alone, device=device, splits_ops=True))
+    count = len(block.forward.ops) + len(block.forward.comm)
+    again = block.recompute["selective"]
+    more = len(again.ops) + len(again.comm)
+    for unit, each_s in ((plain, 1.0), (parts, 3.0)):
+        assert unit.forward_s + unit.forward_comm_s == pytest.approx(each_s * count)
+        # The first forward is a selective block's too.
+        found = unit.recompute["selective"]
+        expected_s = more * (each_s + 0.5) + count * 0.5
+        assert found.compute_s + found.comm_s == pytest.approx(expected_s)
+        full = unit.recompute["full"]
+        assert full.compute_s + full.comm_s == pytest.approx(
+            each_s * (len(block.recompute["full"].ops) + len(block.recompute["full"].comm))
+        )
+
+
 def test_a_fast_host_is_not_waited_for():
     assert price_unit(counted().units[2], rank_of(host_s=1e-9)) == price_unit(
         counted().units[2], rank_of()

@@ -1,10 +1,14 @@
 """Parameters are sharded where FSDP2 does more than copy them, and tied ones stay tied."""
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.overrides import TorchFunctionMode
 
 from planner.checking.fake_world import fake_group
 from planner.runtime.first_weights import build_deferred
@@ -109,3 +113,39 @@ def test_weights_that_are_computed_do_not_depend_on_threads(tmp_path, two_thread
     for found in (whole, model):
         for name, weight in expected.named_parameters():
             torch.testing.assert_close(found.get_parameter(name), weight, rtol=0, atol=0)
+
+
+class Seen(TorchFunctionMode):
+    """Notes the dtypes that batch norm is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.batch_norm:
+            given = (*args, *(kwargs or {}).values())
+            self.dtypes.append([each.dtype for each in given if isinstance(each, torch.Tensor)])
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_are_in_the_dtype_of_running_statistics():
+    """What GPUs ask for: they take bfloat16 inputs beside float32 statistics and weights alone."""
+    norm = nn.BatchNorm1d(4)
+    reference = copy.deepcopy(norm).float()
+    user = SimpleNamespace(loss=lambda output, _: output.float().square().sum())
+    part = Part(nn.Sequential(nn.Linear(4, 4, bias=False), norm).bfloat16(), user, blocks=())
+    norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
+    part.move_to(torch.device("cpu"), torch.bfloat16)
+    inputs = torch.randn(8, 4)
+    with Seen() as seen:
+        part(inputs=inputs, targets=inputs).backward()
+    narrow, wide = torch.bfloat16, torch.float32
+    # Input, running mean and variance, weight, bias.
+    assert seen.dtypes == [[narrow, wide, wide, wide, wide]]
+    assert norm.weight.grad.dtype is narrow
+    assert norm.weight.grad.abs().sum() > 0
+    assert isinstance(norm.weight, nn.Parameter)
+    with torch.no_grad():
+        reference(part.model[0](inputs.bfloat16()).float())
+    assert torch.allclose(norm.running_mean, reference.running_mean, atol=1e-2)

@@ -75,4 +75,4 @@ def test_relaxations_decide_as_their_members_do(model, cluster, data):
     solved = {id(found.search.configuration) for found in decision.incumbents.solved}
     refused = list(decision.rejections())
     assert len(solved) + len(refused) == len(each)
-    assert {rejection.rule for rejection in refused} <= {"memory", "slower"}
+    assert {rejection.rule for rejection in refused} <= {"memory", "host memory", "slower"}

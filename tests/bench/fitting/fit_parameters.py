@@ -72,7 +72,7 @@ PARAMETERS = (
     _cluster("inner_bandwidth_share", "a100-80gb-sxm-opa-4x100", most=1 / 0.78),
     _cluster("outer_bandwidth_share", "a100-80gb-sxm-opa-4x100", most=1 / 0.9),
     _framework("host_dispatch_us", (*FSDP, *MEGATRON, "nanotron", "internevo"), 40.0),
-    _framework("step_us", FSDP, 30000.0),
+    _framework("step_us", FSDP[:-1], 30000.0),  # the script's own was measured
     _framework("accumulated_bytes_per_parameter", FSDP, 20.0),
     _framework("attention_share", COMPOSER, 0.6, spread=0.5, most=1.0),
     _framework("launch_wait_us", BIGSCIENCE, 12.0),

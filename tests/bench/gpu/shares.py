@@ -39,6 +39,12 @@ BUDGET_S = 450.0
 JOBS, TABLE = "jobs.json", "shares.jsonl"
 LONGEST_NAME = 160
 CLUSTER = "h100-sxm"
+PROFILES = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H200": "h200-sxm",
+    "one core of the CPU": CLUSTER,
+}
+"""Profile of each device that shares were timed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,16 +183,16 @@ def _kernels(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
 # -- here, again ----------------------------------------------------------------------------------
 
 
-def compare_shares(folder: Path) -> None:
+def compare_shares(folder: Path, host_time_factor: float) -> None:
     """Print predicted against measured, share by share, then the median errors."""
     rows = {(row["name"], row["pp_rank"]): row for row in _rows(folder)}
     found = []
     print(f"{'share':28} {'measured':>10} {'of it idle':>10} {'time':>8} {'memory':>9} {'off':>8}")
     for (name, pp_rank), row in rows.items():
         if "error" in row:
-            print(f"{name:28} {row['error']}")
+            print(f"{name:28} {row['error'].splitlines()[0]}")
             continue
-        share = _share(folder / name, row)
+        share = _share(folder / name, row, host_time_factor)
         found.append(share)
         busy_s = sum(seconds for _, seconds in row["kernels"].values())
         print(
@@ -199,11 +205,21 @@ def compare_shares(folder: Path) -> None:
     print(f"median error of {len(found)} shares: time {time:.1%}, memory {memory:.1%}")
 
 
-def _share(folder: Path, row: dict[str, Any]) -> "ShareCheck":
+def _share(folder: Path, row: dict[str, Any], host_time_factor: float) -> "ShareCheck":
+    from dataclasses import replace
+
     from planner.checking.share import price_without_links, share_check
+    from planner.framework.script import SCRIPT, framework_on_cluster
     from planner.plan.serialize import load_saved_plan
 
     saved = load_saved_plan(folder)
+    _, cluster = framework_on_cluster(SCRIPT, PROFILES[row["device"]], gpus=saved.request.gpus)
+    host = cluster.device
+    factors = {
+        name: getattr(host, name) * host_time_factor
+        for name in ("host_dispatch_s", "split_dispatch_s", "selective_dispatch_s")
+    }
+    saved = replace(saved, cluster=replace(cluster, device=replace(host, **factors)))
     return share_check(saved.plan, price_without_links(saved), row["pp_rank"], row)
 
 
@@ -218,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, metavar="S")
     parser.add_argument("--cluster", default=CLUSTER)
+    parser.add_argument("--host-time-factor", type=float, default=1.0, metavar="X")
     options = parser.parse_args(arguments)
     if options.what == "plan":
         cases = [
@@ -228,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return min(plan_shares(options.folder, cases, options.cluster), 1)
     if options.what == "measure":
         return min(measure_shares(options.folder, options.budget_s, options.only), 1)
-    compare_shares(options.folder)
+    compare_shares(options.folder, options.host_time_factor)
     return 0
 
 
