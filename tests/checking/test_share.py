@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from planner.cli.check_screen import print_check
 from planner.cli.main import run
 from planner.errors import CheckError
 from planner.framework.script import SCRIPT, framework_on_cluster
+from planner.hardware.profiles import PROFILES_FOLDER
 from planner.plan.serialize import load_saved_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -245,3 +247,12 @@ def test_a_rank_by_itself_computes_at_the_rate_of_one_beside_no_traffic(tmp_path
     assert freed.efficiency.sustained_fraction == pytest.approx(alone.efficiency.sustained_fraction)
     assert freed.efficiency.matmul_fraction == pytest.approx(alone.efficiency.matmul_fraction)
     assert kept.efficiency.sustained_fraction < freed.efficiency.sustained_fraction
+
+
+def test_the_readme_says_what_the_measured_shares_show():
+    table = pd.read_csv(PROFILES_FOLDER / "measured" / "gpu_shares.csv")
+    memory = (table.predicted_peak_bytes / table.measured_peak_bytes - 1).abs().median()
+    time = (table.predicted_busy_s / table.measured_busy_s - 1).abs().median()
+    words = " ".join((EXAMPLES.parent / "README.md").read_text().split())
+    assert f"of {len(table)} shares" in words
+    assert f"peak memory is off by {memory:.1%} in the median, time by {time:.1%}" in words

@@ -2,7 +2,7 @@
 
     python tests/bench/gpu/shares.py plan DIR      # writes the plans and their scripts
     python tests/bench/gpu/shares.py measure DIR   # on the GPU: DIR/shares.jsonl, a line for each
-    python tests/bench/gpu/shares.py compare DIR   # the table
+    python tests/bench/gpu/shares.py compare DIR   # the table, and DIR/gpu_shares.csv
 
 What runs is the worker of ``plan check --gpu``. Only ``measure`` needs a GPU, and of the planner's
 dependencies it needs torch alone; a line is on disk as soon as it is there. With ``--smoke`` small
@@ -10,6 +10,7 @@ models stand for the large ones, on the CPU too.
 """
 
 import argparse
+import csv
 import json
 import multiprocessing
 import statistics
@@ -36,7 +37,7 @@ LIMIT_S = 75.0
 """A share that has not ended by then has failed."""
 
 BUDGET_S = 450.0
-JOBS, TABLE = "jobs.json", "shares.jsonl"
+JOBS, TABLE, COMPARED = "jobs.json", "shares.jsonl", "gpu_shares.csv"
 LONGEST_NAME = 160
 CLUSTER = "h100-sxm"
 PROFILES = {
@@ -184,25 +185,32 @@ def _kernels(step: Callable[[], object]) -> dict[str, tuple[int, float]]:
 
 
 def compare_shares(folder: Path, host_time_factor: float) -> None:
-    """Print predicted against measured, share by share, then the median errors."""
+    """Print predicted against measured, share by share, then the median errors; write COMPARED."""
     rows = {(row["name"], row["pp_rank"]): row for row in _rows(folder)}
-    found = []
     print(f"{'share':28} {'measured':>10} {'of it idle':>10} {'time':>8} {'memory':>9} {'off':>8}")
+    found, table = [], []
     for (name, pp_rank), row in rows.items():
         if "error" in row:
             print(f"{name:28} {row['error'].splitlines()[0]}")
             continue
         share = _share(folder / name, row, host_time_factor)
+        kernels_s = sum(seconds for _, seconds in row["kernels"].values())
         found.append(share)
-        busy_s = sum(seconds for _, seconds in row["kernels"].values())
+        table.append(
+            {"share": name, "torch": row["torch"], **asdict(share), "kernels_s": kernels_s}
+        )
         print(
             f"{name + ' ' + str(pp_rank):28} {share.measured_busy_s * 1e3:7.1f} ms "
-            f"{1 - busy_s / share.measured_busy_s:10.1%} {share.time_error:+8.1%} "
+            f"{1 - kernels_s / share.measured_busy_s:10.1%} {share.time_error:+8.1%} "
             f"{(share.measured_peak_bytes or 0) / 2**30:5.1f} GiB {share.memory_error:+8.1%}"
         )
     time = statistics.median(abs(share.time_error) for share in found)
     memory = statistics.median(abs(share.memory_error) for share in found)
     print(f"median error of {len(found)} shares: time {time:.1%}, memory {memory:.1%}")
+    with (folder / COMPARED).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
 
 
 def _share(folder: Path, row: dict[str, Any], host_time_factor: float) -> "ShareCheck":
