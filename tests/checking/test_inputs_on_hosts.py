@@ -13,8 +13,8 @@ LONG = model(64).replace("max_seq_len=256", "max_seq_len=16384")
 @pytest.mark.parametrize(
     "fix",
     [
-        {"dp_shard": 2, "reshard_after_forward": True},
-        {"cp": 2, "dp_shard": 2},
+        pytest.param({"dp_shard": 2, "reshard_after_forward": True}, marks=pytest.mark.bench),
+        pytest.param({"cp": 2, "dp_shard": 2}, marks=pytest.mark.bench),
         {"tp": 2, "sequence_parallel": True},
         {"tp": 2, "sequence_parallel": False, "cpu_offload": True},
     ],

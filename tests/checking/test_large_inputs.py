@@ -55,7 +55,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=pytest.mark.bench if name == "GPipe" else ()) for name in LAYOUTS],
+)
 @pytest.mark.parametrize("microbatches", [pytest.param(2, marks=pytest.mark.bench), 8])
 def test_a_rank_holds_the_inputs_that_it_computes_on(tmp_path, layout, microbatches):
     fix = LAYOUTS[layout]

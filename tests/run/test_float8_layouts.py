@@ -110,7 +110,10 @@ def test_memory_and_traffic_of_parts_are_as_planned(tmp_path):
         assert abs(stage.error) <= 0.05, stage
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=pytest.mark.bench if "zero" in name else ()) for name in LAYOUTS],
+)
 @pytest.mark.parametrize("microbatches", [1, pytest.param(4, marks=pytest.mark.bench)])
 def test_memory_is_as_planned(layout, microbatches, tmp_path):
     fix = LAYOUTS[layout]
