@@ -50,11 +50,12 @@ _SetFramework = Callable[[FrameworkSpec, float], FrameworkSpec]
 
 
 def _efficiency(*fields: str) -> _SetDevice:
-    """The first field takes the value, the others keep their proportion to it."""
+    """The first field takes the value, the others that there are keep their proportion to it."""
 
     def put(device: DeviceSpec, value: float) -> DeviceSpec:
         factor = value / getattr(device.efficiency, fields[0])
-        changed = {name: getattr(device.efficiency, name) * factor for name in fields}
+        own = {name: getattr(device.efficiency, name) for name in fields}
+        changed = {name: share * factor for name, share in own.items() if share is not None}
         return replace(device, efficiency=replace(device.efficiency, **changed))
 
     return put
@@ -97,10 +98,15 @@ def _framework(name: str, scale: float = 1.0) -> _SetFramework:
     return put
 
 
+_TRAINING = "training_fraction_of_sustained"
+
 _DEVICE: Mapping[str, _SetDevice] = {
-    "training_fraction_of_sustained": _device("training_fraction"),
+    _TRAINING: _device("training_fraction"),
     "attention_forward_fraction_of_peak": _efficiency(
-        "attention_forward_fraction", "attention_backward_fraction"
+        "attention_forward_fraction",
+        "attention_backward_fraction",
+        "newest_attention_forward_fraction",
+        "newest_attention_backward_fraction",
     ),
     "pointwise_fraction_of_bandwidth": _efficiency(
         "pointwise_bandwidth_fraction", "reduction_bandwidth_fraction"
@@ -157,7 +163,11 @@ def check_keys(owner: Owner, name: str, values: Values) -> None:
 
 
 def in_place(
-    framework: FrameworkSpec, cluster: ClusterSpec, constants: Constants = PROFILES_OWN
+    framework: FrameworkSpec,
+    cluster: ClusterSpec,
+    constants: Constants = PROFILES_OWN,
+    *,
+    is_part: bool = False,
 ) -> tuple[FrameworkSpec, ClusterSpec]:
     """A framework, and what it reaches of a cluster.
 
@@ -165,6 +175,7 @@ def in_place(
         framework: As its profile has it.
         cluster: As its profile has it.
         constants: Numbers that take the place of the profiles'; those of other owners do nothing.
+        is_part: Other devices belong to the cluster, so that a single one is not alone.
 
     What was measured of the script's own code on a cluster stands for its constants, those of a
     calibration for both.
@@ -186,26 +197,41 @@ def in_place(
         KEYS, (device.name, cluster.name, framework.name), own, strict=True
     ):
         check_keys(owner, name, values)
-    if "bucket_mib" in own[2] and framework.state_form == "fsdp":
-        raise ProfileError(
-            f"framework {framework.name!r}: 'bucket_mib' has no effect, its gradients are reduced "
-            "block by block",
-            hint="leave it out",
-        )
-    if framework.name != SCRIPT:
-        cluster = replace(cluster, script_host=None)
-    elif (host := cluster.script_host) is not None:
-        framework = replace(framework, step_s=host.step_s, message_s=host.message_s)
+    _check_buckets(framework, own[2])
+    framework, cluster = _with_own_code(framework, cluster)
     for key, value in own[0].items():
         device = _DEVICE[key](device, value)
     for key, value in own[1].items():
         cluster = _CLUSTER[key](cluster, value)
     for key, value in own[2].items():
         framework = _FRAMEWORK[key](framework, value)
-    device = _in_training(framework, device, cluster)
+    # What was found for the device holds, however many of them showed it.
+    is_alone = cluster.num_gpus == 1 and not is_part and _TRAINING not in own[0]
+    device = _in_training(framework, device, cluster, is_alone=is_alone)
     collective_host_s = framework.collective_host_s * cluster.host_time_factor
     framework = replace(framework, collective_host_s=collective_host_s)
     return framework, replace(cluster, device=device, in_training={})
+
+
+def _check_buckets(framework: FrameworkSpec, values: Values) -> None:
+    if "bucket_mib" in values and framework.state_form == "fsdp":
+        raise ProfileError(
+            f"framework {framework.name!r}: 'bucket_mib' has no effect, its gradients are reduced "
+            "block by block",
+            hint="leave it out",
+        )
+
+
+def _with_own_code(
+    framework: FrameworkSpec, cluster: ClusterSpec
+) -> tuple[FrameworkSpec, ClusterSpec]:
+    """Take what was measured of the script's own code, for the script alone."""
+    host = cluster.script_host
+    if framework.name != SCRIPT:
+        return framework, replace(cluster, script_host=None)
+    if host is None:
+        return framework, cluster
+    return replace(framework, step_s=host.step_s, message_s=host.message_s), cluster
 
 
 def _attention_fractions(
@@ -219,7 +245,9 @@ def _attention_fractions(
     return forward, backward
 
 
-def _in_training(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec) -> DeviceSpec:
+def _in_training(
+    framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec, *, is_alone: bool
+) -> DeviceSpec:
     """A device as the kernels and the host code of a framework use it.
 
     What a training step loses against single matmuls was fitted to runs of several GPUs, whose
@@ -227,7 +255,7 @@ def _in_training(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterS
     """
     efficiency = device.efficiency
     forward, backward = _attention_fractions(framework, efficiency)
-    fraction = device.training_fraction if cluster.num_gpus > 1 else 1.0
+    fraction = 1.0 if is_alone else device.training_fraction
     dispatch_s = framework.host_dispatch_s * cluster.host_time_factor
     return replace(
         device,

@@ -22,6 +22,7 @@ def framework_on_cluster(
     gpus: int,
     gpus_per_node: int | None = None,
     calibration: str | None = None,
+    is_part: bool = False,
 ) -> tuple[FrameworkSpec, ClusterSpec]:
     """Read a framework and a cluster with what the framework reaches of its rates.
 
@@ -36,6 +37,7 @@ def framework_on_cluster(
             number of devices, as ``planner.hardware.mixed`` has them.
         gpus: Ranks in all.
         gpus_per_node: Ranks per node, None for the profile's.
+        is_part: Devices of another kind belong to the cluster.
         calibration: Path of a file that ``plan calibrate`` wrote, None for none.
 
     Raises:
@@ -47,7 +49,7 @@ def framework_on_cluster(
         return _on_parts(framework, parts, calibration)
     cluster = load_cluster(name_or_path, gpus=gpus, gpus_per_node=gpus_per_node)
     constants = PROFILES_OWN if calibration is None else _own(calibration, framework, cluster)
-    spec, cluster = in_place(load_framework(framework), cluster, constants)
+    spec, cluster = in_place(load_framework(framework), cluster, constants, is_part=is_part)
     if framework != SCRIPT:
         cluster = replace(cluster, step_time_errors=())
     if calibration is None:
@@ -64,7 +66,7 @@ def _on_parts(
     """A framework on devices of several kinds."""
     return on_parts(
         [
-            framework_on_cluster(framework, name, gpus=gpus, calibration=calibration)
+            framework_on_cluster(framework, name, gpus=gpus, calibration=calibration, is_part=True)
             for name, gpus in parts
         ]
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import ProfileError
-from planner.framework.constants import in_place
+from planner.framework.constants import Constants, in_place
 from planner.framework.profiles import list_frameworks, load_framework
 from planner.hardware.profiles import PROFILES_FOLDER, list_clusters, load_cluster
 
@@ -108,3 +108,28 @@ def test_what_sharded_parameters_do_not_have_is_refused(tmp_path, line):
     file.write_text(text.replace("\n[[runs]]", f"{line}\n\n[[runs]]", 1))
     with pytest.raises(ProfileError, match='has no effect where state_form is "fsdp"'):
         load_framework(str(file))
+
+
+def device_of(gpus, fix=None, **kwargs):
+    cluster = load_cluster("h100-sxm", gpus=gpus)
+    constants = Constants(device={"h100-sxm": fix or {}})
+    return in_place(load_framework("planner"), cluster, constants, **kwargs)[1].device.efficiency
+
+
+def test_only_a_device_without_others_loses_nothing_to_them():
+    alone, several = device_of(1), device_of(2)
+    assert several.sustained_fraction < alone.sustained_fraction
+    assert device_of(1, is_part=True) == several
+    # What a calibration found holds for one device too.
+    found = device_of(1, {"training_fraction_of_sustained": 0.5})
+    assert found.sustained_fraction == pytest.approx(alone.sustained_fraction / 2)
+
+
+def test_a_calibrated_attention_moves_the_kernels_that_run():
+    key = "attention_forward_fraction_of_peak"
+    before = device_of(2)
+    profile = load_cluster("h100-sxm", gpus=2).device.efficiency
+    after = device_of(2, {key: profile.attention_forward_fraction * 0.5})
+    assert before.attention_forward_fraction == profile.newest_attention_forward_fraction
+    for name in ("attention_forward_fraction", "attention_backward_fraction"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name) / 2)

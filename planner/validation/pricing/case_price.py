@@ -138,7 +138,9 @@ def _placed(case: AnyCase, constants: Constants) -> tuple[FrameworkSpec, Cluster
     """A case's framework and cluster with constants put in their place."""
     if parts := parse_parts(case.cluster):
         clusters = (_cluster(name, gpus, None) for name, gpus in parts)
-        return on_parts([in_place(case.framework, each, constants) for each in clusters])
+        return on_parts(
+            [in_place(case.framework, each, constants, is_part=True) for each in clusters]
+        )
     cluster = _cluster(case.cluster, case.run.num_gpus, case.gpus_per_node)
     return in_place(case.framework, cluster, constants)
 
