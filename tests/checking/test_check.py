@@ -82,16 +82,16 @@ def in_bench(*values):
 @pytest.mark.parametrize(
     "fix",
     [
-        {"dp_shard": 8, "ep": 4, "reshard_after_forward": False},
-        in_bench({"dp_shard": 8, "ep": 4, "reshard_after_forward": True}),
-        {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": False},
-        {"tp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True},
+        in_bench({"dp_shard": 8, "ep": 4, "reshard_after_forward": False}),
+        {"dp_shard": 8, "ep": 4, "reshard_after_forward": True},
+        in_bench({"dp_replicate": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": False}),
+        in_bench({"tp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
         in_bench({"tp": 2, "dp_shard": 4, "ep": 4, "sequence_parallel": False}),
         in_bench({"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
         {"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"},
         in_bench({"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
         in_bench({"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
-        {"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"},
+        in_bench({"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
         {"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
     ],
 )
@@ -127,9 +127,9 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
         ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
         ({**CHUNKED, "tp": 2, "dp_shard": 2}, 0.75),
-        ({**CHUNKED, "cp": 2, "dp_shard": 2}, 0.75),
+        in_bench({**CHUNKED, "cp": 2, "dp_shard": 2}, 0.75),
         ({**CHUNKED, "cp": 2, "tp": 2, "sequence_parallel": False}, None),
-        ({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
+        in_bench({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
         ({"pp": 2, "dp_shard": 2, "schedule": "DualPipeV", "microbatch_size": 2}, None),
         *(
             in_bench({"pp": 2, "dp_shard": 2, "schedule": schedule, "microbatch_size": 2}, None)

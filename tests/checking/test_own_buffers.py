@@ -26,7 +26,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=pytest.mark.bench if name in ("one", "stages") else ())
+        for name in LAYOUTS
+    ],
+)
 def test_a_rank_holds_them_all(layout, tmp_path):
     found = []
     for name, source in (("plain", MODEL), ("own", BUFFERS)):

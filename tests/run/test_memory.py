@@ -55,14 +55,25 @@ CASES = {
     "both": {**SPLIT, **PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
 }
 TOLERANCE = 0.04
+MORE = ("zero_3", "zero_2", "pipeline", "whole_stream")
+"""For the bench: others have all of it."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=pytest.mark.bench if name in MORE else ()) for name in CASES],
+)
 def test_the_peak_is_what_was_predicted(case, tmp_path):
     check(MODEL, CASES[case], tmp_path)
 
 
-@pytest.mark.parametrize("case", ["zero_3", "zero_2_selective", "pipeline", "tensor_parallel_full"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("zero_3", "tensor_parallel_full"),
+        *(pytest.param(name, marks=pytest.mark.bench) for name in ("zero_2_selective", "pipeline")),
+    ],
+)
 def test_the_peak_with_frozen_parameters(case, tmp_path):
     check(ADAPTERS, CASES[case], tmp_path)
 

@@ -1,5 +1,6 @@
 """Scripts of plans that the search itself made: what the plan says, the script does."""
 
+import functools
 import math
 import re
 import sys
@@ -290,6 +291,25 @@ KINDS = {
 }
 """Half of the ranks are slow with fast links; the others have the CPU's own."""
 CASES |= SLOW_LINKS | KINDS
+SIBLINGS = {
+    *("gpt-pp_4", "gpt-full", "gpt-chunks_pp_2", "gpt-cp_2", "gpt-cp_around_dp_replicate"),
+    *("gpt-offload_pp_2", "gpt-offload_hsdp", "llama-hsdp", "llama-tp_4", "llama-pp_2_tp_2"),
+    *("llama-chunks_cp_2", "llama-cp_4", "llama-cp_2_pp_2", "llama-cp_2_zero_bubble"),
+    *("llama-cp_2_tp_2", "llama-cp_around_dp_shard", "scaled_loss-cp_2", "odd_vocabulary-tp_2"),
+    *("joint_streams-tp_2", "own_weights-tp_2", "packed_attention-tp_2", "whole_rows-tp_2"),
+    *("grouped_attention-cp_2_dp_2", "lone_layers-tp_2_selective", "routed_experts-ep_2"),
+    *("routed_experts-ep_2_hsdp", "routed_experts-offload_ep_2", "routed_attention-cp_2_ep_2_of_4"),
+    *("routed_attention-tp_2_ep_2_of_4", "routed_attention-tp_2_ep_2_hsdp"),
+    "routed_attention-cp_2_ep_4_pp_2",
+}
+"""What another case, or one of ``test_layouts``, has all mechanisms of: run in the bench."""
+
+
+def chosen(names):
+    """Cases as parameters, those with a sibling in the bench."""
+    return [
+        pytest.param(name, marks=pytest.mark.bench if name in SIBLINGS else ()) for name in names
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -325,15 +345,23 @@ def slow_devices(tmp_path_factory, fast_links):
 
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+STEPS = 2
+"""One after an update."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory, fast_links, slow_devices):
-    root = tmp_path_factory.mktemp("planned")
-    plans = {}
-    jobs, references = defaultdict(list), {}
-    for name, (model, fix) in CASES.items():
-        gpus = math.prod(fix.get(axis, 1) for axis in AXES)
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("planned")
+
+
+@pytest.fixture(scope="module")
+def plans(root, fast_links, slow_devices):
+    """Return what plans a case and writes its folder, once."""
+
+    @functools.cache
+    def planned(name):
+        model, fix = CASES[name]
+        gpus = num_processes(name)
         result = planner.plan(
             str(FILES.get(model, EXAMPLES / f"{model}.py")), gpus=gpus, dtype="float64",
             global_batch_size=16, fix=fix,
@@ -342,36 +370,57 @@ def outcomes(tmp_path_factory, fast_links, slow_devices):
             "h100-sxm" if fix.get("cpu_offload") or fix.get("activation_offload") else fast_links,
         )  # fmt: skip
         result.save(root / name)
-        plans[name] = result.best
-        jobs[gpus].append((root / name, arguments_of(root / name)))
-        references.setdefault(
-            model,
-            (root / name, arguments_of(root / name, name="reference", extra=("--reference",))),
-        )
-    run_jobs(list(references.values()))
-    for gpus, listed in jobs.items():
-        run_jobs(listed, num_processes=gpus)
-    return root, plans, {model: folder for model, (folder, _) in references.items()}
+        return result.best
+
+    return planned
 
 
-@pytest.mark.parametrize("name", CASES)
+def num_processes(name):
+    return math.prod(CASES[name][1].get(axis, 1) for axis in AXES)
+
+
+@pytest.fixture(scope="module")
+def outcomes(request, root, plans):
+    """Run the cases that are asked for: the folder of each, and of its model's reference."""
+    names = dict.fromkeys(
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "outcomes" in item.fixturenames
+    )
+    jobs, references = defaultdict(list), {}
+    for name in names:
+        plans(name)
+        jobs[num_processes(name)].append((root / name, arguments_of(root / name, steps=STEPS)))
+        references.setdefault(CASES[name][0], root / name)
+    extra = ("--reference",)
+    run_jobs(
+        [
+            (folder, arguments_of(folder, name="reference", steps=STEPS, extra=extra))
+            for folder in references.values()
+        ]
+    )
+    for number, listed in jobs.items():
+        run_jobs(listed, num_processes=number)
+    return {name: (root / name, references[CASES[name][0]]) for name in names}
+
+
+@pytest.mark.parametrize("name", chosen(CASES))
 def test_a_planned_layout_trains_as_one_process(outcomes, name):
-    root, _, references = outcomes
-    expected = outcome_of(references[CASES[name][0]], name="reference")
-    found = outcome_of(root / name)
+    folder, reference = outcomes[name]
+    expected = outcome_of(reference, name="reference", steps=STEPS)
+    found = outcome_of(folder, steps=STEPS)
     assert largest_difference(found.losses, expected.losses) < 1e-8
     assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-8
     assert largest_weight_difference(found.weights, expected.weights) < 1e-8
 
 
-def test_stages_are_cut_and_laid_out_for_their_kind_of_device(outcomes):
-    _, plans, _ = outcomes
+def test_stages_are_cut_and_laid_out_for_their_kind_of_device(plans):
     for name in KINDS:
-        plan = plans[name]
+        plan = plans(name)
         lengths = [stage.end_unit - stage.first_unit for stage in plan.stages]
         halves = sum(lengths[: len(lengths) // 2]), sum(lengths[len(lengths) // 2 :])
         assert halves[plan.device_order.index("cpu")] > halves[plan.device_order.index("slow")]
-    plan = plans["llama-kinds_tp_2"]
+    plan = plans("llama-kinds_tp_2")
     split = {
         plan.device_order[stage.pp_rank // 2]: {
             module.module
@@ -385,11 +434,10 @@ def test_stages_are_cut_and_laid_out_for_their_kind_of_device(outcomes):
     assert split["cpu"] < split["slow"]
 
 
-def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
-    _, plans, _ = outcomes
+def test_tensor_parallel_plans_split_attention_and_mlp(plans):
     styles = {
         module.module: module.style
-        for sharding in plans["llama-tp_2_sequence"].shardings
+        for sharding in plans("llama-tp_2_sequence").shardings
         for module in sharding.modules
     }
     assert styles["attention.wq"] == styles["feed_forward.w1"] == "column"
@@ -397,22 +445,20 @@ def test_tensor_parallel_plans_split_attention_and_mlp(outcomes):
     assert styles["attention_norm"] == styles["ffn_norm"] == "on_part"
 
 
-def test_context_parallel_plans_run_all_on_parts_of_the_sequence(outcomes):
-    _, plans, _ = outcomes
+def test_context_parallel_plans_run_all_on_parts_of_the_sequence(plans):
     for name in ("llama-cp_4", "gpt-cp_2", "grouped_attention-cp_4"):
-        modules = [each for sharding in plans[name].shardings for each in sharding.modules]
+        modules = [each for sharding in plans(name).shardings for each in sharding.modules]
         assert {each.style for each in modules} == {"on_part"}
         assert {each.output_layout for each in modules} <= {"Shard(0)", "Shard(1)"}
     # It calls its attention as one module, which needs the whole sequence.
-    packed = [each for sharding in plans["packed_attention-cp_2"].shardings for each in
+    packed = [each for sharding in plans("packed_attention-cp_2").shardings for each in
               sharding.modules]  # fmt: skip
     assert {each.module for each in packed if each.style == "replicate"} == {
         "attention", "crossing",
     }  # fmt: skip
 
 
-def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
-    _, plans, _ = outcomes
+def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(plans):
     for name, (model, fix) in CASES.items():
         pays = not fix.get("cpu_offload")  # on links that cost nothing
         if fix.get("tp", 1) == 1 or fix.get("cp", 1) == 1 or not pays:
@@ -420,7 +466,7 @@ def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
         styles = {
             axis: {
                 module.style
-                for sharding in plans[name].shardings
+                for sharding in plans(name).shardings
                 for module in sharding.modules
                 if sharding.axis == axis
             }
@@ -429,28 +475,26 @@ def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(outcomes):
         assert {"column", "row"} <= styles["tp"], name
         if model != "grouped_attention":  # whose heads have norms, and whose table is small
             assert "vocab_embedding" in styles["tp"], name
-            assert ("on_part" in styles["tp"]) == plans[name].sequence_parallel, name
+            assert ("on_part" in styles["tp"]) == plans(name).sequence_parallel, name
         assert styles["cp"] == {"on_part"}, name
 
 
-def test_expert_parallel_plans_split_experts_alone(outcomes):
-    _, plans, _ = outcomes
+def test_expert_parallel_plans_split_experts_alone(plans):
     for name in (name for name, (model, _) in CASES.items() if model == "routed_experts"):
-        (module,) = {each for sharding in plans[name].shardings for each in sharding.modules}
+        (module,) = {each for sharding in plans(name).shardings for each in sharding.modules}
         assert (module.module, module.style) == ("ffn.experts", "experts")
         assert {(each.name, each.dim) for each in module.split} == {
             ("into", 0), ("out_of", 0), ("bias", 0)
         }  # fmt: skip
 
 
-def test_over_tp_and_ep_heads_are_split_and_experts_whole(outcomes):
-    _, plans, _ = outcomes
+def test_over_tp_and_ep_heads_are_split_and_experts_whole(plans):
     for name, (_, fix) in CASES.items():
         if "ep" not in fix or "tp" not in fix:
             continue
         styles = {
             module.module: (module.style, module.output_layout)
-            for sharding in plans[name].shardings
+            for sharding in plans(name).shardings
             for module in sharding.modules
         }
         assert styles["attention.query"] == ("column", "Shard(-1)")
@@ -459,11 +503,10 @@ def test_over_tp_and_ep_heads_are_split_and_experts_whole(outcomes):
             assert styles["ffn.gate"] == ("on_part", "Shard(0)")
 
 
-def test_over_cp_and_ep_all_but_experts_run_on_a_part(outcomes):
-    _, plans, _ = outcomes
+def test_over_cp_and_ep_all_but_experts_run_on_a_part(plans):
     for name, (_, fix) in CASES.items():
         if "ep" in fix and "cp" in fix:
-            modules = [each for sharding in plans[name].shardings for each in sharding.modules]
+            modules = [each for sharding in plans(name).shardings for each in sharding.modules]
             styles = {module.module: module.style for module in modules}
             assert styles.pop("ffn.experts") == "experts"
             assert set(styles.values()) == {"on_part"}
@@ -483,11 +526,10 @@ INNER_SPLITS = {
 @pytest.mark.parametrize(
     "name", [name for name, (model, fix) in CASES.items() if model in INNER_SPLITS and "tp" in fix]
 )
-def test_weights_of_no_linear_layer_are_split(outcomes, name):
-    _, plans, _ = outcomes
+def test_weights_of_no_linear_layer_are_split(plans, name):
     splits = {
         module.module: {(each.name, each.dim, each.fused) for each in module.split}
-        for sharding in plans[name].shardings
+        for sharding in plans(name).shardings
         for module in sharding.modules
         if module.style == "inner"
     }
@@ -495,9 +537,8 @@ def test_weights_of_no_linear_layer_are_split(outcomes, name):
 
 
 @pytest.mark.parametrize("name", ["whole_rows-tp_2", "whole_rows-tp_2_sequence"])
-def test_what_lies_between_projections_is_split_only_where_a_rule_says_how(outcomes, name):
-    _, plans, _ = outcomes
-    plan = plans[name]
+def test_what_lies_between_projections_is_split_only_where_a_rule_says_how(plans, name):
+    plan = plans(name)
     leaving = {
         plan.units[unit]: (module.style, module.output_layout)
         for sharding in plan.shardings
