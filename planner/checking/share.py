@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from planner.checking.workers import ONE_THREAD, Seen, Workers, grown_evenly, reads_of
+from planner.codegen.emit import ALLOCATOR
 from planner.cost.step import StepPrice
 from planner.errors import RequestError
 from planner.framework.script import SCRIPT, framework_on_cluster
@@ -102,7 +103,7 @@ def check_shares(
         module=_WORKER,
         folder=folder,
         reads=reads_of(plan),
-        environment={"CUDA_VISIBLE_DEVICES": _first_gpu()} if on_gpu else {**ON_CPU, **ONE_THREAD},
+        environment=_on_gpu() if on_gpu else {**ON_CPU, **ONE_THREAD},
     )
     found = workers.one_by_one(jobs)
     shares = []
@@ -171,9 +172,11 @@ def _without_traffic(device: DeviceSpec) -> DeviceSpec:
     return replace(device, efficiency=freed, beside_traffic_fraction=1.0)
 
 
-def _first_gpu() -> str:
-    """The first of the GPUs that this process sees: the mesh of a script deals them out."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+def _on_gpu() -> dict[str, str]:
+    """The first of the GPUs that this process sees (the mesh of a script deals them out)."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    keeps = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)  # as scripts do
+    return {"PYTORCH_ALLOC_CONF": keeps, **os.environ, "CUDA_VISIBLE_DEVICES": first}
 
 
 def share_check(plan: Plan, price: StepPrice, rank: int, seen: Seen) -> ShareCheck:

@@ -40,6 +40,11 @@ MOST_BUILT_PARAMETERS = 1_000_000_000
 """Larger models are not built whole on every rank: each draws its own shards."""
 
 
+ALLOCATOR = "expandable_segments:True"
+"""How torch's allocator keeps the memory of a GPU: FSDP2's tensors leave holes in segments of fixed
+size, which hold gigabytes that nothing fits into."""
+
+
 def emit_script(
     plan: Plan, *, cluster: ClusterSpec | None = None, folder: Path | None = None
 ) -> str:
@@ -65,6 +70,7 @@ def emit_script(
         is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
         loads_data=user.loads_data,
         spans_nodes=cluster is None or cluster.num_nodes > 1,
+        on_gpus=cluster is None or not cluster.host_is_device,
         kinds=_kinds(plan, cluster),
     )
     return render(
@@ -87,6 +93,7 @@ def emit_script(
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         gradient_sums=_gradient_sums(plan),
         needs=needs,
+        allocator=ALLOCATOR,
         **_meshes(plan),
         **split_source(plan),
     )

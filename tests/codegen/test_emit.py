@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -157,13 +158,31 @@ def plain(case=GPT, *, cluster=ONE_NODE, has_scalars=False, has_groups=False):
     return names - {"train", "__init__"}, sum(text.count("\n") for text in own.values())
 
 
+@pytest.mark.parametrize(("name", "is_gpu"), [("h100-sxm", True), ("cpu", False)])
+def test_memory_of_gpus_is_kept_in_segments_that_grow(name, is_gpu):
+    """torch reads it when it is imported; what a user has set stays, by either name."""
+    cluster = load_cluster(name, gpus=2)
+    script = emit_script(make_plan(GPT, dp_shard=2), cluster=cluster, folder=FOLDER)
+    assert ("PYTORCH_ALLOC_CONF" in script) == is_gpu
+    if is_gpu:
+        head = script.partition("import torch\n")[0]
+        for given, kept in (
+            ({}, "expandable_segments:True"),
+            ({"PYTORCH_CUDA_ALLOC_CONF": "old"}, "old"),
+            ({"PYTORCH_ALLOC_CONF": "new", "PYTORCH_CUDA_ALLOC_CONF": "old"}, "new"),
+        ):
+            code = f"{head}\nprint(os.environ['PYTORCH_ALLOC_CONF'])"
+            done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True)
+            assert done.stdout.decode().strip() == kept
+
+
 def test_a_plain_layout_gets_what_it_runs_and_not_more():
     names, num_lines = plain()
     assert names == {
         *("checkpoint", "checkpoint_folders", "data", "log", "model", "options"),
         *("parallel_model", "part", "processes", "trees"),
     }
-    assert num_lines <= 1746
+    assert num_lines <= 1753
 
 
 def test_modules_go_along_where_the_model_or_the_devices_need_them():
