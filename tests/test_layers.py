@@ -117,6 +117,7 @@ ORDERS = {
     ),
     "graph/recording": (
         ("recording", "autocast", "choices", "flex_attention", "grouped_heads", "meta_results"),
+        ("held_names",),
         ("kernels", "work"),
         ("assumed", "refusals", "value_table"),
         ("known_values", "gradients", "raw_op"),
@@ -155,7 +156,7 @@ ORDERS = {
             "zero_bubble",
         ),
         ("attention", "held_stage", "pipeline", "unit_work", "work"),
-        ("shared_cores",),
+        ("memory_pieces", "shared_cores"),
         ("divided_backward", "fusion", "liveness", "tables", "unit_comm", "unit_parameters"),
         ("float8",),
         ("chunked_work", "node_pricing"),

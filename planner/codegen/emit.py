@@ -63,14 +63,13 @@ def emit_script(
     """
     _check(plan)
     user = model_files(plan.model, folder)
-    blocks = block_names(plan)
     recompute = _whole_recompute(plan) if plan.degrees.pp == 1 else ""
     needs = Needs(
         recomputes=bool(recompute),
         is_large=plan.model.num_parameters > MOST_BUILT_PARAMETERS,
         loads_data=user.loads_data,
         spans_nodes=cluster is None or cluster.num_nodes > 1,
-        on_gpus=cluster is None or not cluster.host_is_device,
+        allocator="" if cluster is not None and cluster.host_is_device else ALLOCATOR,
         kinds=_kinds(plan, cluster),
     )
     return render(
@@ -83,7 +82,7 @@ def emit_script(
         model_arguments=_model_arguments(plan.model, user),
         copies=user.provenance,
         expected=expected_source(plan, cluster),
-        blocks=_blocks_source(blocks),
+        blocks=_blocks_source(block_names(plan)),
         has_pp=plan.degrees.pp > 1,
         data_reads=read_sources(plan),
         has_choices=chooses_parameters(plan),
@@ -93,7 +92,6 @@ def emit_script(
         carries=any(stage.carried or stage.stream_output for stage in plan.stages),
         gradient_sums=_gradient_sums(plan),
         needs=needs,
-        allocator=ALLOCATOR,
         **_meshes(plan),
         **split_source(plan),
     )

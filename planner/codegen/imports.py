@@ -30,8 +30,8 @@ class Needs:
     """The model file may have a ``data_loader``."""
     spans_nodes: bool
     """Ranks lie on several nodes: where one is gone, torchrun ends those of its own node alone."""
-    on_gpus: bool
-    """Devices are GPUs, whose memory torch's allocator keeps."""
+    allocator: str
+    """How torch's allocator keeps the memory of GPUs; "" for CPUs."""
     kinds: tuple[tuple[str, int], ...] = ()
     """Kinds of device with their ranks, where there are several."""
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.cost.liveness import KernelMemory, loss_workspaces, unit_peaks
+from planner.cost.liveness import loss_workspaces, unit_peaks
+from planner.cost.memory_pieces import KernelMemory
 from planner.cost.op import OpWork
 from planner.cost.unit_comm import chunked_comm
 from planner.cost.unit_work import UnitWork
@@ -29,6 +30,7 @@ from planner.graph.operator_graph import OperatorGraph, OpNode
 from planner.runtime.layout import REPLICATE
 from planner.strategy.nodes import NodeStrategy
 from planner.strategy.problem import ShardingProblem
+from planner.vocabulary import Recomputation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,7 @@ class ChunkedLoss:
             inner=states | gradients,
             workspaces=loss_workspaces(graph, rows.backward_ops, sums, self._shares),
         )
-        peaks, _ = unit_peaks(graph, rows.forward_ops, rows.backward_ops, self._shares, beside)
+        found = unit_peaks(graph, rows.forward_ops, rows.backward_ops, self._shares, beside)
+        peaks = found[Recomputation.NONE]
         held = int(graph.values[logits].size_bytes * self._shares[product.id](logits))
         return max(peaks.forward_bytes, peaks.backward_bytes) + held

@@ -7,7 +7,8 @@ from planner.cost.attention import attention_works, score_bytes
 from planner.cost.divided_backward import waiting_gradient_bytes, waiting_ops
 from planner.cost.float8 import Float8Products, float8_products
 from planner.cost.fusion import Kernel, PointwiseFusion
-from planner.cost.liveness import KernelMemory, UnitPeaks, loss_workspaces, unit_peaks
+from planner.cost.liveness import UnitPeaks, loss_workspaces, unit_peaks
+from planner.cost.memory_pieces import KernelMemory
 from planner.cost.node_pricing import backward_ops_by_forward
 from planner.cost.op import OpWork
 from planner.cost.selective import kept_ops
@@ -33,7 +34,7 @@ from planner.cost.work import (
     unowned_work,
 )
 from planner.framework.spec import TORCH_KERNELS, KernelForms
-from planner.graph.analysis.retained import block_ops, recomputed_ops, saved_values
+from planner.graph.analysis.retained import block_ops, recomputed_ops, saved_values, stop_of
 from planner.graph.analysis.shared import passing_storages
 from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, UnitKind
 from planner.runtime.op_rules import ATTENTIONS
@@ -110,17 +111,13 @@ def _only(problem: ShardingProblem, part: Part) -> ShardingProblem:
 
 
 def _temporaries(
-    backward: str, peaks: Sequence[UnitPeaks], activations: Mapping[str, int], view: "_UnitView"
+    backward: str, peaks: Mapping[str, UnitPeaks], kept: Mapping[str, int], view: "_UnitView"
 ) -> dict[str, int]:
-    """Peak beyond what is kept; recomputation brings the whole unit back for its backward.
-
-    The second of the peaks is that where a checkpoint holds the unit's inputs meanwhile.
-    """
+    """Peak beyond what is kept; recomputation brings the whole unit back for its backward."""
     beside = view.score_bytes() + view.exchanged_bytes()
-    once, again = (max(p.forward_bytes, getattr(p, backward)) + beside for p in peaks)
-    highest = {Recomputation.NONE: once, Recomputation.FULL: again}
-    highest[Recomputation.SELECTIVE] = again + view.unread_cache_bytes()
-    return {kind: max(0, each - activations[kind]) for kind, each in highest.items()}
+    highest = {k: max(p.forward_bytes, getattr(p, backward)) + beside for k, p in peaks.items()}
+    highest[Recomputation.SELECTIVE] += view.unread_cache_bytes()
+    return {kind: max(0, each - kept[kind]) for kind, each in highest.items()}
 
 
 def _recompute(kind: str, view: "_UnitView", conversions: Conversions) -> RankWork:
@@ -208,12 +205,15 @@ class _UnitView:
             own = self._forward_kernels(self.problem.unit.forward_ops) + self._backward_kernels()
             for each in filter(self._float8.has, own):
                 found[each.op.id] = self._float8.held_bytes(each)
+        end = stop_of(self.graph, self.problem.unit)
         return KernelMemory(
             inner=inner,
             workspaces=found,
             gathered_again=self._gathered_again,
             copies_operands=self.kernels.copies_operands,
             enters_whole=not self.problem.boundary.is_shard,
+            names_hold=self._fusion is None,
+            stops_before=end if self.kernels.recompute_stops_early else None,
         )
 
     def _own_storage(self, value: int) -> int | None:

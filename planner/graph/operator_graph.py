@@ -1,7 +1,6 @@
 """The operator graph: every op of one forward and backward pass, as pure data.
 
-A graph belongs to one microbatch size and one sequence length. Nothing in it refers to torch:
-layers below read shapes, bytes and FLOPs only.
+A graph belongs to one microbatch size and one sequence length, and refers to nothing of torch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -51,8 +50,9 @@ class Storage:
     name: str = ""
     """First fully qualified name of a parameter or buffer, name of an input, else empty."""
     gradient_of: int | None = None
-    """For memory that backward makes: the forward value whose gradient it holds, None where it
-    is an intermediate. A part of a gradient, which autograd adds to others, counts as one."""
+    """Forward value whose gradient, or a part of it, it holds; None for other memory."""
+    named_until: int | None = None
+    """Last forward op that ran while the model's code still held it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """One traced training step as immutable data, and the operator graph made from it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -187,20 +188,10 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
                 requires_grad=table.requires_grad(position),
             )
         )
-    storages = [
-        Storage(
-            id=position,
-            size_bytes=entry.size_bytes,
-            kind=entry.kind,
-            name=entry.name,
-            gradient_of=entry.gradient_of,
-        )
-        for position, entry in enumerate(table.storages)
-    ]
     return Recording(
         microbatch_size=microbatch_size,
         tokens_per_sample=_tokens_per_sample(batch, microbatch_size),
-        storages=tuple(storages),
+        storages=tuple(_storages(recorder)),
         values=tuple(values),
         ops=tuple([_freeze_op(position, op) for position, op in enumerate(recorder.ops)]),
         parameters=_parameters(recorder, module),
@@ -220,6 +211,18 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         draws=tuple(recorder.draws),
         called_again=tuple(recorder.called_again),
     )
+
+
+def _storages(recorder: Recorder) -> Iterator[Storage]:
+    for position, entry in enumerate(recorder.table.storages):
+        yield Storage(
+            id=position,
+            size_bytes=entry.size_bytes,
+            kind=entry.kind,
+            name=entry.name,
+            gradient_of=entry.gradient_of,
+            named_until=recorder.named_until.get(position),
+        )
 
 
 def _freeze_op(position: int, op: RawOp) -> OpNode:

@@ -41,6 +41,7 @@ CASES = [
     ("turned", STREAM_SPLIT, "full"),
     ("own", {"tp": 2}, "selective"),
     ("plain", STREAM_SPLIT, "full"),
+    ("named", {}, "full"),
 ]
 LAYOUTS = [
     *itertools.product([{}, {"tp": 2}], ["none", "selective", "full"]),
@@ -50,7 +51,8 @@ LAYOUTS = [
 """Without recomputation the last forward decides under the last: 2% more, what a module is handed
 and no op keeps is there until it returns."""
 
-ALL = [(kind, *layout) for kind in ("plain", "turned", "own") for layout in LAYOUTS]
+KINDS = ("plain", "turned", "own", "named")
+ALL = [(kind, *layout) for kind in KINDS for layout in LAYOUTS]
 MORE = [pytest.param(*case, marks=pytest.mark.bench) for case in ALL if case not in CASES]
 
 
@@ -62,16 +64,18 @@ def test_blocks_hold_what_is_planned(kind, fix, recompute, tmp_path):
 
 
 def test_parts_are_left_when_modules_end(tmp_path):
-    """Not when both are added: 4.6% too much. A name for what both read is not planned."""
+    """Not when both are added: 4.6% too much. And a recomputation runs no further than it must."""
     model, to = f"{BLOCKS}:beside", {"cluster": "h100-sxm", "dtype": "float32"}
     off = error(tmp_path / "plan", model, samples=16, recompute="full", fix=STREAM_SPLIT, **to)
-    assert abs(off) <= 0.03
+    assert abs(off) <= 0.01
 
 
 @pytest.mark.parametrize(
     ("model_type", "dtype", "fix"),
     [
         ("phi", "float64", STREAM_SPLIT),  # 7% where modules shared a gathered gradient
+        # -24% where names hold nothing; what is left, the next block is handed
+        ("cpmant", "float64", {}),
         ("gpt2", "bfloat16", {"tp": 2, "sequence_parallel": False}),  # -6%: began with parts
     ],
 )

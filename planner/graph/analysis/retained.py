@@ -116,6 +116,13 @@ def recomputed_ops(graph: OperatorGraph, unit: Unit, recomputation: str) -> tupl
     return tuple(op.id for op in again)
 
 
+def stop_of(graph: OperatorGraph, unit: Unit) -> int | None:
+    """Forward op at which recomputing a unit's whole block stops, None where it runs to its end."""
+    ops = block_ops(unit)
+    num_again = len(recomputed_ops(graph, unit, Recomputation.FULL))
+    return ops[num_again] if num_again < len(ops) else None
+
+
 def retained_storages(graph: OperatorGraph, recomputation: str | Sequence[str]) -> frozenset[int]:
     """Storages of activations that the whole model keeps between forward and backward.
 

@@ -4,7 +4,7 @@ A dispatch mode sees each ATen op below autograd, so that the graph is what a tr
 executes: composite ops are split, backward is autograd's own. Tensors live on the meta device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from planner.graph.operator_graph import Phase, StorageKind
 from planner.graph.recording import work
 from planner.graph.recording.data_reads import DataReads, has_mask
 from planner.graph.recording.gradients import Gradients
+from planner.graph.recording.held_names import HeldNames
 from planner.graph.recording.known_values import KnownValues
 from planner.graph.recording.meta_results import MetaResults
 from planner.graph.recording.raw_op import (
@@ -64,7 +65,10 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         """Modules that run in the backward pass."""
         """In order of entry, None while a call is open."""
         self.known = KnownValues()
-        self.table = ValueTable(self.known.observe_renewal)
+        self._names = HeldNames()
+        self.named_until: Mapping[int, int] = {}
+        """Of a storage that code holds beyond its use: the last op before which it did."""
+        self.table = ValueTable(self.known.observe_renewal, self._names)
         self.data = DataReads(self.table, self.known, hints, lambda: len(self.ops))
         self.real_tensors = RealTensors(self.table, self.known)
         self._gradients = Gradients(self.table)
@@ -205,6 +209,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         for value in self._pending_saves:
             self._attribute_late(value)
         self._pending_saves = []
+        self.named_until = self._names.last_ops()
         self.phase = Phase.BACKWARD
         self.data.again = True
         self._gradients.watch()
@@ -228,6 +233,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         kwargs = kwargs or {}
         kind = op_kind(func)
         keep = self.phase is Phase.FORWARD
+        self._names.before(len(self.ops), forward=keep)
         tensors = tensors_in((*args, *kwargs.values()) if kwargs else args, [])
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _META}

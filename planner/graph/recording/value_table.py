@@ -8,6 +8,7 @@ from torch import Tensor
 
 from planner.graph import torch_private
 from planner.graph.operator_graph import StorageKind
+from planner.graph.recording.held_names import HeldNames
 
 ViewKey = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 
@@ -52,11 +53,12 @@ class ValueTable:
     as results of the last op that wrote to it, when they are read again.
     """
 
-    def __init__(self, on_renewal: Renewal) -> None:
+    def __init__(self, on_renewal: Renewal, names: HeldNames) -> None:
         """Make an empty table.
 
         Args:
             on_renewal: Called when a view is read again after its memory has changed.
+            names: Watches the tensors that are kept.
         """
         self.storages: list[StorageEntry] = []
         self.keys: list[ViewKey] = []
@@ -72,6 +74,7 @@ class ValueTable:
         self._writes: dict[int, list[MemoryWrite]] = {}
         self._writes_seen: dict[int, int] = {}
         self._on_renewal = on_renewal
+        self._names = names
 
     def register(self, tensor: Tensor, kind: StorageKind, name: str) -> int:
         """Make a value for a tensor that exists before the step."""
@@ -194,6 +197,9 @@ class ValueTable:
         self._by_object[id(tensor)] = value
         if self._tensors[value] is not tensor:
             self._twins.append(tensor)
+        storage = self.keys[value][0]
+        if self.storages[storage].kind is StorageKind.ACTIVATION:
+            self._names.watch(storage, tensor)
 
     def _key(self, tensor: Tensor, kind: StorageKind) -> ViewKey:
         handle, address = torch_private.storage_key(tensor)

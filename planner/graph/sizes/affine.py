@@ -203,6 +203,7 @@ def _grown_storage(storage: Storage, growth_bytes: int, steps: int) -> Storage:
         kind=storage.kind,
         name=storage.name,
         gradient_of=storage.gradient_of,
+        named_until=storage.named_until,
     )
 
 

@@ -30,6 +30,7 @@ from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import ClusterSpec
 from planner.pricing.choice import ShardingChoice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
+from planner.vocabulary import Recomputation
 
 VOCABULARY = 128
 """Of the models of ``examples`` as they are built here."""
@@ -119,7 +120,7 @@ def weight_gradient_bytes(graph: OperatorGraph) -> int:
     unit = graph.units[BLOCK]
     forward, backward = unit.forward_ops, unit.backward_ops
     shares = dict.fromkeys(forward, Shares())
-    without, _ = unit_peaks(graph, forward, backward, shares)
+    without = unit_peaks(graph, forward, backward, shares)[Recomputation.NONE]
     moments = [*moments_of(graph, forward), *moments_of(graph, backward)]
     last = {piece: at for at, moment in enumerate(moments) for piece in moment.touched}
     for value in saved_values(graph, forward):
