@@ -43,14 +43,7 @@ CASES = [
     ("plain", STREAM_SPLIT, "full"),
     ("named", {}, "full"),
 ]
-LAYOUTS = [
-    *itertools.product([{}, {"tp": 2}], ["none", "selective", "full"]),
-    (STREAM_SPLIT, "selective"),
-    (STREAM_SPLIT, "full"),
-]
-"""Without recomputation the last forward decides under the last: 2% more, what a module is handed
-and no op keeps is there until it returns."""
-
+LAYOUTS = [*itertools.product([{}, {"tp": 2}, STREAM_SPLIT], ["none", "selective", "full"])]
 KINDS = ("plain", "turned", "own", "named")
 ALL = [(kind, *layout) for kind in KINDS for layout in LAYOUTS]
 MORE = [pytest.param(*case, marks=pytest.mark.bench) for case in ALL if case not in CASES]
