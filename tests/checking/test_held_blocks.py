@@ -67,8 +67,7 @@ def test_parts_are_left_when_modules_end(tmp_path):
     ("model_type", "dtype", "fix"),
     [
         ("phi", "float64", STREAM_SPLIT),  # 7% where modules shared a gathered gradient
-        # -24% where names hold nothing; what is left, the next block is handed
-        ("cpmant", "float64", {}),
+        ("cpmant", "float64", {}),  # -24%: names held nothing
         ("gpt2", "bfloat16", {"tp": 2, "sequence_parallel": False}),  # -6%: began with parts
     ],
 )
