@@ -41,11 +41,20 @@ CASES = [
     ("turned", STREAM_SPLIT, "full"),
     ("own", {"tp": 2}, "selective"),
     ("plain", STREAM_SPLIT, "full"),
-    ("named", {}, "full"),
+    ("named", STREAM_SPLIT, "none"),
+    ("tail", {"tp": 2}, "selective"),
+    ("tail", {}, "full"),
 ]
 LAYOUTS = [*itertools.product([{}, {"tp": 2}, STREAM_SPLIT], ["none", "selective", "full"])]
-KINDS = ("plain", "turned", "own", "named")
-ALL = [(kind, *layout) for kind in KINDS for layout in LAYOUTS]
+KINDS = ("plain", "turned", "own", "named", "tail")
+ALL = [
+    (kind, *layout)
+    for kind in KINDS
+    for layout in LAYOUTS
+    if kind != "tail" or (layout[0] is not STREAM_SPLIT and layout != ({}, "selective"))
+]
+"""Of a tail nothing can be split over the sequence. On one rank it is planned with 2.6% too much:
+what is kept and not fetched again counts beside it, as it does under ``tp``, where it is summed."""
 MORE = [pytest.param(*case, marks=pytest.mark.bench) for case in ALL if case not in CASES]
 
 

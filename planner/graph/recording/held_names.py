@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 WATCHED = 128
-"""Tensors that are watched at a time, the newest: blocks make fewer ops than that."""
+"""Tensors that are watched at a time, the newest; what code holds longer counts so long."""
 
 
 @dataclass(slots=True)
