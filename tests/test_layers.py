@@ -39,8 +39,11 @@ LAYERS = (
 
 ORDERS = {
     "runtime": (
-        (*("float64_groups", "layout", "meshes", "processes", "stored_order", "trees"),),
-        ("answers", "mesh_order", "promise", "unread"),
+        (
+            *("collectives", "float64_groups", "layout", "meshes", "processes", "stored_order"),
+            "trees",
+        ),
+        ("answers", "mesh_order", "promise", "traced_collectives", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("device_kinds", "own_experts", "split_tensor", "streams"),
@@ -63,7 +66,7 @@ ORDERS = {
         ),
         ("gradients", "recompute"),
         ("split_attention", "split_decisions", "split_part", "stand_ins"),
-        ("split_ops",),
+        ("split_compiled", "split_ops"),
         (
             *("expert_mesh", "parallel_model", "split_chunks", "split_float8", "split_loss"),
             "stages",
@@ -233,6 +236,7 @@ ORDERS = {
         ("expected", "model_files", "reads"),
         ("imports", "splits"),
         ("emit", "kernels"),
+        ("split_trial",),
         ("trial",),
         ("files",),
     ),
@@ -327,6 +331,7 @@ ONLY_IN = {
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
         *(
             "codegen/kernels.py",
+            "codegen/split_trial.py",
             "codegen/trial.py",
             "codegen/undrawn.py",
             "validation/pricing/models.py",

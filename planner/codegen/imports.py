@@ -72,9 +72,10 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
     data = ("loaders", "Data") if needs.loads_data else ("data", "drawn_microbatches")
     chunks = "split_chunks" if plan.degrees.splits_modules else "chunked_loss"
     products = "split_float8" if plan.degrees.sample_ranks > 1 else "float8"
+    compiles_parts = plan.compile and plan.degrees.splits_modules
     wanted = (
         (True, data),
-        (needs.recomputes, ("recompute", "recompute_activations")),
+        (needs.recomputes and not compiles_parts, ("recompute", "recompute_activations")),
         (needs.spans_nodes, ("lost_ranks", "lost_ranks_end_all")),
         (bool(needs.kinds), ("device_kinds", "check_devices")),
         (needs.is_large, ("first_weights", "build_deferred", "parameters_on_meta")),
@@ -82,7 +83,8 @@ def _needed_imports(plan: Plan, needs: Needs) -> dict[str, set[str]]:
         (plan.model.has_groups, ("float64_groups", "allow_float64_groups")),
         (plan.loss_chunks > 1, (chunks, "take_loss_in_chunks")),
         (plan.float8, (products, "multiply_in_float8")),
-        (plan.compile, ("compiled", "compile_blocks")),
+        (plan.compile and not compiles_parts, ("compiled", "compile_blocks")),
+        (compiles_parts, ("split_compiled", "compile_split_blocks")),
         (plan.cpu_offload, ("offload", "keep_on_host")),
         (plan.keeps_inputs_on_host, ("host_inputs", "inputs_on_host")),
         (bool(read_sources(plan)), ("known_data", "DataRead")),

@@ -24,14 +24,12 @@ def split_source(plan: Plan) -> dict[str, object]:
         "splits": [_axis_split(plan, axis) for axis in axes],
         "ep": plan.degrees.ep,
         "sequence_dim": plan.sequence_dim if plan.splits_stream else None,
-        "stream_axes": " and ".join(axis for axis in axes if _splits_stream(plan, axis)),
-        "stream_parts": " * ".join(
-            f'MESH["{axis}"]' for axis in axes if _splits_stream(plan, axis)
-        ),
+        "stream_axes": " and ".join(axis for axis in axes if splits_stream(plan, axis)),
+        "stream_parts": " * ".join(f'MESH["{axis}"]' for axis in axes if splits_stream(plan, axis)),
     }
 
 
-def _splits_stream(plan: Plan, axis: Axis) -> bool:
+def splits_stream(plan: Plan, axis: Axis) -> bool:
     """Whether an axis splits the sequence of what flows between blocks."""
     return axis is Axis.CP or (axis is Axis.TP and plan.sequence_parallel)
 
@@ -51,7 +49,7 @@ def _axis_split(plan: Plan, axis: Axis) -> dict[str, object]:
         "mesh": f"{mesh.get(axis, 'mesh')}[{quote(axis)}]",
         "over": f"SplitAxis({quote(axis)}, {size}{', EXPERT_RANKS' * shares})",
         "shares": shares,
-        "sequence": "SEQUENCE_DIM" if _splits_stream(plan, axis) else "None",
+        "sequence": "SEQUENCE_DIM" if splits_stream(plan, axis) else "None",
         "block_groups": _block_groups(plan, axis),
         "outer_modules": _outer_modules(plan, axis),
     }

@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_map_only
 
 from planner.codegen.emit import blocks_of_stage
 from planner.codegen.kernels import KernelTrial
+from planner.codegen.split_trial import draw_graphs
 from planner.codegen.undrawn import undrawn_model
 from planner.errors import CodegenError
 from planner.graph.loading.loaded_model import default_dtype
 from planner.graph.loading.user_module import ImportScope
 from planner.plan.types import Plan, StagePlan
 from planner.runtime.anatomy import Anatomy, examine, meta_twin, run_on_meta
+from planner.runtime.dry_run import DryRun
 from planner.runtime.float64_groups import allow_float64_groups
 from planner.runtime.known_data import DataRead, KnownData
 from planner.runtime.model import UserModel, run_model, user_module
@@ -145,11 +147,17 @@ class ModelTrial:
             return
 
     def compile(self) -> None:
-        """Trace the blocks as torch.compile does, the first of each class.
+        """Trace the blocks as torch.compile does, the first of each class, or as they are split.
 
         Raises:
             CodegenError: One is not traced in one graph.
         """
+        if self._plan.degrees.splits_modules:
+            with self._model() as (model, user):
+                microbatch = user.example_batch(self._plan.microbatch_size)
+                looked_at = model, user, self._blocks, microbatch, self._dtype, self._reads
+                draw_graphs(self._plan, DryRun.of(*looked_at))
+            return
         arguments: dict[str, tuple[Args, Kwargs]] = {}
         with self._model() as (model, user):
             microbatch = self._microbatch(user)[0]

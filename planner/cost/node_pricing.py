@@ -44,6 +44,8 @@ class RankSpec:
     """Linear layers of blocks multiply in float8, none of them compiled."""
     splits_ops: bool = False
     """Ops run on parts of tensors, over tp or cp."""
+    compiled: bool = False
+    """Blocks run compiled: the host issues kernels, whatever was split or is recomputed."""
     collective_host_s: float = 0.0
     """Time that the host takes to issue one collective, beyond that of any op."""
     network_host_s: float = 0.0

@@ -162,6 +162,7 @@ def rank_spec(
         second_group=axis_group(cluster, degrees, degrees.second_axis, order),
         host=cluster.host,
         splits_ops=degrees.tp * degrees.cp > 1,
+        compiled=configuration.compile,
         collective_host_s=framework.collective_host_s,
         network_host_s=framework.collective_host_s * degrees.tp * by_rank,
     )

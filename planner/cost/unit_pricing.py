@@ -128,7 +128,8 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
 def _recompute(work: UnitWork, kind: str, rank: RankSpec, forward_s: float) -> Recompute:
     """Price what runs again, and what the forward takes longer than ``forward_s`` under it."""
     again = work.recompute[kind]
-    more_s = rank.device.selective_dispatch_s if kind == Recomputation.SELECTIVE else 0.0
+    is_selective = kind == Recomputation.SELECTIVE and not rank.compiled
+    more_s = rank.device.selective_dispatch_s if is_selective else 0.0
     compute_s, again_comm_s = _pass_s(again, rank, more_s=more_s)
     if more_s:
         compute_s += _pass_s(work.forward, rank, more_s=more_s)[0] - forward_s
@@ -164,7 +165,7 @@ def _pass_s(work: RankWork, rank: RankSpec, *, more_s: float = 0.0) -> tuple[flo
     """
     kernels_s = sum(op_s(op, rank.device, rank.dtype) for op in work.ops)
     collectives_s = sum(comm_s(comm, rank) for comm in work.comm)
-    split_s = rank.device.split_dispatch_s if rank.splits_ops else 0.0
+    split_s = rank.device.split_dispatch_s if rank.splits_ops and not rank.compiled else 0.0
     each_s = rank.device.host_dispatch_s + split_s + more_s
     issued_s = (len(work.ops) + len(work.comm)) * each_s
     if rank.tp_group.num_ranks > 1:

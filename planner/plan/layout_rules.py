@@ -185,10 +185,9 @@ def _split_modules(plan: Plan) -> Iterator[str]:
 
 
 def _whole_modules(plan: Plan) -> Iterator[str]:
-    """Compiled blocks are split over no axis."""
-    degrees, axis = plan.degrees, plan.degrees.split_axis
-    if degrees.splits_modules and plan.compile:
-        yield f"{axis} is {getattr(degrees, axis)}, but blocks are compiled"
+    """Compiled blocks have all of their experts."""
+    if plan.degrees.ep > 1 and plan.compile:
+        yield f"ep is {plan.degrees.ep}, but blocks are compiled"
     if plan.sequence_dim != SEQUENCE_DIM:
         yield f"sequence_dim is {plan.sequence_dim}, not {SEQUENCE_DIM}"
 

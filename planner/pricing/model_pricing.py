@@ -121,6 +121,7 @@ class ModelPricer:
             host=self.cluster.host,
             float8=choice.float8,
             splits_ops=choice.ranks > 1 and not choice.over.is_inside_blocks,
+            compiled=choice.compile,
             collective_host_s=self._collective_host_s,
         )
 

@@ -12,11 +12,15 @@ def compile_blocks(part: Part) -> None:
     """Compile the forward of each block, with what of it backward computes again.
 
     Gathering parameters stays outside. Python between kernels that cannot be compiled is an error
-    and not a block that runs as written: its time was planned without it. Blocks of one class share
-    a cache, so that as many variants are allowed as there are blocks.
+    and not a block that runs as written: its time was planned without it.
     """
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _VARIANTS * len(part.blocks))
-    config.fail_on_recompile_limit_hit = True
+    allow_variants(len(part.blocks))
     for _, block in part.block_items():
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+
+
+def allow_variants(blocks: int) -> None:
+    """Let blocks of one class, which share a cache, be compiled once each; more is an error."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _VARIANTS * blocks)
+    config.fail_on_recompile_limit_hit = True

@@ -95,6 +95,15 @@ class PlannedReads(TorchFunctionMode):
 
         return go_back
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Answer nothing inside it, where what is compiled is; it is the mode entered last."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Tree:

@@ -4,6 +4,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,10 @@ class ModuleSharding:
     """Layout that the output leaves with."""
 
 
+BlockShardings: TypeAlias = Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]]
+"""Positions of blocks that compute alike, and how modules of each of them run."""
+
+
 @dataclass(frozen=True, slots=True)
 class AxisShardings:
     """How modules run over one axis."""
@@ -50,8 +55,8 @@ class AxisShardings:
     """The axis."""
     sequence_dim: int | None
     """Dim of the stream that is split inside blocks (over cp everywhere), None for none."""
-    blocks: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]] = ()
-    """Positions of blocks, and what holds for each of them."""
+    blocks: BlockShardings = ()
+    """What holds for blocks."""
     outer: Sequence[ModuleSharding] = ()
     """What holds for modules outside the blocks."""
 

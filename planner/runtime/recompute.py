@@ -72,17 +72,26 @@ def recompute_activations(
     """
     if not modes:
         return
-    contexts = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
-    options: dict[str, dict[str, Any]] = {"full": {}, "selective": {"context_fn": contexts}}
     for (path, block), mode in zip(part.block_items(), modes, strict=True):
+        options = checkpoint_options(mode)
         if mode == "none":
             continue
-        if mode not in options:
-            raise ValueError(f"{path}: {mode!r} is not one of none, selective, full")
         names = [n.removeprefix(f"{path}.") for n in changed_buffers if n.startswith(f"{path}.")]
         again = functools.partial(as_at_first, block, names)
         own = keep if mode == "full" else None
-        block.forward = functools.partial(_recomputed, block.forward, options[mode], again, own)
+        block.forward = functools.partial(_recomputed, block.forward, options, again, own)
+
+
+def checkpoint_options(mode: str) -> dict[str, Any]:
+    """Say how a checkpoint keeps what selective recomputation keeps, full or none.
+
+    Raises:
+        ValueError: An unknown word.
+    """
+    if mode not in ("none", "selective", "full"):
+        raise ValueError(f"{mode!r} is not one of none, selective, full")
+    contexts = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
+    return {"context_fn": contexts} if mode == "selective" else {}
 
 
 _Places = Sequence[tuple[nn.Module, str]]

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .collectives import Collectives
 from .layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Layout
 from .promise import Promise
 from .trees import Args, Function, Kwargs, Tree, alias_of
@@ -32,20 +33,16 @@ class Ranks:
     """None in a dry run, where nothing but shapes is known."""
     level: int = 0
     """0 where their parts are plain tensors, 1 where they may be split over ranks of level 0."""
+    collectives: ClassVar[Collectives] = Collectives()
+    """How they are called; ``split_compiled`` has others."""
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Return the sum over ranks, or what else ``op`` says."""
-        result = tensor.clone(memory_format=torch.contiguous_format)
-        if self.group is not None:
-            dist.all_reduce(result, op=op, group=self.group)
-        return result
+        return self.collectives.all_reduce(tensor, op, self.group)
 
     def gathered(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return the whole of a tensor from its parts."""
-        parts = tensor.new_empty((self.size, *tensor.shape))
-        if self.group is not None:
-            flat = parts.view(-1)
-            dist.all_gather_single(flat, tensor.contiguous().view(-1), group=self.group)
+        parts = self.collectives.all_gather(tensor, self.size, self.group)
         dim, shape = layout.dim, tensor.shape
         pieces = parts.view(
             self.size, *shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]
@@ -55,9 +52,7 @@ class Ranks:
     def scattered(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return this rank's part of the sum over ranks."""
         pieces = self._pieces(tensor, layout).movedim(layout.dim + 1, 0).contiguous()
-        part = torch.empty_like(pieces[0])
-        if self.group is not None:
-            dist.reduce_scatter_single(part.view(-1), pieces.view(-1), group=self.group)
+        part = self.collectives.reduce_scatter(pieces, self.group)
         return part.flatten(layout.dim, layout.dim + 1)
 
     def exchanged(self, tensor: Tensor, source: Layout, target: Layout) -> Tensor:
@@ -65,9 +60,7 @@ class Ranks:
         if source.outer > 1 or target.outer > 1:
             return self.part(self.gathered(tensor, source), target)
         pieces = self._pieces(tensor, target).movedim(target.dim + 1, 0).contiguous()
-        received = torch.empty_like(pieces)
-        if self.group is not None:
-            dist.all_to_all_single(received.view(-1), pieces.view(-1), group=self.group)
+        received = self.collectives.all_to_all(pieces, self.group)
         parts = received.flatten(target.dim + 1, target.dim + 2)
         return parts.movedim(0, source.dim).flatten(source.dim, source.dim + 1)
 
@@ -201,7 +194,7 @@ def _moved(local: Tensor, source: Layout, target: Layout, ranks: Ranks) -> Tenso
         # A view would keep the whole tensor for as long as the part.
         local = ranks.part(local, target).clone(memory_format=torch.contiguous_format)
     else:
-        local = local.new_empty(0).set_(local)  # type: ignore[call-overload]
+        local = alias_of(local)
     if target == PARTIAL and source != PARTIAL:
         local = local if ranks.rank == 0 else torch.zeros_like(local)
     return local

@@ -31,7 +31,7 @@ from .experts import Experts
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, Layout, SplitAxis, shard
 from .meshes import local_tensor
-from .module_edge import ModuleEdge, ModuleSharding, Stream, holder_of
+from .module_edge import BlockShardings, ModuleEdge, ModuleSharding, Stream, holder_of
 from .split_attention import allow_split_tokens
 from .split_loss import allow_split_vocabulary
 from .split_part import SplitPart
@@ -123,13 +123,13 @@ class TensorParallel:
 
     def apply(
         self,
-        block_shardings: Sequence[tuple[Sequence[int], Sequence[ModuleSharding]]],
+        block_shardings: BlockShardings,
         outer_shardings: Sequence[ModuleSharding],
     ) -> None:
         """Shard the blocks and outer modules, and split the stream between them.
 
         Args:
-            block_shardings: Positions of blocks and what holds for each of them.
+            block_shardings: What holds for blocks.
             outer_shardings: What holds for modules outside the blocks.
         """
         allow_split_vocabulary()

@@ -56,7 +56,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
         virtual_stages=1,
         reshard_after_forward=degrees.pp == 1,
         sequence_parallel=degrees.tp > 1,
-        compile=space.request.fixed.compile and degrees.tp == 1,
+        compile=space.request.fixed.compile,
         float8=space.request.fixed.float8,
         loss_chunks=space.request.fixed.loss_chunks,
         cpu_offload=space.request.fixed.cpu_offload,

@@ -26,14 +26,13 @@ def recomputation_rule(facts: ModelFacts, fixed: FixedValues) -> BrokenRule | No
 
 
 def compile_rule(degrees: ParallelDegrees, fixed: FixedValues) -> BrokenRule | None:
-    """Refuse to compile split blocks: torch.compile does not trace how they run."""
-    if not fixed.compile or not degrees.splits_modules:
+    """Refuse to compile blocks whose experts ranks share: how many rows go where is data."""
+    if not fixed.compile or degrees.ep == 1:
         return None
-    axis = degrees.split_axis
     return BrokenRule(
-        rule=f"compile with {axis}",
-        detail=f"compile=true with {axis} {getattr(degrees, axis)}: torch.compile does not trace "
-        f"tensors that look whole and are split over ranks; {axis} can be 1, or compile false",
+        rule="compile with ep",
+        detail=f"compile=true with ep {degrees.ep}: how many rows each rank sends is known when a "
+        "step runs, and a graph of ops has fixed sizes; ep can be 1, or compile false",
     )
 
 

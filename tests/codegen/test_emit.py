@@ -323,6 +323,7 @@ def test_runtime_is_copied_as_it_is_and_knows_nothing_of_the_planner():
         make_plan(GPT, pp=2, tp=2, sequence_parallel=True, num_parameters=2 * 10**9),
         changed(make_plan(GPT, dp_shard=2), compile=True, float8=True),
         changed(make_plan(GPT, tp=2), float8=True),
+        changed(make_plan(GPT, tp=2, recompute=("full",) * 8), compile=True),
         on_host(make_plan(GPT, dp_shard=2)),
         changed(
             make_plan(GPT, dp_shard=2, recompute=("full",) * 8),

@@ -187,6 +187,13 @@ def test_ops_on_parts_and_of_selective_blocks_take_the_host_longer():
         )
 
 
+def test_compiled_blocks_take_the_host_as_long_whatever_is_split_or_kept():
+    block, alone = counted(tp=4).units[2], rank_of(tp=4, host_s=1.0)
+    device = replace(alone.device, split_dispatch_s=2.0, selective_dispatch_s=0.5)
+    unit = price_unit(block, replace(alone, device=device, splits_ops=True, compiled=True))
+    assert unit == price_unit(block, alone)
+
+
 def test_a_fast_host_is_not_waited_for():
     assert price_unit(counted().units[2], rank_of(host_s=1e-9)) == price_unit(
         counted().units[2], rank_of()

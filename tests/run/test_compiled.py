@@ -16,6 +16,8 @@ from planner.checking.check import check_plan
 from planner.errors import CodegenError, RequestError
 
 MODEL = Path(__file__).with_name("compiled_mlp.py")
+SPLIT = Path(__file__).with_name("compiled_llama.py")
+EXPERTS = Path(__file__).with_name("routed_experts.py")
 
 
 def estimated(fix, *, model=str(MODEL), **options):
@@ -25,28 +27,42 @@ def estimated(fix, *, model=str(MODEL), **options):
     )
 
 
+def trained_alike(root, model, layouts, call):
+    """Train a model in some layouts, one after the other, and on one process."""
+    jobs = []
+    for name, fix in layouts.items():
+        folder = root / name
+        estimated({"compile": True, **fix}, model=str(model)).save(folder)
+        assert call in (folder / "train.py").read_text()
+        extra = ("--evaluate-every", "2")
+        jobs.append((folder, arguments_of(folder, extra=() if "pp" in fix else extra)))
+    run_jobs(jobs, num_processes=2)
+    first = root / next(iter(layouts))
+    run_jobs([(first, arguments_of(first, name="reference", extra=("--reference",)))])
+    expected = outcome_of(first, name="reference")
+    for name in layouts:
+        found = outcome_of(root / name)
+        assert largest_difference(found.losses, expected.losses) < 1e-8
+        assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-8
+        assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+
+
 @pytest.mark.run
 def test_compiled_blocks_train_as_on_one_process(tmp_path):
     layouts = {
         "zero_3": {"dp_shard": 2, "activation_checkpointing": "full"},
         "pipeline": {"pp": 2, "schedule": "1F1B", "activation_checkpointing": "selective"},
     }
-    jobs = []
-    for name, fix in layouts.items():
-        folder = tmp_path / name
-        estimated({"compile": True, **fix}).save(folder)
-        assert "compile_blocks(part)" in (folder / "train.py").read_text()
-        extra = ("--evaluate-every", "2") if name == "zero_3" else ()
-        jobs.append((folder, arguments_of(folder, extra=extra)))
-    run_jobs(jobs, num_processes=2)
-    first = tmp_path / "zero_3"
-    run_jobs([(first, arguments_of(first, name="reference", extra=("--reference",)))])
-    expected = outcome_of(first, name="reference")
-    for name in layouts:
-        found = outcome_of(tmp_path / name)
-        assert largest_difference(found.losses, expected.losses) < 1e-8
-        assert largest_difference(found.grad_norms, expected.grad_norms) < 1e-8
-        assert largest_weight_difference(found.weights, expected.weights) < 1e-8
+    trained_alike(tmp_path, MODEL, layouts, "compile_blocks(part)")
+
+
+@pytest.mark.run
+def test_compiled_blocks_that_are_split_train_as_on_one_process(tmp_path):
+    layouts = {
+        "tensors": {"tp": 2, "sequence_parallel": True, "activation_checkpointing": "selective"},
+        "context": {"cp": 2, "activation_checkpointing": "full"},
+    }
+    trained_alike(tmp_path, SPLIT, layouts, "compile_split_blocks(")
 
 
 def test_fewer_kernels_take_less_time_and_memory():
@@ -62,9 +78,18 @@ def test_what_is_not_traced_is_refused_before_a_script_is_written(tmp_path):
     assert not (tmp_path / "broken").exists()
 
 
-def test_split_blocks_are_not_compiled():
-    with pytest.raises(RequestError, match="compile=true with tp 2"):
-        estimated({"compile": True, "tp": 2})
+def test_what_torch_draws_no_graph_of_is_refused_before_a_script_is_written(tmp_path):
+    fix = {"tp": 2, "sequence_parallel": True, "compile": True}
+    result = estimated(fix, model=f"{SPLIT}:build_branching")
+    with pytest.raises(CodegenError, match=r"draws no graph of layers\.0 as it is split: .*cumsum"):
+        result.save(tmp_path / "branching")
+    assert not (tmp_path / "branching").exists()
+    estimated({**fix, "compile": False}, model=f"{SPLIT}:build_branching").save(tmp_path / "plain")
+
+
+def test_blocks_whose_experts_ranks_share_are_not_compiled():
+    with pytest.raises(RequestError, match="compile=true with ep 2"):
+        estimated({"compile": True, "dp_shard": 2, "ep": 2}, model=str(EXPERTS))
 
 
 def test_a_framework_computes_as_its_profile_says():

@@ -67,7 +67,8 @@ def _config(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
 
 def share_cases() -> list[ShareCase]:
     """List all."""
-    groups = [list(_first()), list(_dense()), list(_others()), list(_modes())]
+    groups = [list(_first()), list(_dense()), list(_others()), list(_modes()), list(_compiled())]
+    groups.append(list(_kept_aside()))
     places = [
         (index / len(group), number, case)
         for number, group in enumerate(groups)
@@ -173,6 +174,41 @@ def _modes() -> Iterator[ShareCase]:
     yield _llama("8b-float8-tp2", "8b", 8, 4, 4096, _fix("none", **float8))
     yield _llama("8b-compiled-full", "8b", 8, 8, 8192, _fix("full", compile=True, dp_shard=8))
     yield _gpt("gpt-1.3b-compiled", "1_3b", 1, 8, 2048, _fix("none", 4, compile=True))
+
+
+def _compiled() -> Iterator[ShareCase]:
+    """Split blocks, compiled."""
+    split = {"tp": 2, "dp_shard": 4, "sequence_parallel": True, "compile": True}
+    yield _llama("8b-tp2-compiled-none", "8b", 8, 4, 4096, _fix("none", **split))
+    split = {"tp": 8, "dp_shard": 16, "sequence_parallel": True, "compile": True}
+    yield _llama("70b-tp8-compiled-full", "70b", 128, 16, 4096, _fix("full", **split))
+    long = {"cp": 4, "dp_shard": 2, "compile": True}
+    yield _llama("8b-cp4-compiled-full", "8b", 8, 4, 8192, _fix("full", 2, **long))
+    split = {"tp": 8, "sequence_parallel": True, "compile": True}
+    yield _llama("8b-tp8-compiled-selective", "8b", 8, 2, 8192, _fix("selective", 2, **split))
+    vit = _fix("none", 8, tp=8, dp_shard=8, compile=True)
+    yield _zoo("vit-22b-tp8-compiled", f"{ZOO}/vit_22b.py", 64, 64, vit)
+
+
+def _kept_aside() -> Iterator[ShareCase]:
+    """Layouts that no constant was chosen by."""
+    summed = {"dp_replicate": 2, "dp_shard": 4}
+    yield _llama("8b-hsdp-summed-none", "8b", 8, 32, 2048, _fix("none", **summed))
+    staged = {"pp": 4, "dp_shard": 2, "schedule": "1F1B"}
+    yield _gpt("gpt-1.3b-pp4-none", "1_3b", 8, 32, 2048, _fix("none", 2, **staged))
+    yield _llama("8b-dp16-wide-full", "8b", 16, 64, 2048, _fix("full", 4, dp_shard=16))
+    yield _hf("qwen2-1.5b-full", QWEN, 4, 32, 2048, _fix("full", 8, dp_shard=4))
+    yield _hf("bert-large-full", BERT, 4, 256, 512, _fix("full", 64, dp_shard=4))
+    yield _zoo("dit-xl-2-full", f"{ZOO}/dit_xl_2.py", 4, 512, _fix("full", 128, dp_shard=4))
+    staged = {"pp": 8, "dp_shard": 8, "schedule": "1F1B"}
+    yield _llama("70b-pp8-full", "70b", 64, 128, 2048, _fix("full", **staged), (3,))
+    yield _zoo(
+        "moe-dp16-summed",
+        "tests/bench/gpu/models/large_moe.py",
+        16,
+        64,
+        _fix("full", 2, dp_shard=16),
+    )
 
 
 def smoke_cases() -> list[ShareCase]:

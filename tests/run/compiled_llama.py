@@ -1,0 +1,30 @@
+"""The Llama with four blocks, with an evaluation, and one of whose blocks torch draws no graph."""
+
+import torch
+from shallow_llama import build_model, example_batch, loss_fn
+from torch import Tensor, nn
+
+__all__ = ["build_model", "evaluate", "example_batch", "loss_fn"]
+
+
+class Branching(nn.Module):
+    """A block with other code for compilers, which no rule runs on parts of a sequence."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            x = x + x.cumsum(1) * 0.0
+        return self.block(x, cos, sin)
+
+
+def build_branching() -> nn.Module:
+    model = build_model()
+    model.layers = nn.ModuleList(Branching(block) for block in model.layers)
+    return model
+
+
+def evaluate(model, step):
+    return {"validation_loss": model.evaluate([example_batch(model.microbatch_size)])}
