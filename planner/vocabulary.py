@@ -1,6 +1,7 @@
 """The words that plans, requests, scripts and tables share, each written once."""
 
 from enum import StrEnum
+from typing import Literal
 
 
 class _Word(StrEnum):
@@ -149,3 +150,7 @@ class Dtype(_Word):
 
 COMPUTE_DTYPES: tuple[str, ...] = (Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.FLOAT64)
 """Dtypes that the script can compute in; float16 would need loss scaling, which it has not."""
+
+Operands = Literal["even", "strided", "cast"]
+"""What a kernel that goes element by element finds: operands of one dtype that lie alike in memory,
+others of one dtype, or some of several dtypes."""

@@ -17,9 +17,8 @@ from planner.runtime.split_compiled import graph_drawn
 from planner.runtime.trees import Tree
 from planner.vocabulary import Axis
 
-
 _OF_META_ALONE = "allow_non_fake_inputs"
-"""In what torch says of an index that is a list: on the meta device it makes a real tensor of it."""
+"""Torch says it of an index that is a list: on the meta device it makes a real tensor of that."""
 
 
 def draw_graphs(plan: Plan, dry_run: DryRun) -> None:

@@ -7,13 +7,14 @@ from planner.cost.collective import all_gather_s, all_reduce_s, broadcast_s, red
 from planner.cost.link_budget import UnitPasses, exposed_s
 from planner.cost.model_units import ModelUnits
 from planner.cost.offload import HostState
+from planner.cost.op import pointwise_s
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.hardware.topology import CommGroup, comm_group
 from planner.strategy.configuration import Configuration
 from planner.strategy.placement import axis_group, expert_axes, state_axes
-from planner.vocabulary import Axis, Recomputation
+from planner.vocabulary import Axis, Operands, Recomputation
 
 Collective = Callable[[float, CommGroup], float]
 """Seconds of a collective of some bytes over a group."""
@@ -66,13 +67,17 @@ class ShardedState:
         self._issue_s = host.collective_s if host is not None else 0.0
         self._known: dict[Hashable, float] = {}
         self._copied = framework.accumulated_bytes / PARAMETER_BYTES
-        bandwidth = cluster.device.pointwise_bytes_per_s
+        self._device = device = cluster.device
+        bandwidth = device.pointwise_bytes_per_s
         sums = model.unit_sums
         self._gathers = sums.of(
             lambda i: self._forward_gather_s(i) + self._gather_copies_bytes(i) / bandwidth
         )
         self._regathers = sums.of(lambda i: self._gather_copies_bytes(i) / bandwidth)
-        self._reduce_copies = sums.of(lambda i: self._reduce_copies_bytes(i) / bandwidth)
+        self._reduce_copies = sums.of(
+            lambda i: max(self._reduce_copies_bytes(i) / bandwidth, self._cast_s(i))
+        )
+        self._added = sums.of(self._added_s)
         self._every = sums.of(lambda i: self._every_s(i, Recomputation.NONE))
         self._once = sums.of(lambda i: self._once_s(i, Recomputation.NONE))
 
@@ -99,6 +104,30 @@ class ShardedState:
         """The same of gradients: into a buffer, and one rank alone copies them out of it again."""
         alone = 2.0 if self._shard.num_ranks == 1 else 0.0
         return (self._copied + alone) * self._units[index].trained_bytes
+
+    def _parameters(self, index: int) -> float:
+        return self._units[index].trained_bytes / PARAMETER_BYTES
+
+    def _cast_s(self, index: int) -> float:
+        """Casting a unit's gradients to the dtype in which they are reduced."""
+        return pointwise_s(0.0, self._parameters(index), "cast", self._device)
+
+    def _added_s(self, index: int) -> float:
+        """Gradients of a microbatch that are kept whole, in the dtype in which they are reduced.
+
+        Those of the first are cast to it, others are added to what is there.
+        """
+        parameters = self._parameters(index)
+        if not parameters or (self._reshards and not self._pipelined) or self._microbatches == 1:
+            return 0.0
+        unit = self._units[index]
+        made_bytes = unit.gathered_bytes - unit.frozen_bytes
+        kept_bytes = self._wire * unit.trained_bytes
+        is_cast = made_bytes != kept_bytes
+        operands: Operands = "cast" if is_cast else "even"
+        first_s = pointwise_s(made_bytes + kept_bytes, parameters, operands, self._device) * is_cast
+        other_s = pointwise_s(made_bytes + 2 * kept_bytes, parameters, operands, self._device)
+        return first_s / self._microbatches + other_s * (1 - 1 / self._microbatches)
 
     def _collective_s(self, collective: Collective, num_bytes: float, group: CommGroup) -> float:
         """A collective, priced once for each size."""
@@ -219,6 +248,10 @@ class ShardedState:
             seconds += _between(self._gathers, first, end)
             seconds += _between(self._reduce_copies, first, end)
         return seconds
+
+    def added_s(self, first: int, end: int) -> float:
+        """Adding up gradients of microbatches that are reduced together; of each in the mean."""
+        return _between(self._added, first, end)
 
     def step_s(self, first: int, end: int) -> float:
         """Exposed traffic once a step, nothing recomputed, with its copies."""

@@ -10,8 +10,9 @@ A matmul of batch x (m, k) @ (k, n) runs in waves of output tiles (tm, tn), one 
 
 with the best of the device's tiles and a fixed set-up time on top of the launch. Power limits
 the rate of every matmul to a sustained share of peak. Compute and memory of a matmul overlap
-imperfectly and are joined as (compute^4 + memory^4)^(1/4). Everything rises with m, n, k, bytes
-and FLOPs, and falls with peak and bandwidth. The parameters are fitted by
+imperfectly and are joined as (compute^4 + memory^4)^(1/4); so are the bytes of a pointwise kernel
+and its elements, elements / rate, where it finds or casts them one by one. Everything rises with
+m, n, k, bytes, elements and FLOPs, and falls with peak and bandwidth. The parameters are fitted by
 ``planner.cost.calibrate``.
 """
 
@@ -23,6 +24,7 @@ from typing import Literal
 
 from planner.errors import RequestError
 from planner.hardware.spec import Curve, DeviceSpec, EfficiencySpec
+from planner.vocabulary import Operands
 
 ATTENTION_CURVES = ("attention forward", "attention backward")
 """Names of the curves of fused attention; the second one's is that of backward."""
@@ -71,6 +73,10 @@ class OpWork:
     """Attention: the part of ``flop`` that a causal mask spares the kernel."""
     float8: bool = False
     """Matmul: of float8, whatever the compute dtype."""
+    elements: float = 0.0
+    """Memory: elements that it makes; 0 where they do not tell how long it takes."""
+    operands: Operands = "even"
+    """Memory: how it runs through what it reads and writes."""
 
 
 def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
@@ -95,7 +101,7 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     if curve is not None:
         return launch_s + _measured_s(work, curve, efficiency)
     if work.kind == "memory":
-        return launch_s + num_bytes / (bandwidth * efficiency.pointwise_bandwidth_fraction)
+        return launch_s + pointwise_s(num_bytes, work.elements, work.operands, device)
     if work.kind == "reduction":
         return launch_s + num_bytes / (bandwidth * efficiency.reduction_bandwidth_fraction)
     if work.kind == "embedding":
@@ -107,6 +113,24 @@ def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:
     compute_s = _matmul_s(work, device, dtype)
     memory_s = num_bytes / (bandwidth * efficiency.matmul_bandwidth_fraction)
     return launch_s + efficiency.matmul_setup_s + _joined_s(compute_s, memory_s)
+
+
+def pointwise_s(num_bytes: float, elements: float, operands: Operands, device: DeviceSpec) -> float:
+    """Seconds of a kernel that goes element by element, beyond its launch.
+
+    Args:
+        num_bytes: What it reads and writes.
+        elements: What it makes.
+        operands: Whether it finds or casts them one by one.
+        device: Where it runs.
+    """
+    efficiency = device.efficiency
+    bytes_s = num_bytes / device.pointwise_bytes_per_s
+    is_cast = operands == "cast"
+    rate = efficiency.cast_elements_per_s if is_cast else efficiency.strided_elements_per_s
+    if operands == "even" or rate is None:
+        return bytes_s
+    return _joined_s(elements / rate, bytes_s)
 
 
 def curve_name(work: OpWork) -> str:

@@ -287,13 +287,13 @@ class StageCosts:
     def _accumulate_s(self, first: int, end: int) -> float:
         """Adding a microbatch's gradients to those before where they are whole.
 
-        FSDP's copies belong to its reduction. In plain tensors those of the first microbatch are
-        kept as they come; else they are added to what a buffer has.
+        FSDP's copies belong to its reduction, but where it is put off. In plain tensors those of
+        the first microbatch are kept as they come; else they are added to what a buffer has.
         """
         form, microbatches = self.configuration.state_form, self.configuration.num_microbatches
-        if form == "fsdp":
-            return 0.0
         parameters = self.memory.local_trained_bytes(first, end) / PARAMETER_BYTES
+        if form == "fsdp":
+            return 0.0 if self._sharded is None else self._sharded.added_s(first, end)
         if form == "plain":
             parameters *= (microbatches - 1) / microbatches
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s

@@ -292,7 +292,13 @@ def _work(
         k=k,
         backward=op.phase is Phase.BACKWARD,
         alignment_share=alignment_share,
+        elements=_elements(graph, op) * written if op.operands != "even" else 0.0,
+        operands=op.operands,
     )
+
+
+def _elements(graph: OperatorGraph, op: OpNode) -> int:
+    return sum(prod(graph.values[value].shape) for value in op.outputs)
 
 
 def _scaled(graph: OperatorGraph, values: tuple[int, ...], shares: list[float]) -> float:

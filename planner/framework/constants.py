@@ -7,7 +7,7 @@ framework is priced on any cluster: ``in_place`` joins the three.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from planner.errors import ProfileError
 from planner.framework.spec import FrameworkSpec
@@ -245,6 +245,11 @@ def _attention_fractions(
     return forward, backward
 
 
+_PUBLISHED_KERNELS: dict[str, Any] = {"strided_elements_per_s": None, "cast_elements_per_s": None}
+"""What pointwise kernels take beyond their bytes is in the constants of frameworks that were fitted
+to published runs."""
+
+
 def _in_training(
     framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec, *, is_alone: bool
 ) -> DeviceSpec:
@@ -272,5 +277,6 @@ def _in_training(
             matmul_fraction=efficiency.matmul_fraction * fraction,
             attention_forward_fraction=forward * framework.attention_share,
             attention_backward_fraction=backward * framework.attention_share,
+            **({} if framework.newest_attention else _PUBLISHED_KERNELS),
         ),
     )

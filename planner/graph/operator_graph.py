@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from planner.units import DTYPE_BYTES
+from planner.vocabulary import Operands
 
 
 class StorageKind(StrEnum):
@@ -92,8 +93,9 @@ class OpNode:
     is_view: bool
     """True where no bytes move (the output aliases an input)."""
     is_pointwise: bool
-    """True where torch tags the op pointwise (``torch.Tag.pointwise``): each element of the
-    outputs depends on the inputs' elements at its own place alone, after they are broadcast."""
+    """True where torch says so: an element of an output depends on the inputs at its own place."""
+    operands: Operands = "even"
+    """What its kernel finds, where it goes element by element."""
     inputs: tuple[int, ...]
     """Values read, in argument order; a list argument contributes all its tensors."""
     outputs: tuple[int, ...]

@@ -1,6 +1,6 @@
 """One traced training step as immutable data, and the operator graph made from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,10 +27,12 @@ from planner.graph.operator_graph import (
 from planner.graph.recording.autocast import AutocastOnMeta
 from planner.graph.recording.flex_attention import FlexOnMeta
 from planner.graph.recording.kernels import fused_kernels
+from planner.graph.recording.operand_forms import operands_of
 from planner.graph.recording.raw_op import RawOp
 from planner.graph.recording.recorder import Recorder
 from planner.graph.recording.recording import ModuleListing, Recording
 from planner.graph.recording.trace_progress import TraceProgress
+from planner.graph.recording.value_table import ViewKey
 from planner.progress import ProgressCallback
 from planner.runtime.float8 import multiplies_in_float8
 
@@ -193,7 +195,7 @@ def freeze(recorder: Recorder, module: nn.Module, batch: Batch, microbatch_size:
         tokens_per_sample=_tokens_per_sample(batch, microbatch_size),
         storages=tuple(_storages(recorder)),
         values=tuple(values),
-        ops=tuple([_freeze_op(position, op) for position, op in enumerate(recorder.ops)]),
+        ops=tuple([_freeze_op(at, op, table.keys) for at, op in enumerate(recorder.ops)]),
         parameters=_parameters(recorder, module),
         calls=tuple(call for call in recorder.calls if call is not None),
         lists=_module_lists(recorder, module),
@@ -225,7 +227,7 @@ def _storages(recorder: Recorder) -> Iterator[Storage]:
         )
 
 
-def _freeze_op(position: int, op: RawOp) -> OpNode:
+def _freeze_op(position: int, op: RawOp, keys: Sequence[ViewKey]) -> OpNode:
     return OpNode(
         id=position,
         name=op.name,
@@ -233,6 +235,7 @@ def _freeze_op(position: int, op: RawOp) -> OpNode:
         phase=op.phase,
         is_view=op.is_view,
         is_pointwise=op.is_pointwise,
+        operands=operands_of(op, keys),
         inputs=op.inputs,
         outputs=(*op.outputs, *op.renewed),
         arguments=op.arguments,

@@ -217,6 +217,8 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
         matmul_setup_s=us_to_s(reader.number("matmul_setup_us")),
         matmul_bandwidth_fraction=reader.positive("matmul_fraction_of_bandwidth", most=1.0),
         pointwise_bandwidth_fraction=reader.positive("pointwise_fraction_of_bandwidth", most=1.0),
+        strided_elements_per_s=_elements_or_none(reader, "strided_gelements_per_s"),
+        cast_elements_per_s=_elements_or_none(reader, "cast_gelements_per_s"),
         reduction_bandwidth_fraction=reader.positive("reduction_fraction_of_bandwidth", most=1.0),
         embedding_bandwidth_fraction=reader.positive("embedding_fraction_of_bandwidth", most=1.0),
         attention_forward_fraction=reader.positive("attention_forward_fraction_of_peak", most=1.0),
@@ -241,6 +243,10 @@ def _read_efficiency(reader: FieldReader) -> EfficiencySpec:
 
 def _share_or_none(reader: FieldReader, key: str) -> float | None:
     return reader.positive(key, most=1.0) if reader.has(key) else None
+
+
+def _elements_or_none(reader: FieldReader, key: str) -> float | None:
+    return 1e9 * reader.positive(key) if reader.has(key) else None
 
 
 def _number_or(reader: FieldReader, key: str, default: float) -> float:

@@ -61,6 +61,11 @@ class EfficiencySpec:
     """Share of memory bandwidth that a matmul reaches when it is limited by its operands."""
     pointwise_bandwidth_fraction: float
     """Share of memory bandwidth of pointwise kernels and copies."""
+    strided_elements_per_s: float | None = None
+    """Elements that such kernels make where operands lie differently in memory, at most; None where
+    that is not known."""
+    cast_elements_per_s: float | None = None
+    """The same where their dtypes differ."""
     reduction_bandwidth_fraction: float
     """Share of memory bandwidth of norms, softmax and other reductions."""
     embedding_bandwidth_fraction: float

@@ -216,6 +216,7 @@ def _grown_op(op: OpNode, growth: _OpGrowth, steps: int) -> OpNode:
         phase=op.phase,
         is_view=op.is_view,
         is_pointwise=op.is_pointwise,
+        operands=op.operands,
         inputs=op.inputs,
         outputs=op.outputs,
         arguments=_grow_tuple(op.arguments, growth.arguments, steps),
