@@ -67,7 +67,7 @@ class TensorValue:
     shape: tuple[int, ...]
     """Sizes of its dims."""
     dtype: str
-    """Element type as torch spells it without the prefix: "bfloat16"."""
+    """As torch spells it without the prefix: "bfloat16"."""
     requires_grad: bool
     """Whether a gradient flows through it."""
 
@@ -93,7 +93,7 @@ class OpNode:
     is_view: bool
     """True where no bytes move (the output aliases an input)."""
     is_pointwise: bool
-    """True where torch says so: an element of an output depends on the inputs at its own place."""
+    """True where torch says that each element depends on the inputs at its own place."""
     operands: Operands = "even"
     """What its kernel finds, where it goes element by element."""
     inputs: tuple[int, ...]
@@ -145,8 +145,7 @@ class Parameter:
 class Unit:
     """A piece of the model between two neighbouring cut points: what a stage is made of.
 
-    Units in order: the prologue (all that runs before the first block), the blocks, the
-    epilogue (all that runs after the last block, the loss included).
+    Prologue (what runs before the first block), blocks, epilogue (after the last, with the loss).
     """
 
     index: int
@@ -239,10 +238,9 @@ class RefusedCut:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OperatorGraph:
-    """One training step of a model, forward and backward, for one microbatch.
+    """One training step of a model, forward and backward, for one microbatch, as it was recorded.
 
-    It holds what was recorded, and what every reader looks up in it. What is derived from it
-    (patterns of blocks, tables, words) are functions of a graph in ``planner.graph.analysis``.
+    What is derived from it is in functions of a graph (``planner.graph.analysis``).
     """
 
     microbatch_size: int
@@ -258,7 +256,7 @@ class OperatorGraph:
     parameters: tuple[Parameter, ...]
     """All parameters, tied ones once."""
     units: tuple[Unit, ...]
-    """Prologue, blocks, epilogue; without blocks one "model" of kind epilogue: it has the loss."""
+    """Prologue, blocks, epilogue; without blocks one "model" of kind epilogue."""
     is_chain: bool
     """Whether each block works on that before and on constants alone, nothing running between."""
     cuts: tuple[CutPoint, ...]

@@ -1,12 +1,14 @@
+import statistics
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.op import OpKind, OpWork, op_s, rates_rise
 from planner.errors import RequestError
-from planner.hardware.profiles import list_devices, load_device
+from planner.hardware.profiles import PROFILES_FOLDER, list_devices, load_device
 
 H100 = load_device("h100-sxm")
 SIZES = st.integers(1, 20_000)
@@ -219,3 +221,46 @@ def test_a_faster_device_is_never_slower(
     assert op_s(work, replace(device, peak_flop_per_s=peaks), dtype) <= base
     bandwidth = device.memory_bandwidth_bytes_per_s * factor
     assert op_s(work, replace(device, memory_bandwidth_bytes_per_s=bandwidth), dtype) <= base
+
+
+def test_elements_that_are_found_or_cast_one_by_one_take_their_time() -> None:
+    device = load_device("h200-sxm")
+    rates = {
+        "strided": device.efficiency.strided_elements_per_s,
+        "cast": device.efficiency.cast_elements_per_s,
+    }
+    small = OpWork(kind="memory", flop=0, read_bytes=1e9, write_bytes=1e9)
+    even_s = op_s(small, device, "bfloat16") - device.kernel_launch_s
+    for operands, rate in rates.items():
+        assert rate is not None
+        work = replace(small, elements=1e9, operands=operands)
+        found_s = op_s(work, device, "bfloat16") - device.kernel_launch_s
+        assert found_s == pytest.approx((even_s**4 + (1e9 / rate) ** 4) ** (1 / 4))
+        unknown = replace(
+            device,
+            efficiency=replace(
+                device.efficiency, strided_elements_per_s=None, cast_elements_per_s=None
+            ),
+        )
+        assert op_s(work, unknown, "bfloat16") == op_s(small, device, "bfloat16")
+
+
+def test_kernels_take_what_they_were_measured_to_take() -> None:
+    """By the device's rates of them all: the largest of each within a tenth, the others near it."""
+    device = load_device("h200-sxm")
+    table = pd.read_csv(PROFILES_FOLDER / "measured" / "h200-sxm" / "pointwise.csv")
+    errors = {}
+    for row in table.itertuples():
+        work = OpWork(
+            kind="memory", flop=0, read_bytes=row.moved_bytes, write_bytes=0,
+            elements=row.elements, operands=row.operands,
+        )  # fmt: skip
+        errors[row.kernel, row.elements] = op_s(work, device, "bfloat16") / row.seconds - 1
+    for operands in ("strided", "cast"):
+        kernels = table[table.operands == operands]
+        large = kernels[kernels.elements >= 2**25]
+        off = [errors[row.kernel, row.elements] for row in large.itertuples()]
+        assert abs(statistics.median(off)) < 0.1
+        # By their bytes alone they take less than half of it.
+        bare = large.moved_bytes / device.pointwise_bytes_per_s / large.seconds
+        assert bare.median() < 0.65
