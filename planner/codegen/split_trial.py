@@ -31,13 +31,25 @@ def draw_graphs(plan: Plan, dry_run: DryRun) -> None:
         dry_run: Of its model.
 
     Raises:
-        CodegenError: A block cannot be drawn.
+        CodegenError: A block cannot be drawn, or changes its buffers.
     """
+    if changed := _changed_in_blocks(plan, dry_run.anatomy.blocks):
+        raise CodegenError(
+            f"the forward of a block changes its buffer {changed}: the graph of a split block is "
+            "handed its buffers and gives none back",
+            hint="plan without --fix compile=true, or with blocks that are not split (--fix tp=1)",
+        )
     axes = [_axis_shardings(plan, axis) for axis in plan.degrees.split_axes]
     blocks = sorted(block_positions(plan).values(), reverse=True)
     kinds = {tuple(id(each.of_block(block)) for each in axes): block for block in blocks}
     for block in kinds.values():
         _draw(dry_run, block, axes)
+
+
+def _changed_in_blocks(plan: Plan, blocks: Sequence[str]) -> str:
+    """Name of a buffer that a block's forward changes, "" where none does."""
+    inside = tuple(f"{block}." for block in blocks)
+    return next((name for name in plan.model.changed_buffers if name.startswith(inside)), "")
 
 
 def _draw(dry_run: DryRun, block: int, axes: Sequence[AxisShardings]) -> None:

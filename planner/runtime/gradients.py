@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .meshes import axis_names, local_tensor
+from .meshes import axis_names, local_tensor, scale_all
 from .part import Part
 
 
@@ -47,8 +47,7 @@ def clip_gradients(
     dist.all_reduce(total)
     norm = total.sqrt()
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for grad in all_grads:
-        grad.mul_(scale.to(grad.dtype))
+    scale_all(all_grads, scale)
     return norm
 
 

@@ -1,5 +1,8 @@
 """Axes of a mesh, and what a rank holds of tensors on it."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -13,6 +16,23 @@ def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place, those of one dtype together.
+
+    A kernel for each would take the host longer than all of them the device.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for dtype, alike in by_dtype.items():
+        torch._foreach_mul_(alike, factor.to(dtype))
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors to as many others of their shapes, together."""
+    torch._foreach_copy_(targets, sources)
 
 
 def copy_share(whole: Tensor, held: Tensor) -> None:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from .experts import Experts
 from .fused import RankOrder
 from .layout import PARTIAL, REPLICATE, Layout, SplitAxis, shard
-from .meshes import local_tensor
+from .meshes import copy_all, local_tensor
 from .module_edge import BlockShardings, ModuleEdge, ModuleSharding, Stream, holder_of
 from .split_attention import allow_split_tokens
 from .split_loss import allow_split_vocabulary
@@ -281,6 +281,5 @@ def sum_sequence_gradients(parts: Sequence[SplitPart], mesh: DeviceMesh) -> None
         return
     flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat, group=mesh["tp"].get_group())
-    sizes = [grad.numel() for grad in grads]
-    for grad, summed in zip(grads, torch.split(flat, sizes), strict=True):
-        grad.copy_(summed.view_as(grad))
+    summed = torch.split(flat, [grad.numel() for grad in grads])
+    copy_all(grads, [each.view_as(grad) for grad, each in zip(grads, summed, strict=True)])

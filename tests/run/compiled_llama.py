@@ -1,4 +1,4 @@
-"""The Llama with four blocks, with an evaluation, and one of whose blocks torch draws no graph."""
+"""The Llama with four blocks, with an evaluation, and two of whose blocks torch draws no graph."""
 
 import torch
 from shallow_llama import build_model, example_batch, loss_fn
@@ -23,6 +23,25 @@ class Branching(nn.Module):
 def build_branching() -> nn.Module:
     model = build_model()
     model.layers = nn.ModuleList(Branching(block) for block in model.layers)
+    return model
+
+
+class Counting(nn.Module):
+    """A block that scales by how often it ran."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        self.runs += 1.0
+        return self.block(x * (1.0 + 1.0 / self.runs), cos, sin)
+
+
+def build_counting() -> nn.Module:
+    model = build_model()
+    model.layers = nn.ModuleList(Counting(block) for block in model.layers)
     return model
 
 

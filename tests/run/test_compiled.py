@@ -87,6 +87,12 @@ def test_what_torch_draws_no_graph_of_is_refused_before_a_script_is_written(tmp_
     estimated({**fix, "compile": False}, model=f"{SPLIT}:build_branching").save(tmp_path / "plain")
 
 
+def test_split_blocks_that_change_their_buffers_are_not_compiled(tmp_path):
+    result = estimated({"tp": 2, "compile": True}, model=f"{SPLIT}:build_counting")
+    with pytest.raises(CodegenError, match=r"changes its buffer layers\.0\.runs"):
+        result.save(tmp_path / "counting")
+
+
 def test_blocks_whose_experts_ranks_share_are_not_compiled():
     with pytest.raises(RequestError, match="compile=true with ep 2"):
         estimated({"compile": True, "dp_shard": 2, "ep": 2}, model=str(EXPERTS))

@@ -167,3 +167,23 @@ def test_code_under_autocast_for_its_tensors_runs_without_data(options):
         assert (numbers.double() @ numbers.double()).dtype is torch.float64
     with pytest.raises(RuntimeError):
         torch.autocast(META.type, **options)
+
+
+def test_set_aside_it_answers_nothing_and_lets_what_is_compiled_be_compiled():
+    drawn = []
+
+    def backend(graph, _):
+        drawn.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    _, mode = known()
+    with mode:
+        mask = torch.ones(2, device=META)
+        with mode.set_aside():
+            with pytest.raises(RuntimeError):
+                mask.all().item()
+            compiled(torch.ones(3, device=META))
+        assert mask.all()
+        compiled(torch.ones(4, device=META))  # as it is written
+    assert len(drawn) == 1
