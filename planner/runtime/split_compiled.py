@@ -37,6 +37,9 @@ _Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 _RUNS: list[_Run] = []
 """What runs each kind of block in this process; a graph knows it by its number."""
 
+_MODES = 3
+"""Recomputations under which a kind may run."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
@@ -141,7 +144,6 @@ def compile_split_blocks(
         ValueError: An unknown word.
     """
     Ranks.collectives = TracedCollectives()
-    allow_variants(len(part.blocks))
     kinds: dict[tuple[object, ...], _Kind] = {}
     for index, (_, block) in enumerate(part.block_items()):
         position = part.first_block + index
@@ -150,6 +152,7 @@ def compile_split_blocks(
         if key not in kinds:
             kinds[key] = _Kind(block)
         block.forward = _Forward(block, kinds[key], modes[index] if modes else "none")
+    allow_variants(_MODES * len(_RUNS))
 
 
 @contextmanager
@@ -159,7 +162,7 @@ def graph_drawn(block: nn.Module) -> Iterator[None]:
     Args:
         block: Of a model on the meta device.
     """
-    allow_variants(len(_RUNS))
+    allow_variants(_MODES * len(_RUNS))
     own, collectives = block.forward, Ranks.collectives
     Ranks.collectives = TracedCollectives()
     block.forward = _Forward(block, _Kind(block), "none", backend="aot_eager")

@@ -48,7 +48,7 @@ SPLIT = {
     "cp": {"cp": 2, "activation_checkpointing": "selective"},
     "cp_full": {"cp": 2, "activation_checkpointing": "full"},
     "tp_cp": {"tp": 2, "cp": 2, "dp_shard": 1, "activation_checkpointing": "selective"},
-    "tp_zero_bubble": {"tp": 2, "schedule": "ZBVZeroBubble"},
+    "tp_zero_bubble": {"tp": 2, "schedule": "ZBVZeroBubble", "microbatch_size": 1},
 }
 
 
