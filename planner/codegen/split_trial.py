@@ -42,7 +42,7 @@ def draw_graphs(plan: Plan, dry_run: DryRun) -> None:
     axes = [_axis_shardings(plan, axis) for axis in plan.degrees.split_axes]
     blocks = sorted(block_positions(plan).values(), reverse=True)
     kinds = {tuple(id(each.of_block(block)) for each in axes): block for block in blocks}
-    for block in kinds.values():
+    for block in sorted(kinds.values()):
         _draw(dry_run, block, axes)
 
 
