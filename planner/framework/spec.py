@@ -148,7 +148,8 @@ class FrameworkSpec:
     (CUDA_LAUNCH_BLOCKING=1)."""
     newest_attention: bool
     """Fused attention runs by the fastest kernels there are (on Hopper cuDNN's, which torch takes
-    since 2.5), and not by FlashAttention-2."""
+    since 2.5), and not by FlashAttention-2. Where it does not, what pointwise kernels take beyond
+    their bytes is in the other constants, which were fitted so."""
     attention_share: float
     """Share of the device's rate of fused attention that its kernels reach, where they are older
     or add biases."""

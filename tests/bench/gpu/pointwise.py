@@ -51,7 +51,7 @@ def kernels(rows: int) -> Iterator[Kernel]:
     a, b = drawn(rows, COLUMNS), drawn(rows, COLUMNS)
     x, y = (drawn(rows, COLUMNS, dtype=torch.float32) for _ in range(2))
     row, wide_row = drawn(COLUMNS), drawn(COLUMNS, dtype=torch.float32)
-    heads = a.view(rows, 32, 128)
+    heads, pairs = a.view(rows, 32, 128), a.view(rows, 32, 64, 2)
     angles = drawn(rows, 1, 64, dtype=torch.float32)
     yield "add bf16", "even", number, 6, lambda: a + b
     yield "add f32", "even", number, 12, lambda: x + y
@@ -69,7 +69,7 @@ def kernels(rows: int) -> Iterator[Kernel]:
     yield "bf16 added to f32", "cast", number, 10, lambda: x.add_(a)
     yield "bf16 in f32", "cast", number, 6, lambda: a.float()
     yield "f32 times bf16 row", "cast", number, 8, lambda: x * row
-    yield "bf16 times angles", "cast", number // 2, 6, lambda: heads[..., :64] * angles
+    yield "bf16 times angles", "cast", number // 2, 6, lambda: pairs[..., 0] * angles
 
 
 def timed(call: Callable[[], object]) -> float:
