@@ -43,7 +43,7 @@ ORDERS = {
             *("collectives", "float64_groups", "layout", "meshes", "processes", "stored_order"),
             "trees",
         ),
-        ("answers", "mesh_order", "promise", "traced_collectives", "unread"),
+        ("answers", "failures", "mesh_order", "promise", "traced_collectives", "unread"),
         (
             *("checkpoint_folders", "context_mesh", "lost_ranks", "model", "op_call", "options"),
             *("device_kinds", "own_experts", "split_tensor", "streams"),
@@ -165,7 +165,7 @@ ORDERS = {
         ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units", "offload"),
-        ("calibrate", "fsdp_root", "transients"),
+        ("calibrate", "fsdp_root", "stage_links", "transients"),
         ("gathered",),
         ("stage_memory",),
         ("data_parallel",),

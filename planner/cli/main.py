@@ -43,6 +43,10 @@ VERBS: dict[str, click.Command] = {
 }
 """Verbs beside the main job; a first argument that is none of them is the MODEL."""
 
+_YOUNG_OBJECTS = 100_000
+"""Objects that are made before the collector looks through the newest: imports alone make more, and
+nearly all of what a command makes stays until its end."""
+
 EXIT_BUG = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -51,6 +55,7 @@ EXIT_BROKEN_PIPE = 141
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    gc.set_threshold(_YOUNG_OBJECTS)
     code = run(sys.argv[1:])
     # What is left goes with the process: the interpreter need not look for garbage in it.
     gc.freeze()

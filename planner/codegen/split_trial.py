@@ -9,7 +9,8 @@ from torch import nn
 from planner.codegen.splits import block_positions, splits_stream
 from planner.errors import CodegenError
 from planner.plan.types import Plan
-from planner.runtime.dry_run import DryRun, DryRunError
+from planner.runtime.dry_run import DryRun
+from planner.runtime.failures import DryRunError
 from planner.runtime.known_data import KnownData
 from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import AxisShardings, ModuleSharding

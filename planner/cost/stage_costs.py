@@ -14,8 +14,7 @@ state is held is a parameter of the configuration, what a framework does otherwi
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
 from math import isclose
 from operator import attrgetter
 
@@ -27,25 +26,19 @@ from planner.cost.data_parallel import ShardedState, WholeState
 from planner.cost.link_budget import UnitPasses
 from planner.cost.model_units import ModelUnits
 from planner.cost.offload import HostState
+from planner.cost.stage_links import Links, StageLinks
 from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.cost.stage_seconds import StageSeconds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import (
     CommGroup,
-    MeshAxis,
     comm_group,
-    joining_link,
     shares_link,
-    units_of,
 )
 from planner.strategy.configuration import Configuration
-from planner.strategy.placement import axis_group, copy_axes, mesh_axis
-from planner.strategy.schedules import rank_of_stage
+from planner.strategy.placement import axis_group, copy_axes
 from planner.vocabulary import Axis, Recomputation
-
-Links = tuple[LinkSpec | None, LinkSpec | None]
-"""To the stage before and to the stage behind; None to one on the same rank."""
 
 _PARTS = attrgetter(*(field.name for field in fields(StageSeconds)))
 
@@ -74,7 +67,6 @@ class StageCosts:
                 does from below.
             between: Links in front of all stages but the first; () for those of the cluster.
         """
-        self._between = tuple(between)
         self.model = model
         self.units = model.units
         self.configuration = configuration
@@ -86,8 +78,7 @@ class StageCosts:
         degrees, order = configuration.degrees, configuration.mesh_order
         self._tp = self._group(degrees.split_axis)
         self._pipelined = degrees.pp > 1
-        stalled = cluster.num_nodes >= framework.congested_nodes
-        self._message_s = framework.congested_message_s if stalled else framework.message_s
+        self._links = StageLinks(model, configuration, cluster, framework, between)
         ranks = comm_group(cluster, *copy_axes(degrees, order))
         self._tp_shares_link = ranks.num_ranks > 1 and shares_link(ranks, self._tp)
         self._passes = passes = self._unit_passes(ranks)
@@ -101,7 +92,7 @@ class StageCosts:
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         elif moves_state and configuration.state_form == "fsdp":
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
-        self._sums = self._known_sums()
+        self._sums = {**self._known_sums(), **self._least_sums()}
         self._recomputes: dict[tuple[int, str, bool], float] = {}
 
     def _group(self, axis: str) -> CommGroup:
@@ -147,6 +138,23 @@ class StageCosts:
             "summed": sums(lambda i: units[i].summed_gradient_bytes),
         }
 
+    def _least_sums(self) -> dict[str, Sequence[float]]:
+        """What stages of the units take for a microbatch at the least: nothing recomputed or sent.
+
+        Recomputation adds to it whatever it hides. Weights that several units read count once.
+        """
+        known, sharded = self._known_sums(), self._sharded
+        added = self.model.unit_sums.of(self._least_added_s)
+        if sharded is not None:
+            added = [sharded.added_s(0, end) for end in range(len(added))]
+        moved = [sum(self._state_s(0, end)) for end in range(len(added))]
+        parts = known["compute"], known["tp"], added, moved
+        return {
+            "least": [sum(each) for each in zip(*parts, strict=True)],
+            "least_forward": [*map(sum, zip(known["forward"], known["tp_forward"], strict=True))],
+            "least_weight": [*map(sum, zip(known["weight"], added, strict=True))],
+        }
+
     def total(self, name: str, first: int, end: int) -> float:
         """Sum of a quantity over the units [first, end)."""
         sums = self._sums[name]
@@ -155,25 +163,6 @@ class StageCosts:
     def before(self, name: str) -> NDArray[np.float64]:
         """Sum of a quantity over the units before each, and over all."""
         return np.array(self._sums[name])
-
-    # -- links between stages ---------------------------------------------------------------------
-
-    @cached_property
-    def _boundary_links(self) -> tuple[LinkSpec | None, ...]:
-        """The link in front of each stage and behind the last, None within a rank."""
-        configuration, cluster = self.configuration, self.cluster
-        axis = mesh_axis(configuration.degrees, Axis.PP, configuration.mesh_order)
-        places = _boundaries(
-            units_of(cluster), axis, configuration.schedule, configuration.num_stages
-        )
-        links = tuple(None if place is None else cluster.links[place] for place in places)
-        return (links[0], *self._between, links[-1]) if self._between else links
-
-    @cached_property
-    def _slowest_link(self) -> LinkSpec:
-        if self._between:
-            return min(self._between, key=attrgetter("bandwidth_bytes_per_s"))
-        return self._group(Axis.PP).slowest
 
     def of_stage(self, stage: int) -> "StageCosts":
         """Prices of a stage by its position: all are made on devices of one kind."""
@@ -198,7 +187,7 @@ class StageCosts:
 
     def links(self, stage: int) -> Links:
         """The links of a stage; where they are equal, runs of units cost the same."""
-        return self._boundary_links[stage], self._boundary_links[stage + 1]
+        return self._links.of_stage(stage)
 
     # -- a stage ----------------------------------------------------------------------------------
 
@@ -257,8 +246,7 @@ class StageCosts:
         total = self.total
         accumulate_s = self._accumulate_s(first, end)
         tp_s = total("tp", first, end)
-        links = (self._slowest_link,) * 2 if stage is None else self.links(stage)
-        transfers_s = self._transfers_s(first, end, links)
+        transfers_s = self._links.transfers_s(first, end, stage)
         every_s, copies_s = self._state_s(first, end)
         compute_s = total("compute", first, end) + accumulate_s + copies_s
         forward_s = total("forward", first, end) + total("tp_forward", first, end)
@@ -290,13 +278,26 @@ class StageCosts:
         FSDP's copies belong to its reduction, but where it is put off. In plain tensors those of
         the first microbatch are kept as they come; else they are added to what a buffer has.
         """
-        form, microbatches = self.configuration.state_form, self.configuration.num_microbatches
-        parameters = self.memory.local_trained_bytes(first, end) / PARAMETER_BYTES
-        if form == "fsdp":
+        if self.configuration.state_form == "fsdp":
             return 0.0 if self._sharded is None else self._sharded.added_s(first, end)
-        if form == "plain":
+        return self._added_whole_s(self.memory.local_trained_bytes(first, end))
+
+    def _added_whole_s(self, trained_bytes: float) -> float:
+        """The same of parameters that FSDP does not hold."""
+        parameters, microbatches = (
+            trained_bytes / PARAMETER_BYTES,
+            self.configuration.num_microbatches,
+        )
+        if self.configuration.state_form == "plain":
             parameters *= (microbatches - 1) / microbatches
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s
+
+    def _least_added_s(self, index: int) -> float:
+        """The same of what a unit alone has, or is the first to have."""
+        if self.configuration.state_form == "fsdp":
+            return 0.0
+        tied_bytes = sum(t.trained_bytes for t in self.model.tied if index in t.units[1:])
+        return self._added_whole_s(self.units[index].trained_bytes - tied_bytes)
 
     def _step_comm_s(self, first: int, end: int, backward_s: float) -> float:
         reduced_s = 0.0
@@ -321,7 +322,7 @@ class StageCosts:
             held = sum(first <= unit < end for unit in tied.units)
             if tied.trained_bytes and 0 < held < len(tied.units) and not ends >= {*tied.units}:
                 num_bytes = tied.trained_bytes * wire / self._shards
-                total += 2 * point_to_point_s(num_bytes, self._slowest_link)
+                total += 2 * point_to_point_s(num_bytes, self._links.slowest)
         return total
 
     def _optimizer_s(self, first: int, end: int) -> float:
@@ -342,53 +343,6 @@ class StageCosts:
             updated_s += self._sharded.step_s(first, end)
         return updated_s + self.framework.step_s / self.configuration.virtual_stages
 
-    def _transfers_s(self, first: int, end: int, links: Links) -> float:
-        """Transfers of one microbatch, activations and gradients.
-
-        torch's schedules send to a neighbour and receive from it in one batch and wait for both,
-        so that each boundary costs one transfer per microbatch on both its sides.
-        """
-        if not self._pipelined or first == end:
-            return 0.0
-        return sum(
-            self._transfer_s(self.model.entering_bytes[cut], link)
-            for cut, link in zip((first, end), links, strict=True)
-            if 0 < cut < len(self.units) and link is not None
-        )
-
-    def _transfer_s(self, num_bytes: int, link: LinkSpec) -> float:
-        return point_to_point_s(num_bytes, link) + self._message_s
-
     def least_transfers_s(self, cuts: Sequence[int]) -> list[float]:
-        """Transfers of each stage for one microbatch, at the least.
-
-        Args:
-            cuts: Units that a stage may begin with, all but the first.
-        """
-        if not self._pipelined:
-            return [0.0]
-        sizes = {self.model.entering_bytes[cut] for cut in cuts}
-        links = self._boundary_links[1:-1]
-        distinct = {id(link): link for link in links}
-        by_link = {
-            key: 0.0 if link is None else min(self._transfer_s(each, link) for each in sizes)
-            for key, link in distinct.items()
-        }
-        between = [0.0, *(by_link[id(link)] for link in links), 0.0]
-        return [before + behind for before, behind in pairwise(between)]
-
-
-@lru_cache(maxsize=4096)
-def _boundaries(
-    units: tuple[int, ...], axis: MeshAxis, schedule: str, num_stages: int
-) -> tuple[int | None, ...]:
-    """Places of the links in front of each stage and behind the last, None within a rank."""
-    found: list[int | None] = []
-    for stage in range(num_stages + 1):
-        # Nothing crosses the ends of a model.
-        first, second = (
-            rank_of_stage(schedule, s % num_stages, axis.size) for s in (stage - 1, stage)
-        )
-        inside = first == second and 0 < stage < num_stages
-        found.append(None if inside else joining_link(units, axis, first, second))
-    return tuple(found)
+        """Transfers of each stage for one microbatch, at the least (``StageLinks``)."""
+        return self._links.least_transfers_s(cuts)

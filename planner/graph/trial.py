@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from planner.errors import PlannerError
 from planner.graph.alike_blocks import alike_blocks_skipped, kinds_of_blocks
@@ -13,7 +14,8 @@ from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import DataRead, OperatorGraph, Phase, Unit, UnitKind
 from planner.runtime import known_data
 from planner.runtime.anatomy import examine
-from planner.runtime.dry_run import DryRun, DryRunError
+from planner.runtime.dry_run import DryRun
+from planner.runtime.failures import DryRunError
 from planner.runtime.layout import SplitAxis
 from planner.runtime.module_edge import AxisShardings, ModuleSharding
 from planner.runtime.split_float8 import multiply_in_float8
@@ -99,25 +101,33 @@ class LayoutTrial:
         assert unit.block is not None
         return self._answer(layouts, unit.block)
 
-    def runs_again(self, unit: Unit) -> Refusal | None:
-        """Try whether a block does the same when it runs again in backward; None where it does.
+    def run_again(self, units: Sequence[Unit]) -> Refusal | None:
+        """Try whether blocks do the same when they run again in backward; None where they do.
 
         A block that does not run once without data tells nothing.
 
         Args:
-            unit: A block.
+            units: Blocks in execution order.
+
+        Returns:
+            The first that does not.
         """
-        assert unit.block is not None
-        key = (unit.block, prepare_to_run_twice)
-        if key not in self._known:
-            once, twice = (
-                partial(DryRun.block, position=unit.block, axes=(), prepare=prepare)
-                for prepare in (None, prepare_to_run_twice)
-            )
-            refusal = self._tried(twice)
-            does_run = refusal is None or self._tried(once) is None
-            self._known[key] = refusal if does_run else None
-        return self._known[key]
+        # What lines read without data is told call by call: all blocks but one are left out then.
+        together = partial(self._prepared, units, prepare_to_run_twice)
+        if len(units) > 1 and not self._reads and together() is None:
+            return None
+        for unit in units:
+            refusal = self._prepared([unit], prepare_to_run_twice)
+            if refusal is not None and self._prepared([unit], _as_it_is) is None:
+                return replace(refusal, module=refusal.module or unit.name)
+        return None
+
+    def _prepared(
+        self, units: Sequence[Unit], prepare: Callable[[nn.Module, known_data.KnownData], None]
+    ) -> Refusal | None:
+        """Try blocks with nothing split, each prepared before."""
+        positions = [unit.block for unit in units if unit.block is not None]
+        return self._tried(partial(DryRun.prepared, positions=positions, prepare=prepare))
 
     def ends(self, layouts: Sequence[TriedLayout], logits: str = "") -> Refusal | None:
         """Try the layout of what lies around the blocks; None where it runs.
@@ -236,6 +246,10 @@ class LayoutTrial:
                 multiply_in_float8(model, blocks, dtype)
             microbatch = inputs, batch.targets
             return DryRun.looked_at(model, anatomy, self._model, microbatch, dtype, reads)
+
+
+def _as_it_is(block: nn.Module, known: known_data.KnownData) -> None:
+    """Change nothing about how a block runs."""
 
 
 def _as_run(layout: TriedLayout, block: int | None) -> AxisShardings:

@@ -156,12 +156,11 @@ class UnitLayouts:
         if choice.context is not None and self.of(choice.context) is None:
             self._blame(choice)
             return None
+        if not self._may_solve(sizes, choice):
+            return None
         for unit in sizes.representatives:
             solution = self._solve_unit(sizes, unit, choice)
             if solution is None:
-                if choice.over.is_context:
-                    reason = self._solver.obstacle(unit, choice) or _NO_RULE
-                    self._note(choice, unit.name, Refusal(module="", reason=reason))
                 return None
             solutions[unit.structure] = solution
         if choice.ranks == 1:
@@ -170,6 +169,17 @@ class UnitLayouts:
             self.unpaid |= {choice.axes} if _could_shard(solutions) else set()
             return None
         return solutions if self._ends_run(choice, solutions) else None
+
+    def _may_solve(self, sizes: GraphSizes, choice: ShardingChoice) -> bool:
+        """Whether every unit has layouts, run or not: to try those of others would be in vain."""
+        around = self.around(choice)
+        for unit in sizes.representatives:
+            if self._solver.solve(unit, choice, around=around.get(unit.structure)) is None:
+                if choice.over.is_context:
+                    reason = self._solver.obstacle(unit, choice) or _NO_RULE
+                    self._note(choice, unit.name, Refusal(module="", reason=reason))
+                return False
+        return True
 
     def _solve_unit(
         self, sizes: GraphSizes, unit: Unit, choice: ShardingChoice

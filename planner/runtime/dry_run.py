@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from .anatomy import Anatomy, copied, examine, kept_by, meta_twin
+from .failures import DryRunError, first_line, naming_modules
 from .known_data import DataRead, KnownData
 from .layout import REPLICATE, SplitAxis
 from .model import run_model
@@ -30,17 +31,6 @@ from .trees import Args, Kwargs, Tree, cast_floats, tensors_of
 
 ChunkedLoss: TypeAlias = tuple[str, int]
 """Path of the module that makes the logits, and chunks of their rows."""
-
-
-class DryRunError(RuntimeError):
-    """A layout does not run; the cause says why."""
-
-    def __init__(self, module: str, reason: str) -> None:
-        super().__init__(f"{module}: {reason}" if module else reason)
-        self.module = module
-        """Path of the innermost module that ran, "" where backward failed."""
-        self.reason = reason
-        """What failed there."""
 
 
 class _Done(Exception):  # noqa: N818 - no error: the block has run
@@ -179,12 +169,41 @@ class DryRun:
         with self._known_data() as known:
             if prepare is not None:
                 prepare(block, known)
-            with _naming_modules(part.model, path), suppress(_Done):
+            with naming_modules(part.model, path), suppress(_Done):
                 run_model(part.model, self.inputs)
             _backward(tensors_of(seen))
         _check_gradients(block)
         noting.remove()
         _check_left(part.model, path, read_outside)
+
+    def prepared(
+        self, positions: Sequence[int], prepare: Callable[[nn.Module, KnownData], None]
+    ) -> None:
+        """Run some blocks in one go, with nothing split and the others left out.
+
+        Args:
+            positions: Which, in execution order.
+            prepare: Gets each of them, and what they read, before they run.
+
+        Raises:
+            DryRunError: They do not run.
+        """
+        part = self._part(positions, self._sources)
+        chosen = [part.model.get_submodule(self.anatomy.blocks[each]) for each in positions]
+        seen: list[Tree] = []
+
+        def note(block: nn.Module, _: Args, output: Tree) -> None:
+            seen.append(output)
+            if block is chosen[-1]:
+                raise _Done
+
+        with self._known_data() as known:
+            for block in chosen:
+                prepare(block, known)
+                block.register_forward_hook(note)
+            with naming_modules(part.model, ""), suppress(_Done):
+                run_model(part.model, self.inputs)
+            _backward_from(tensors_of(seen))
 
     def ends(self, axes: Sequence[AxisShardings], loss: ChunkedLoss | None = None) -> None:
         """Run what lies around the blocks under its layout, all blocks left out.
@@ -236,7 +255,7 @@ class DryRun:
 
             first.register_forward_pre_hook(note, with_kwargs=True)
         with self._known_data():
-            with _naming_modules(part.model, ""):
+            with naming_modules(part.model, ""):
                 loss = part(inputs=self.inputs, targets=self.targets)
             _backward([loss, *entering])
 
@@ -299,43 +318,23 @@ def _first_of(size: int, level: int = 0) -> Shared:
     return Shared(Ranks(rank=0, size=size, group=None, level=level), distribute)
 
 
-@contextmanager
-def _naming_modules(model: nn.Module, below: str) -> Iterator[None]:
-    """Turn what fails into an error that names the innermost module that ran."""
-    running: list[str] = []
-    handles = []
-
-    def enter(path: str) -> Callable[..., None]:
-        return lambda *_: running.append(path)
-
-    def leave(*_: Tree) -> None:
-        running.pop()
-
-    for path, module in model.get_submodule(below).named_modules(prefix=below):
-        handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    except DryRunError:
-        raise
-    except Exception as error:
-        module = running[-1] if running else ""
-        raise DryRunError(module, _reason(error)) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _backward(outputs: Sequence[Tensor]) -> None:
     """Run backward from tensors, with any gradient: from all, and where others get none."""
     roots = [each for each in outputs if each.requires_grad]
-    alone = [[each] for each in roots] if len(roots) > 1 else []
+    for each in roots if len(roots) > 1 else ():
+        _backward_from([each])
+    _backward_from(roots)
+
+
+def _backward_from(outputs: Sequence[Tensor]) -> None:
+    """Run backward from all of some tensors that have a gradient."""
+    roots = [each for each in outputs if each.requires_grad]
     try:
-        for chosen in (*alone, roots) if roots else ():
-            gradients = [torch.ones_like(each) for each in chosen]
-            torch.autograd.backward(chosen, gradients, retain_graph=True)
+        if roots:
+            gradients = [torch.ones_like(each) for each in roots]
+            torch.autograd.backward(roots, gradients, retain_graph=True)
     except Exception as error:
-        raise DryRunError("", f"backward: {_first_line(error)}") from error
+        raise DryRunError("", f"backward: {first_line(error)}") from error
 
 
 def _check_gradients(block: nn.Module) -> None:
@@ -356,18 +355,3 @@ def _check_left(model: nn.Module, path: str, read_outside: Collection[tuple[int,
                 f"it leaves {tuple(tensor.shape)} in an attribute or by a hook for code outside of "
                 "it to read, and each rank has a part of that; what a block returns is made whole",
             )
-
-
-def _reason(error: Exception) -> str:
-    """What failed, also where the error's own words are but a key."""
-    if not isinstance(error, (LookupError, AttributeError)):
-        return _first_line(error)
-    return (
-        f"{type(error).__name__}: {_first_line(error)}: code around a block may read what the "
-        "block leaves in an attribute or by a hook; what it returns is handed over"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

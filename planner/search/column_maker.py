@@ -218,7 +218,7 @@ class ColumnMaker:
         """The same of a run of blocks of many kinds, near enough (``share_off``)."""
         inside = slice(max(first, 1) - 1, min(end, self._last) - 1)
         seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside]
-        run_s = self.table.total("compute", first, end) + self.table.total("tp", first, end)
+        run_s = self.table.total("least", first, end)
         most = self._most_kept(first, end, room, inside)
         found = fastest(seconds, kept, most, tolerance_s=_TOLERANCE * run_s)
         if found is None:

@@ -9,7 +9,8 @@ from itertools import accumulate
 import numpy as np
 
 from planner.cost.kinds import CostsOfKinds
-from planner.cost.stage_costs import Links, StageCosts
+from planner.cost.stage_costs import StageCosts
+from planner.cost.stage_links import Links
 from planner.pricing.model_pricing import LaidOut, PricedModel
 from planner.search.bounds import least_s
 from planner.search.column_maker import ColumnMaker
@@ -125,14 +126,13 @@ class ConfigurationSearch:
         return self.configuration.virtual_stages > 1
 
     def least_s(self, first: int, end: int) -> float:
-        """Kernels and collectives of a run, nothing recomputed, nothing exposed."""
-        return self.table.total("compute", first, end) + self.table.total("tp", first, end)
+        """One microbatch through a run, nothing recomputed, nothing sent between stages."""
+        return self.table.total("least", first, end)
 
     @cached_property
     def unit_s(self) -> float:
         """The longest unit."""
-        compute_s, tp_s = (np.diff(self.table.before(name)) for name in ("compute", "tp"))
-        return float((compute_s + tp_s).max())
+        return float(np.diff(self.table.before("least")).max())
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -361,12 +361,12 @@ class ConfigurationSearch:
         forward_s = self.least_forward_s(first, end)
         weight_s = 0.0
         if self.configuration.divides_backward:
-            weight_s = self.table.total("weight", first, end)
+            weight_s = self.table.total("least_weight", first, end)
         return forward_s, self.least_s(first, end) - forward_s - weight_s, weight_s
 
     def least_forward_s(self, first: int, end: int) -> float:
         """The forward part of ``least_s``."""
-        return self.table.total("forward", first, end) + self.table.total("tp_forward", first, end)
+        return self.table.total("least_forward", first, end)
 
     def slowest_s(self, limit_s: float) -> float:
         """Longest time per microbatch of a stage in a step no slower than the limit."""

@@ -44,11 +44,9 @@ def _least_shares(search: ConfigurationSearch) -> tuple[float, float]:
 
     Of divided backwards, the share of the part that other stages wait for.
     """
-    compute_s, tp_s, *forward_parts_s, weight_s = (
-        np.diff(search.table.before(name))
-        for name in ("compute", "tp", "forward", "tp_forward", "weight")
+    whole_s, forward_s, weight_s = (
+        np.diff(search.table.before(name)) for name in ("least", "least_forward", "least_weight")
     )
-    whole_s, forward_s = compute_s + tp_s, np.add(*forward_parts_s)
     backward_s = whole_s - forward_s - search.configuration.divides_backward * weight_s
     takes = whole_s > 0
     forward, backward = (part_s[takes] / whole_s[takes] for part_s in (forward_s, backward_s))
@@ -136,9 +134,8 @@ def _possible_stages(search: ConfigurationSearch) -> StageRanges:
     """
     slack_s, last = REACH_UNITS * search.unit_s, search.configuration.num_stages - 1
     longest_s, shortest_s = search.even_s + slack_s, search.even_s - slack_s
-    compute_s, tp_s = (search.table.before(name) for name in ("compute", "tp"))
-    before_s = ((compute_s - compute_s[0]) + (tp_s - tp_s[0]))[1:-2]
-    rest_s = ((compute_s[-1] - compute_s) + (tp_s[-1] - tp_s))[2:-1]
+    least_s = search.table.before("least")
+    before_s, rest_s = least_s[1:-2], (least_s[-1] - least_s)[2:-1]
     earliest, latest = np.zeros(len(before_s), dtype=int), np.full(len(before_s), last)
     if shortest_s > 0:
         latest = np.minimum(latest, (before_s / shortest_s).astype(int) + 1)

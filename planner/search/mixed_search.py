@@ -149,8 +149,8 @@ class MixedSearch(ConfigurationSearch):
 
 def _units_s(search: ConfigurationSearch) -> NDArray[np.float64]:
     """What each unit takes at the least on one kind of device: (part of ``Path.counts``, unit)."""
-    before = search.table.before
-    forward_s = np.diff(before("forward") + before("tp_forward"))
-    whole_s = np.diff(before("compute") + before("tp"))
-    weight_s = search.configuration.divides_backward * np.diff(before("weight"))
+    whole_s, forward_s, weight_s = (
+        np.diff(search.table.before(name)) for name in ("least", "least_forward", "least_weight")
+    )
+    weight_s *= search.configuration.divides_backward
     return np.array([forward_s, whole_s - forward_s - weight_s, weight_s])

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.stage_costs import Links
+from planner.cost.stage_links import Links
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch

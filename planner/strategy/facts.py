@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from planner.graph.analysis.changed_buffers import changed_parameters
 from planner.graph.analysis.float8 import is_float8_product
@@ -107,15 +108,12 @@ def tried_facts(graphs: GraphFamily, *, may_recompute: bool) -> ModelFacts:
     facts = model_facts(graph)
     trial = graphs.trial(graphs.size_of_trial(graph.microbatch_size))
     kinds = {unit.structure: unit for unit in reversed(graph.units) if unit.block is not None}
-    for unit in reversed(kinds.values()) if may_recompute else ():
-        refusal = trial.runs_again(unit)
-        if refusal is not None:
-            reason = (
-                f"{refusal.module or unit.name} does not do in backward what it did before: "
-                f"{refusal.reason}"
-            )
-            return replace(facts, recompute_refusals=dict.fromkeys(RECOMPUTATIONS[1:], reason))
-    return facts
+    blocks = sorted(kinds.values(), key=attrgetter("block"))
+    refusal = trial.run_again(blocks) if blocks and may_recompute else None
+    if refusal is None:
+        return facts
+    reason = f"{refusal.module} does not do in backward what it did before: {refusal.reason}"
+    return replace(facts, recompute_refusals=dict.fromkeys(RECOMPUTATIONS[1:], reason))
 
 
 def _complex_parameters(graph: OperatorGraph) -> tuple[str, ...]:

@@ -94,6 +94,27 @@ def test_gradients_are_added_up_where_several_are_reduced_together(model, cluste
     assert priced.compute_s == pytest.approx(direct + alike_s)
 
 
+@pytest.mark.parametrize("form", ["fsdp", "plain", "replicated"])
+@pytest.mark.parametrize("degrees", [{"pp": 4}, {"pp": 2, "dp_shard": 4}, {"dp_replicate": 8}])
+@pytest.mark.parametrize("reshard", [False, True])
+def test_what_stages_take_at_the_least_is_all_but_transfers(model, cluster, form, degrees, reshard):
+    """Bounds of the search miss nothing that is the same however stages are cut."""
+    priced = table(model, cluster, reshard=reshard, form=form, **degrees)
+    tied = {unit for weight in model.tied for unit in weight.units}
+    for first, end in combinations(range(len(model.units) + 1), 2):
+        stage = priced.seconds(first, end)
+        microbatch_s = stage.microbatch_s - stage.pp_comm_s
+        least_s = priced.total("least", first, end)
+        forward_s = priced.total("least_forward", first, end)
+        weight_s = priced.total("least_weight", first, end)
+        assert forward_s == pytest.approx(stage.forward_s - stage.pp_comm_s / 2)
+        assert weight_s <= stage.weight_backward_s * (1 + 1e-9)
+        assert least_s <= microbatch_s * (1 + 1e-9)
+        if form == "fsdp" or not tied.intersection(range(first, end)):
+            assert weight_s == pytest.approx(stage.weight_backward_s)
+            assert least_s == pytest.approx(microbatch_s)
+
+
 def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     tied = 4 * 50304 * 768
     assert [(w.units, w.trained_bytes) for w in model.tied] == [((0, 13), tied)]

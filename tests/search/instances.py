@@ -242,7 +242,7 @@ def enumerated_s(search):
     """Least step over all cuts and recomputations, priced and sized stage by stage."""
     configuration, table = search.configuration, search.table
     count, stages = len(table.units), configuration.num_stages
-    seconds = [table.total("compute", i, i + 1) + table.total("tp", i, i + 1) for i in range(count)]
+    seconds = [table.total("least", i, i + 1) for i in range(count)]
     even_s, longest_s = sum(seconds) / stages, max(seconds)
     best = float("inf")
     for inner in combinations(range(1, count), stages - 1):
