@@ -21,15 +21,16 @@ class HeldStage:
     """What it holds of the step's microbatches."""
 
 
-def left_bytes(prologue_bytes: int, kept_bytes: int, num_blocks: int) -> int:
-    """Activations that a microbatch has left when the last of some blocks runs its backward.
+def left_bytes(outside_bytes: int, kept_bytes: int, num_blocks: int) -> int:
+    """What a microbatch has left when the last of some blocks runs its backward.
 
     Args:
-        prologue_bytes: Those of the unit before all blocks, 0 where the stage does not have it.
+        outside_bytes: Activations of the unit before all blocks, where the stage has it, and
+            gradients of those behind that last so long.
         kept_bytes: Those of the blocks.
         num_blocks: How many blocks there are.
     """
-    return prologue_bytes + (kept_bytes // num_blocks if num_blocks else 0)
+    return outside_bytes + (kept_bytes // num_blocks if num_blocks else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,18 +233,30 @@ class StageMemory:
     def _new_at_reduction(self, first: int, end: int) -> StageState:
         """When the backward is over; of whole parameters less than at the backward.
 
-        Blocks have their shards of gradients, and the root gets its own.
+        Blocks have their shards of gradients, and the root gets its own. torch's schedules reduce
+        those of the root first: blocks are gathered then, and their gradients whole.
         """
         if not self._is_script:
             return self._at_backward(first, end, _NOTHING_YET)
-        root_shards = self._late_root_shards_bytes(first, end)
+        blocks_shards = self.sharded_trained_bytes(first, end)
+        blocks_shards -= self._late_root_shards_bytes(first, end)
+        grads, whole = self._here(blocks_shards), 0
+        if self._reduces_root_first:
+            grads = 0.0
+            whole += self.gathered.whole_bytes(first, end) - self._root.gathered_bytes(first, end)
+            whole += self.local_trained_bytes(first, end) - self._root.trained_bytes(first, end)
         return StageState(
             params=self._here(self._sharded_bytes(first, end)),
-            grads=self._here(self.sharded_trained_bytes(first, end) - root_shards),
+            grads=grads,
             optimizer=self._here(self._optimizer_bytes(first, end)),
-            buffers=self.receive_bytes(first, end) + self._own_bytes,
+            buffers=self.receive_bytes(first, end) + self._own_bytes + whole,
             transient=self.reduction_transient_bytes(first, end),
         )
+
+    @property
+    def _reduces_root_first(self) -> bool:
+        """Whether the root is reduced before blocks; of ranks with several stages one at a time."""
+        return self._pipelined and self._gathers and self._configuration.virtual_stages == 1
 
     def static_bytes(self, first: int, end: int) -> float:
         """What a stage holds in every backward besides activations and transients."""
@@ -315,7 +327,8 @@ class StageMemory:
                 for index, kind in zip(range(first, end), kinds, strict=True)
             }
             inside = [size for index, size in sizes.items() if index in self._blocks]
-            left = left_bytes(sizes.get(0, 0), sum(inside), len(inside))
+            outside = sizes.get(0, 0) + self.transients.left_gradient_bytes(first, end)
+            left = left_bytes(outside, sum(inside), len(inside))
             self._kept[first, end, kinds] = sum(sizes.values()), left
         return self._kept[first, end, kinds]
 

@@ -275,7 +275,18 @@ class Transients:
         """
         unit = self._units[index]
         released = unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
-        lasts = self._has_new_gradients or self._reduces_root_last
-        if lasts and not unit.lasting_bytes:
+        if self._root_gradients_last and not unit.lasting_bytes:
             released -= unit.gathered_bytes - unit.frozen_bytes
         return released
+
+    def left_gradient_bytes(self, first: int, end: int) -> int:
+        """What of that the units of a stage behind the blocks have left to its end."""
+        if not self._root_gradients_last:
+            return 0
+        behind = self._units[max(first, self._blocks.stop) : end]
+        return sum(unit.gathered_bytes - unit.frozen_bytes for unit in behind)
+
+    @property
+    def _root_gradients_last(self) -> bool:
+        """Whether new gradients of the root lie in the compute dtype to the end of a backward."""
+        return self._has_new_gradients or self._reduces_root_last

@@ -202,7 +202,7 @@ class ColumnMaker:
         early = np.maximum(self._early_prologue_bytes(first), ending)
         late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
         all_kept = front.kept + kept
-        left = front.kept // max(1, front.num_blocks) + self._prologue_bytes(first)
+        left = front.kept // max(1, front.num_blocks) + self._left_outside(first, end)
         fitting = np.ones(len(front.kept), dtype=bool)
         for moment, room_bytes in room.by_moment:
             held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
@@ -245,7 +245,7 @@ class ColumnMaker:
             fixed = moment.in_flight * (kept + room.state.beside_bytes)
             each, highest_at = float(moment.in_flight), late
             if moment.is_ending:
-                fixed -= kept - self._prologue_bytes(first)
+                fixed -= kept - self._left_outside(first, end)
                 each, highest_at = each - 1 + 1 / len(starting), early
             left = room_bytes - fixed - highest_at
             most = np.minimum(most, left / each if each else np.where(left < 0, -1.0, np.inf))
@@ -293,9 +293,10 @@ class ColumnMaker:
             prologue = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
         return kept, highest, released, prologue
 
-    def _prologue_bytes(self, first: int) -> int:
-        """Activations that the prologue keeps, if a run that begins with a unit has it."""
-        return 0 if first else self.table.units[0].activation_bytes[Recomputation.NONE]
+    def _left_outside(self, first: int, end: int) -> int:
+        """What is left outside a run's blocks when they end their backward (``left_bytes``)."""
+        prologue = 0 if first else self.table.units[0].activation_bytes[Recomputation.NONE]
+        return prologue + self.table.memory.transients.left_gradient_bytes(first, end)
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
@@ -391,7 +392,7 @@ class ColumnMaker:
             kinds=listed,
             recompute_s=recompute_s,
             kept_bytes=kept_bytes + kept,
-            left_bytes=left_bytes(self._prologue_bytes(first), kept_bytes, len(kinds)),
+            left_bytes=left_bytes(self._left_outside(first, end), kept_bytes, len(kinds)),
             temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
             early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )

@@ -159,6 +159,19 @@ def test_chunks_of_a_loss_and_many_stages_of_a_rank(fix, fullest, tmp_path):
         assert max(stage.tracked_peak_bytes for stage in check.stages) < fullest * most
 
 
+@pytest.mark.parametrize("chunks", [16, in_bench(1)])
+def test_tables_of_stages_while_blocks_are_whole(chunks, tmp_path):
+    """torch's schedules reduce the root's gradients first; new ones of the end last till then."""
+    large = MODEL.replace("dim=1024, n_layers=4, ffn_dim=4096", "dim=512, n_layers=8, ffn_dim=1024")
+    (tmp_path / "model.py").write_text(large.replace("vocab_size=8192", "vocab_size=65536"))
+    fix = {"pp": 2, "dp_shard": 2, "schedule": "1F1B", "reshard_after_forward": True}
+    fix |= {"activation_checkpointing": "full", "microbatch_size": 2, "loss_chunks": chunks}
+    options = {"gpus": 4, "global_batch_size": 64, "seq_len": 512, "dtype": "bfloat16"}
+    folder = save(tmp_path / "plan", tmp_path / "model.py", fix=fix, cluster="h100-sxm", **options)
+    for stage in check_plan(folder).stages:
+        assert stage.predicted_peak_bytes == pytest.approx(stage.tracked_peak_bytes, rel=0.01)
+
+
 @pytest.fixture(scope="module")
 def split(splits):
     return splits["tp"]
