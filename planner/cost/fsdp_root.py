@@ -30,10 +30,14 @@ class FsdpRoot:
         return sum(self._units[i].trained_bytes for i in units) - copies
 
     def last_share(self, first: int, end: int) -> float:
-        """Share that the last of its units has alone, 0 where there is nothing."""
-        every = self.gathered_bytes(first, end)
-        units = self.units(first, end)
+        """Share that the last of its trained parameters has, 0 where there is none.
+
+        A weight that an earlier stage has too comes by the name that it has here: last, perhaps.
+        """
+        every, units = self.trained_bytes(first, end), self.units(first, end)
         if not every:
             return 0.0
-        tied = sum(each.gathered_bytes for each in self._tied if each.copies(units))
-        return max(0, self._units[max(units)].gathered_bytes - tied) / every
+        last = max(units)
+        tied = (each for each in self._tied if last in each.units and min(each.units) not in units)
+        others = max((each.trained_bytes for each in tied), default=0)
+        return max(self._units[last].last_trained_bytes, others) / every

@@ -282,8 +282,8 @@ class StageMemory:
         First its gathered parameters and new gradients, of a weight that several units read one
         for each reader and their sum; gradients of earlier backwards are added up in the dtype of
         the reduction. Then parameters are sharded, and gradients are copied to the input of the
-        reduction; at last that input and the rank's shards, beside which torch's schedules still
-        have what was copied, and others the last of it, unless one rank has it all.
+        reduction; at last that input and the rank's shards, beside which FSDP still has the last of
+        what was copied, unless one rank has it all.
         """
         if not self._gathers:
             return 0.0
@@ -297,7 +297,7 @@ class StageMemory:
         if summed and gathered - frozen == reduced:
             new = 0  # each is added where it is made
         copied = summed or gathered - frozen
-        left = copied if self._pipelined else copied * self._root.last_share(first, end)
+        left = copied * self._root.last_share(first, end)
         return max(
             float(gathered + new + summed),
             float(copied + reduced),

@@ -86,6 +86,7 @@ def unit_work(
         gradient_temporary_bytes=_temporaries("gradient_bytes", peaks, kept, view),
         added_temporary_bytes=_temporaries("added_gradient_bytes", peaks, kept, view),
         trained_elements=parameters.elements(trained=True),
+        last_trained_elements=parameters.last_trained_elements(),
         frozen_elements=parameters.elements(trained=False),
         experts_trained_elements=parameters.elements(trained=True, experts=True),
         experts_frozen_elements=parameters.elements(trained=False, experts=True),

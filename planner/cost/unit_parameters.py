@@ -45,6 +45,13 @@ class UnitParameters:
                 total += parameter.num_elements * self._shares.get(parameter.storage, 1.0)
         return round(total)
 
+    def last_trained_elements(self) -> int:
+        """Elements on one rank of the last trained parameter, in the order that modules have."""
+        every = self._graph.parameters
+        trained = [index for index in self._unit.parameters if every[index].requires_grad]
+        last = every[max(trained)] if trained else None
+        return round(last.num_elements * self._shares.get(last.storage, 1.0)) if last else 0
+
     def summed_gradient_elements(self) -> int:
         """Elements of whole trained parameters that run on a split stream, summed over tp alone.
 

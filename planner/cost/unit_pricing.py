@@ -61,6 +61,8 @@ class PricedUnit:
     """Those of ``forward_comm_s`` that are over the second axis."""
     backward_second_comm_s: float = 0.0
     """Those of ``backward_comm_s``."""
+    last_trained_bytes: int = 0
+    """Those of ``trained_bytes`` that the last trained parameter of the module has."""
     experts_trained_bytes: int = 0
     """Those of ``trained_bytes`` that are of experts which other ranks have not."""
     experts_gathered_bytes: int = 0
@@ -113,6 +115,7 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         trained_bytes=work.trained_elements * master_bytes(rank.dtype),
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
+        last_trained_bytes=work.last_trained_elements * master_bytes(rank.dtype),
         experts_trained_bytes=work.experts_trained_elements * master_bytes(rank.dtype),
         experts_gathered_bytes=_experts_elements(work) * DTYPE_BYTES[rank.dtype],
         experts_frozen_bytes=work.experts_frozen_elements * DTYPE_BYTES[rank.dtype],

@@ -66,6 +66,8 @@ class UnitWork:
     """Trained parameters on one tp rank."""
     frozen_elements: int
     """Frozen parameters on one tp rank."""
+    last_trained_elements: int = 0
+    """Those of ``trained_elements`` that the last trained parameter of the module has."""
     experts_trained_elements: int = 0
     """Those of ``trained_elements`` that are of experts which other ranks have not."""
     experts_frozen_elements: int = 0
