@@ -69,15 +69,14 @@ def unit_work(
     parameters = UnitParameters(problem, chosen)
     problem = problem if part is None else _only(problem, part)
     view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
-    graph, unit = view.graph, problem.unit
-    ops = (unit.forward_ops, unit.backward_ops)
-    peaks = unit_peaks(graph, *ops, view.shares, view.kernel_memory(), view.own_inputs())
+    ops = problem.unit.forward_ops, problem.unit.backward_ops
+    peaks = unit_peaks(view.graph, *ops, view.shares, view.kernel_memory(), view.own_inputs())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
     there, back = map(view.sent, boundary_comm(problem, chosen, conversions, view.own_ops))
     inputs, weights = view.backward_works()
     return UnitWork(
-        structure=unit.structure,
-        forward=rank_work(view.forward_works(unit.forward_ops), there, kernels),
+        structure=problem.unit.structure,
+        forward=rank_work(view.forward_works(ops[0]), there, kernels),
         input_backward=rank_work(inputs, back + view.regathers(), kernels),
         weight_backward=RankWork(ops=weights, comm=()),
         recompute={kind: _recompute(kind, view, conversions) for kind in RECOMPUTATIONS},
@@ -93,9 +92,9 @@ def unit_work(
         outer_trained_elements=parameters.elements(trained=True, outer=True),
         outer_frozen_elements=parameters.elements(trained=False, outer=True),
         summed_gradient_elements=parameters.summed_gradient_elements(),
-        waiting_gradient_bytes=waiting_gradient_bytes(graph, *ops, view.shares),
+        waiting_gradient_bytes=waiting_gradient_bytes(view.graph, *ops, view.shares),
         released_bytes=view.released_bytes(),
-        trained_tensors=sum(graph.parameters[index].requires_grad for index in unit.parameters),
+        trained_tensors=parameters.trained_tensors(),
         offloaded_bytes=tuple(view.offloaded_bytes()),
     )
 

@@ -45,6 +45,11 @@ class UnitParameters:
                 total += parameter.num_elements * self._shares.get(parameter.storage, 1.0)
         return round(total)
 
+    def trained_tensors(self) -> int:
+        """How many trained parameters there are."""
+        every = self._graph.parameters
+        return sum(every[index].requires_grad for index in self._unit.parameters)
+
     def last_trained_elements(self) -> int:
         """Elements on one rank of the last trained parameter, in the order that modules have."""
         every = self._graph.parameters
