@@ -31,11 +31,7 @@ from planner.cost.stage_memory import PARAMETER_BYTES, StageMemory
 from planner.cost.stage_seconds import StageSeconds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
-from planner.hardware.topology import (
-    CommGroup,
-    comm_group,
-    shares_link,
-)
+from planner.hardware.topology import CommGroup, comm_group, shares_link
 from planner.strategy.configuration import Configuration
 from planner.strategy.placement import axis_group, copy_axes
 from planner.vocabulary import Axis, Recomputation
@@ -92,7 +88,8 @@ class StageCosts:
             self._whole = WholeState(framework, self.memory, ranks=ranks, shard=shard)
         elif moves_state and configuration.state_form == "fsdp":
             self._sharded = ShardedState(model, configuration, cluster, framework, passes)
-        self._sums = {**self._known_sums(), **self._least_sums()}
+        self._sums = self._known_sums()
+        self._sums = {**self._sums, **self._least_sums()}
         self._recomputes: dict[tuple[int, str, bool], float] = {}
 
     def _group(self, axis: str) -> CommGroup:
@@ -143,7 +140,7 @@ class StageCosts:
 
         Recomputation adds to it whatever it hides. Weights that several units read count once.
         """
-        known, sharded = self._known_sums(), self._sharded
+        known, sharded = self._sums, self._sharded
         added = self.model.unit_sums.of(self._least_added_s)
         if sharded is not None:
             added = [sharded.added_s(0, end) for end in range(len(added))]
@@ -284,10 +281,8 @@ class StageCosts:
 
     def _added_whole_s(self, trained_bytes: float) -> float:
         """The same of parameters that FSDP does not hold."""
-        parameters, microbatches = (
-            trained_bytes / PARAMETER_BYTES,
-            self.configuration.num_microbatches,
-        )
+        parameters = trained_bytes / PARAMETER_BYTES
+        microbatches = self.configuration.num_microbatches
         if self.configuration.state_form == "plain":
             parameters *= (microbatches - 1) / microbatches
         return self.framework.accumulated_bytes * parameters / self.device.pointwise_bytes_per_s

@@ -115,6 +115,19 @@ def test_what_stages_take_at_the_least_is_all_but_transfers(model, cluster, form
             assert least_s == pytest.approx(microbatch_s)
 
 
+def test_of_the_roots_gradients_the_last_ones_copy_stays(model, cluster):
+    """Positions come after the table; a table that the stage before has too comes by its name."""
+    root = table(model, cluster, pp=2, dp_shard=2).memory.gathered.root
+    (tied,) = model.tied
+    positions_bytes = 4 * 1024 * 768
+    assert root.trained_bytes(0, 6) == tied.trained_bytes + positions_bytes
+    assert root.last_share(0, 6) * root.trained_bytes(0, 6) == pytest.approx(positions_bytes)
+    end = len(model.units)
+    assert root.last_share(6, end) * root.trained_bytes(6, end) == pytest.approx(tied.trained_bytes)
+    assert root.last_share(0, end) < 1e-3  # a norm's weight
+    assert root.last_share(2, 6) == 0
+
+
 def test_tied_weights_count_once_on_one_rank_and_twice_on_two(model, cluster):
     tied = 4 * 50304 * 768
     assert [(w.units, w.trained_bytes) for w in model.tied] == [((0, 13), tied)]
