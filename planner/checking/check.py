@@ -231,14 +231,15 @@ def _script_folder(path: Path, plan: Plan, cluster: ClusterSpec) -> Iterator[Pat
 def checked_microbatches(schedule: str, *, pp: int, number: int) -> tuple[int, ...]:
     """Numbers of microbatches to run: the plan's, or two from which all others follow.
 
-    Once the pipeline is full, each further group of microbatches adds the same.
+    Once the pipeline is full, each further group of microbatches adds the same. Without one the
+    first and the last are unlike those between: gradients have not come, or are reduced.
 
     Args:
         schedule: The plan's.
         pp: Pipeline ranks.
         number: Microbatches of the plan.
     """
-    group, full = 1, {Schedule.ONE_F_ONE_B: pp + 1}.get(Schedule(schedule), 2)
+    group, full = 1, {Schedule.NONE: 3, Schedule.ONE_F_ONE_B: pp + 1}.get(Schedule(schedule), 2)
     if schedule in V_SCHEDULES:
         full = 2 * (pp + 1)
     elif schedule in SHARED_SCHEDULES:  # torch takes whole rounds of these

@@ -46,9 +46,9 @@ class GatheredParameters:
         if not self._reshards:
             return everything
         inside = self._model.blocks_inside(first, end)
-        largest = max((unit.gathered_bytes for unit in inside), default=0)
+        largest = max((unit.inner_gathered_bytes for unit in inside), default=0)
         # What of a block is gathered with the rest of it.
-        others = (unit.gathered_bytes - unit.experts_gathered_bytes for unit in inside)
+        others = (unit.inner_gathered_bytes - unit.experts_gathered_bytes for unit in inside)
         following = max(others, default=0)
         return min(everything, self.root.gathered_bytes(first, end) + largest + following)
 
@@ -82,7 +82,7 @@ class GatheredParameters:
             return 0
         whole = 0, len(self._model.units)
         inside = self._model.blocks_inside(*whole)
-        largest = max((unit.gathered_bytes for unit in inside), default=0)
+        largest = max((unit.inner_gathered_bytes for unit in inside), default=0)
         return self.start_bytes(*whole) - self.root.gathered_bytes(*whole) - largest
 
     def _left_bytes(self, unit: PricedUnit, *, alone: bool) -> int:
@@ -90,8 +90,9 @@ class GatheredParameters:
 
         With resharding that is one block earlier, when neither has its shards.
         """
-        size = unit.gathered_bytes
+        size = unit.inner_gathered_bytes
         if not self._reshards:
             return 2 * size
-        shards = round(2 * unit.trained_bytes * self._shards_here)
+        trained = unit.trained_bytes - unit.outer_trained_bytes
+        shards = round(2 * trained * self._shards_here)
         return size + max(0, size - shards) * (not alone)

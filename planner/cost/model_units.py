@@ -19,8 +19,9 @@ from planner.cost.unit_work import UnitWork
 from planner.graph.analysis.shared import SharedActivation
 from planner.units import DTYPE_BYTES
 
+_OF_ROOT = ("trained_bytes", "frozen_bytes", "gathered_bytes")
 _SUMMED = (
-    *("trained_bytes", "frozen_bytes", "gathered_bytes"),
+    *_OF_ROOT,
     *("waiting_gradient_bytes", "released_bytes", "experts_trained_bytes", "experts_frozen_bytes"),
     "pinned_bytes",
 )
@@ -77,11 +78,17 @@ class ModelUnits:
 
     @cached_property
     def byte_sums(self) -> Mapping[str, Sequence[int]]:
-        """Prefix sums over the units of what stages hold of each, by the name of its field."""
-        return {
-            name: list(accumulate((getattr(unit, name) for unit in self.units), initial=0))
-            for name in _SUMMED
-        }
+        """Prefix sums over the units of what stages hold of each, by the name of its field.
+
+        With ``root_`` before it, of what is in none of their blocks alone.
+        """
+        sizes = {name: [getattr(unit, name) for unit in self.units] for name in _SUMMED}
+        for name in _OF_ROOT:
+            sizes[f"root_{name}"] = [
+                getattr(unit, f"outer_{name}" if index in self.blocks else name)
+                for index, unit in enumerate(self.units)
+            ]
+        return {name: list(accumulate(each, initial=0)) for name, each in sizes.items()}
 
     @cached_property
     def unit_sums(self) -> "UnitSums":

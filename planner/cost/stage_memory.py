@@ -287,16 +287,16 @@ class StageMemory:
         """
         if not self._gathers:
             return 0.0
-        units = self._root.units(first, end)
         reduced = self._root.trained_bytes(first, end)
         gathered = self._root.gathered_bytes(first, end)
-        frozen = sum(self._units[i].frozen_bytes for i in units)
+        made = self._root.new_gradient_bytes(first, end)
         tied = [each for each in self._model.tied if each.trained_bytes]
-        new = gathered - frozen + sum(2 * t.copies(units) * t.gathered_bytes for t in tied)
+        joined = [each for each in tied if each.copies(range(first, end))]
+        new = made + sum(2 * each.gathered_bytes for each in joined)
         summed = reduced if self.transients.adds_up_gradients else 0
-        if summed and gathered - frozen == reduced:
+        if summed and made == reduced:
             new = 0  # each is added where it is made
-        copied = summed or gathered - frozen
+        copied = summed or made
         left = copied * self._root.last_share(first, end)
         return max(
             float(gathered + new + summed),

@@ -4,8 +4,9 @@ FSDP takes the gradients of a block when its backward is over. Until then they l
 dtype beside those of the optimiser's that they are added to, or that they are reduced into.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
@@ -85,12 +86,8 @@ class Transients:
         is_early = stage.moment.is_ending or stage.moment.is_dividing
         key = stage.first, stage.end, stage.kinds, is_early
         if key not in self._of_stages:
-            kept = stage.kinds[: max(0, self._blocks.stop - stage.first)]
-            self._of_stages[key] = (
-                self.end_bytes(stage.first, stage.first + len(kept), kept)
-                if is_early
-                else self.start_bytes(stage.first, stage.end, stage.kinds)
-            )
+            highest = self.end_bytes if is_early else self.start_bytes
+            self._of_stages[key] = highest(stage.first, stage.end, stage.kinds)
         return self._of_stages[key]
 
     def start_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
@@ -104,9 +101,9 @@ class Transients:
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        kept, joined = 0, self._joined(first, end)
+        kept = 0
         for index, kind in reversed(list(zip(range(first, before), kinds, strict=False))):
-            own_bytes = self.unit_bytes(index, kind) + joined.get(index, 0)
+            own_bytes = self.unit_bytes(index, kind) + self.joined_at_start(index, first, end)
             if index in self._blocks:
                 kept += self._units[index].activation_bytes[kind]
             else:
@@ -125,7 +122,7 @@ class Transients:
         if self._pipelined or not self._is_script or not self._is_reduced or self.adds_up_gradients:
             return 0
         blocks = [
-            unit for unit in map(self._units.__getitem__, self._blocks) if unit.gathered_bytes
+            unit for unit in map(self._units.__getitem__, self._blocks) if unit.inner_gathered_bytes
         ]
         if not blocks:
             every = range(len(self._units))
@@ -133,13 +130,13 @@ class Transients:
             return sum(unit.gathered_bytes for unit in self._units) - copies
         if self._configuration.reshard_after_forward:
             return 0
-        return blocks[-1].experts_gathered_bytes or blocks[-1].gathered_bytes
+        return blocks[-1].experts_gathered_bytes or blocks[-1].inner_gathered_bytes
 
     def end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward has one block to go: of the units before the epilogue."""
         return max(
             (
-                self._ending_bytes(index, kind)
+                self._ending_bytes(index, kind) + self.joined_bytes(index, first, end)
                 for index, kind in zip(range(first, end), kinds, strict=True)
                 if index < self._blocks.stop
             ),
@@ -147,23 +144,36 @@ class Transients:
         )
 
     def joined_bytes(self, index: int, first: int, end: int) -> int:
-        """The other gradients of weights that a unit reads first of a stage, and their sum.
+        """Gradients beside a unit's own, of weights that several units of a stage read.
 
-        The last reader's is kept where gradients lie to the end of the backward.
+        From the last reader's backward to the first one's their sum waits, and is added to by each.
+        It is counted already where it lies behind the blocks to the end of the backward.
         """
-        return self._joined(first, end).get(index, 0)
-
-    def _joined(self, first: int, end: int) -> Mapping[int, int]:
-        """``joined_bytes`` by unit, of those that have any."""
-        joined: dict[int, int] = {}
-        if self._has_new_gradients or self._adds_new_gradients:
-            each = 1 if self._has_new_gradients else 2
-            for tied in self._tied:
-                if tied.trained_bytes and (copies := tied.copies(range(first, end))):
-                    reader = min(unit for unit in tied.units if unit >= first)
-                    added = each * copies * tied.gathered_bytes
-                    joined[reader] = joined.get(reader, 0) + added
+        if not (self._has_new_gradients or self._adds_new_gradients or self._reduces_root_last):
+            return 0
+        joined = 0
+        for tied in self._tied:
+            readers = [unit for unit in tied.units if first <= unit < end]
+            if tied.trained_bytes and readers and readers[0] <= index < readers[-1]:
+                is_kept = self._root_gradients_last and readers[-1] >= self._blocks.stop
+                joined += tied.gathered_bytes * ((not is_kept) + (index in readers))
         return joined
+
+    def joined_at_start(self, index: int, first: int, end: int) -> int:
+        """The same beyond activations of blocks behind, which are gone by then: the least of them.
+
+        Those of all blocks are gone when the prologue runs its backward, whatever they are.
+        """
+        joined = self.joined_bytes(index, first, end)
+        if not joined or index not in self._blocks:
+            return joined
+        least = self._least_kept
+        return max(0, joined - (least[min(end, self._blocks.stop)] - least[index + 1]))
+
+    @cached_property
+    def _least_kept(self) -> Sequence[int]:
+        """Prefix sums over the units of the least activations that each may keep."""
+        return [0, *accumulate(min(unit.activation_bytes.values()) for unit in self._units)]
 
     def _ending_bytes(self, index: int, kind: str) -> int:
         """Highest transient of a unit among the last of a backward.
@@ -203,7 +213,8 @@ class Transients:
     def by_kind(self, index: int) -> tuple[tuple[int, int], ...]:
         """Highest transients of a unit by its recomputation, as RECOMPUTATIONS has them.
 
-        When a backward starts, but for ``joined_bytes``, and among the last of one.
+        When a backward starts, and among the last of one; but for ``joined_at_start``, and
+        ``joined_bytes``.
         """
         return tuple(
             (self.unit_bytes(index, kind), self._ending_bytes(index, kind))
@@ -263,8 +274,10 @@ class Transients:
             return 0, 0
         unit = self._units[index]
         experts = unit.experts_gathered_bytes - unit.experts_frozen_bytes
-        others = unit.gathered_bytes - unit.frozen_bytes - experts
-        reduced = max(unit.experts_trained_bytes, unit.trained_bytes - unit.experts_trained_bytes)
+        frozen = unit.frozen_bytes - unit.outer_frozen_bytes
+        others = unit.inner_gathered_bytes - frozen - experts
+        trained = unit.trained_bytes - unit.outer_trained_bytes
+        reduced = max(unit.experts_trained_bytes, trained - unit.experts_trained_bytes)
         return max(experts, others), reduced
 
     def released_bytes(self, index: int) -> int:

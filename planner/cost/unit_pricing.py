@@ -63,6 +63,13 @@ class PricedUnit:
     """Those of ``backward_comm_s``."""
     last_trained_bytes: int = 0
     """Those of ``trained_bytes`` that the last trained parameter of the module has."""
+    outer_trained_bytes: int = 0
+    """Those of ``trained_bytes`` that lie outside of its block, if it is one: it runs code that
+    comes behind that."""
+    outer_gathered_bytes: int = 0
+    """Those of ``gathered_bytes`` that do."""
+    outer_frozen_bytes: int = 0
+    """Those of ``frozen_bytes`` that do."""
     experts_trained_bytes: int = 0
     """Those of ``trained_bytes`` that are of experts which other ranks have not."""
     experts_gathered_bytes: int = 0
@@ -81,6 +88,11 @@ class PricedUnit:
     """Host memory that full recomputation keeps its input in; 0 where that stays on the device."""
     lasting_bytes: int = 0
     """Of ``activation_bytes``, what stays until the backward of all units before it is over."""
+
+    @property
+    def inner_gathered_bytes(self) -> int:
+        """What a block gathers of its own."""
+        return self.gathered_bytes - self.outer_gathered_bytes
 
 
 def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
@@ -116,6 +128,9 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         gathered_bytes=(work.trained_elements + work.frozen_elements) * DTYPE_BYTES[rank.dtype],
         summed_gradient_bytes=work.summed_gradient_elements * master_bytes(rank.dtype),
         last_trained_bytes=work.last_trained_elements * master_bytes(rank.dtype),
+        outer_trained_bytes=work.outer_trained_elements * master_bytes(rank.dtype),
+        outer_gathered_bytes=_outer_elements(work) * DTYPE_BYTES[rank.dtype],
+        outer_frozen_bytes=work.outer_frozen_elements * DTYPE_BYTES[rank.dtype],
         experts_trained_bytes=work.experts_trained_elements * master_bytes(rank.dtype),
         experts_gathered_bytes=_experts_elements(work) * DTYPE_BYTES[rank.dtype],
         experts_frozen_bytes=work.experts_frozen_elements * DTYPE_BYTES[rank.dtype],
@@ -152,6 +167,10 @@ def _copies_s(work: UnitWork, rank: RankSpec) -> float:
         return 0.0
     assert rank.host is not None
     return 2 * sum(work.offloaded_bytes) / rank.host.link_bytes_per_s
+
+
+def _outer_elements(work: UnitWork) -> int:
+    return work.outer_trained_elements + work.outer_frozen_elements
 
 
 def _experts_elements(work: UnitWork) -> int:

@@ -328,6 +328,8 @@ def _loss_work(
         work,
         trained_elements=0,
         frozen_elements=0,
+        outer_trained_elements=0,
+        outer_frozen_elements=0,
         experts_trained_elements=0,
         experts_frozen_elements=0,
         trained_tensors=0,

@@ -199,7 +199,7 @@ class ColumnMaker:
         kept, highest, released, prologue = self._ends(first, end)
         front = self._front(first, end)
         starting, ending = front.highest.T
-        early = np.maximum(self._early_prologue_bytes(first), ending)
+        early = np.maximum(self._early_prologue_bytes(first, end), ending)
         late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
         all_kept = front.kept + kept
         left = front.kept // max(1, front.num_blocks) + self._left_outside(first, end)
@@ -233,13 +233,13 @@ class ColumnMaker:
     def _most_kept(self, first: int, end: int, room: _Room, inside: slice) -> NDArray[np.float64]:
         """What the blocks of a run may keep where one of them has a kind, by block and kind."""
         starting, ending = self.blocks.starting[inside], self.blocks.ending[inside]
-        joined = [
-            self.table.memory.transients.joined_bytes(index + 1, first, end)
-            for index in range(inside.start, inside.stop)
-        ]
+        transients, run = self.table.memory.transients, (first, end)
+        blocks = range(inside.start + 1, inside.stop + 1)
+        starting = starting + [[transients.joined_at_start(block, *run)] for block in blocks]
+        ending = ending + [[transients.joined_bytes(block, *run)] for block in blocks]
         kept, highest, released, prologue = self._ends(first, end)
-        late = np.maximum(highest, starting + np.array(joined)[:, None] - released)
-        early = np.maximum(self._early_prologue_bytes(first), ending)
+        late = np.maximum(highest, starting - released)
+        early = np.maximum(self._early_prologue_bytes(first, end), ending)
         most = np.full(starting.shape, np.inf)
         for moment, room_bytes in room.by_moment:
             fixed = moment.in_flight * (kept + room.state.beside_bytes)
@@ -253,11 +253,13 @@ class ColumnMaker:
                 most = np.minimum(most, (room_bytes - fixed - prologue + released) / (each - 1))
         return most
 
-    def _early_prologue_bytes(self, first: int) -> int:
+    def _early_prologue_bytes(self, first: int, end: int) -> int:
         """Highest transient of the prologue among the last of a backward, of a run that has it."""
         if first:
             return 0
-        return self.table.memory.transients.end_bytes(0, 1, (Recomputation.NONE,))
+        transients = self.table.memory.transients
+        own_bytes = transients.end_bytes(0, 1, (Recomputation.NONE,))
+        return own_bytes + transients.joined_bytes(0, 0, end)
 
     def _state(self, first: int, end: int) -> RunState:
         """What a run holds whatever it recomputes."""
@@ -335,8 +337,9 @@ class ColumnMaker:
         for index in range(first, end):
             if index not in (0, self._last):
                 highest = self._highest(index)
-                if self._has_tied and (more := transients.joined_bytes(index, first, end)):
-                    highest = tuple((begin + more, late) for begin, late in highest)
+                if self._has_tied and (last := transients.joined_bytes(index, first, end)):
+                    more = transients.joined_at_start(index, first, end)
+                    highest = tuple((begin + more, late + last) for begin, late in highest)
                 kind = self.table.units[index].structure, index == start, highest
                 blocks.setdefault(kind, []).append(index)
         self._alike[first, end] = blocks
