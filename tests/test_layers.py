@@ -168,6 +168,7 @@ ORDERS = {
         ("calibrate", "fsdp_root", "stage_links", "transients"),
         ("gathered",),
         ("stage_memory",),
+        ("unit_traffic",),
         ("data_parallel",),
         ("stage_costs",),
         ("kinds",),

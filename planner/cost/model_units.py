@@ -134,11 +134,12 @@ class ModelUnits:
         """The first unit of each unit's stretch, within which runs of one length are alike.
 
         Its units compute the same and receive as much. A weight that several units read tells one
-        from another, and so does an activation that only some of them keep, unless runs of each
-        length keep as much of all such wherever they lie. (Nothing hides behind the first block,
-        which is left to those who price it.)
+        from another, and its first reader, for which it counts, from the rest; and so does an
+        activation that only some of them keep, unless runs of each length keep as much of all such
+        wherever they lie. (Nothing hides behind the first block, which is left to those who price
+        it.)
         """
-        tied = [tied.units for tied in self.tied]
+        tied = [units for each in self.tied for units in (each.units, each.units[:1])]
         held = [units for s in self.shared for units in (s.units, s.owners, s.received)]
         apart, together = self._stretches([*tied, *held]), self._stretches(tied)
         ends = {start: end for end, start in enumerate(together, start=1)}

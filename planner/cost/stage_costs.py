@@ -15,6 +15,7 @@ state is held is a parameter of the configuration, what a framework does otherwi
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from itertools import accumulate
 from math import isclose
 from operator import attrgetter
 
@@ -141,9 +142,11 @@ class StageCosts:
         Recomputation adds to it whatever it hides. Weights that several units read count once.
         """
         known, sharded = self._sums, self._sharded
-        added = self.model.unit_sums.of(self._least_added_s)
+        number = len(self.units)
         if sharded is not None:
-            added = [sharded.added_s(0, end) for end in range(len(added))]
+            added = [sharded.added_s(0, end) for end in range(number + 1)]
+        else:
+            added = list(accumulate(map(self._least_added_s, range(number)), initial=0.0))
         moved = [sum(self._state_s(0, end)) for end in range(len(added))]
         parts = known["compute"], known["tp"], added, moved
         return {

@@ -95,7 +95,7 @@ class Transients:
 
         Or the prologue's when all are gone; or just before, what the forward has held to its end.
         """
-        highest, released = self._last_gather_bytes, 0
+        highest, released = self.last_gather_bytes, 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
@@ -112,7 +112,7 @@ class Transients:
         return highest
 
     @cached_property
-    def _last_gather_bytes(self) -> int:
+    def last_gather_bytes(self) -> int:
         """The buffer of the last gather of a forward, out of which its parameters are copied.
 
         FSDP holds it until the next gather, or to the end of the forward. Of several microbatches

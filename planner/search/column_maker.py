@@ -255,11 +255,9 @@ class ColumnMaker:
 
     def _early_prologue_bytes(self, first: int, end: int) -> int:
         """Highest transient of the prologue among the last of a backward, of a run that has it."""
-        if first:
-            return 0
         transients = self.table.memory.transients
-        own_bytes = transients.end_bytes(0, 1, (Recomputation.NONE,))
-        return own_bytes + transients.joined_bytes(0, 0, end)
+        own = transients.end_bytes(0, 1, (Recomputation.NONE,))
+        return 0 if first else own + transients.joined_bytes(0, 0, end)
 
     def _state(self, first: int, end: int) -> RunState:
         """What a run holds whatever it recomputes."""
@@ -287,7 +285,7 @@ class ColumnMaker:
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         transients = self.table.memory.transients
-        highest = released = prologue = 0
+        highest, released, prologue = transients.last_gather_bytes, 0, 0
         if end == self._last + 1:
             highest = transients.start_bytes(self._last, end, none)
             released = transients.released_bytes(self._last)

@@ -172,6 +172,48 @@ def test_tables_of_stages_while_blocks_are_whole(chunks, tmp_path):
         assert stage.predicted_peak_bytes == pytest.approx(stage.tracked_peak_bytes, rel=0.01)
 
 
+ZOO = EXAMPLES.parent / "tests" / "graph" / "zoo"
+ENCODER_DECODER = f"""
+import sys
+sys.path.insert(0, {str(ZOO)!r})
+from t5 import T5, example_batch, loss_fn
+
+
+def build_model():
+    model = T5(32768, dim=128, layers=4, heads=4, hidden=256)
+    model.head.weight = model.embed.weight
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("fix", "within"),
+    [
+        ({"pp": 2, "schedule": "1F1B"}, 0.01),
+        ({"dp_shard": 2, "reshard_after_forward": False}, 0.05),
+        in_bench({"dp_shard": 2, "reshard_after_forward": True}, 0.05),
+        in_bench({"pp": 2, "dp_shard": 2, "schedule": "1F1B", "reshard_after_forward": True}, 0.05),
+    ],
+)
+def test_gradients_of_a_table_that_encoder_and_decoder_read(fix, within, tmp_path):
+    """That of the decoder waits for that of the encoder, and both for their sum."""
+    (tmp_path / "model.py").write_text(ENCODER_DECODER)
+    gpus = fix.get("pp", 1) * fix.get("dp_shard", 1)
+    options = {"gpus": gpus, "global_batch_size": 32, "seq_len": 32, "dtype": "bfloat16"}
+    fix |= {"microbatch_size": 2, "activation_checkpointing": "none"}
+    folder = save(tmp_path / "plan", tmp_path / "model.py", fix=fix, cluster="h100-sxm", **options)
+    check = check_plan(folder)
+    assert check.traffic_holds
+    for stage in check.stages:
+        peaks = stage.predicted_peak_bytes, stage.tracked_peak_bytes
+        assert peaks[0] == pytest.approx(peaks[1], rel=within), [each >> 20 for each in peaks]
+
+
+def test_what_has_come_of_a_middle_microbatch_is_seen():
+    """Of several the first finds no gradients, and the last leaves none whole."""
+    assert checked_microbatches("none", pp=1, number=100) == (3, 4)
+
+
 @pytest.fixture(scope="module")
 def split(splits):
     return splits["tp"]

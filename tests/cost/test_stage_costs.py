@@ -1,6 +1,6 @@
 """Stages priced by prefix sums: additive where they must be, and sized as the runtime is."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations, pairwise, product
 from pathlib import Path
 
@@ -59,12 +59,19 @@ def table(
     return StageCosts(model, configuration, cluster, framework)
 
 
-def added_s(model, cluster, microbatches):
+def num_trained(model):
+    """Trained parameters; the table, which embedding and head read, once."""
+    (tied,) = model.tied
+    return (sum(unit.trained_bytes for unit in model.units) - tied.trained_bytes) / 4
+
+
+def added_s(model, cluster, microbatches, copies=1):
     """Adding up bf16 gradients in float32, of each microbatch in the mean.
 
     The first is cast (2 bytes read, 4 written), others are added to what there is (4 more read).
+    Stages that each have a copy of the table add it up each.
     """
-    parameters = sum(unit.trained_bytes for unit in model.units) / 4
+    parameters = num_trained(model) + (copies - 1) * model.tied[0].trained_bytes / 4
     cast_s = parameters / cluster.device.efficiency.cast_elements_per_s
     byte_s = parameters / cluster.device.pointwise_bytes_per_s
     first_s, other_s = (((size * byte_s) ** 4 + cast_s**4) ** (1 / 4) for size in (6, 10))
@@ -74,9 +81,10 @@ def added_s(model, cluster, microbatches):
 def test_stages_add_up(model, cluster):
     priced = table(model, cluster, pp=2, dp_shard=4)
     whole, parts = priced.seconds(0, 14), [priced.seconds(0, 6), priced.seconds(6, 14)]
-    assert sum(p.compute_s for p in parts) == pytest.approx(whole.compute_s)
     direct = sum(u.forward_s + u.backward_s for u in model.units)
     assert whole.compute_s == pytest.approx(direct + added_s(model, cluster, 4))
+    in_parts_s = direct + added_s(model, cluster, 4, copies=2)
+    assert sum(p.compute_s for p in parts) == pytest.approx(in_parts_s)
 
 
 def test_gradients_are_added_up_where_several_are_reduced_together(model, cluster):
@@ -89,7 +97,7 @@ def test_gradients_are_added_up_where_several_are_reduced_together(model, cluste
         assert priced.seconds(0, 14).compute_s == pytest.approx(expected)
     alike = with_framework(gradient_wire_bytes=2.0)  # kept as they come, then added in place
     priced = table(model, cluster, framework=alike, dp_shard=8).seconds(0, 14)
-    parameters = sum(unit.trained_bytes for unit in model.units) / 4
+    parameters = num_trained(model)
     alike_s = 3 / 4 * 6 * parameters / cluster.device.pointwise_bytes_per_s
     assert priced.compute_s == pytest.approx(direct + alike_s)
 
@@ -110,9 +118,40 @@ def test_what_stages_take_at_the_least_is_all_but_transfers(model, cluster, form
         assert forward_s == pytest.approx(stage.forward_s - stage.pp_comm_s / 2)
         assert weight_s <= stage.weight_backward_s * (1 + 1e-9)
         assert least_s <= microbatch_s * (1 + 1e-9)
-        if form == "fsdp" or not tied.intersection(range(first, end)):
+        if not tied.intersection(range(first, end)) or (form == "fsdp" and not first):
             assert weight_s == pytest.approx(stage.weight_backward_s)
             assert least_s == pytest.approx(microbatch_s)
+
+
+def test_the_root_has_what_several_units_read_once(model, cluster):
+    """A table that two blocks read too is moved with what lies around the blocks, once a stage."""
+    (tied,) = model.tied
+    sizes = {"trained_bytes": tied.trained_bytes, "gathered_bytes": tied.gathered_bytes}
+    more = {f"outer_{name}": size for name, size in sizes.items()}
+    units = [
+        replace(unit, **{n: getattr(unit, n) + size for n, size in sizes.items()}, **more)
+        if index in (3, 7)
+        else unit
+        for index, unit in enumerate(model.units)
+    ]
+    read_by_four = replace(model, units=tuple(units), tied=(replace(tied, units=(0, 3, 7, 13)),))
+    for reshard, degrees in product((False, True), ({"dp_shard": 8}, {"pp": 2, "dp_shard": 4})):
+        two = table(model, cluster, reshard=reshard, **degrees)
+        four = table(read_by_four, cluster, reshard=reshard, **degrees)
+        stages = ((0, 14), (0, 4), (0, 9), (4, 14), (1, 3)) if "pp" in degrees else ((0, 14),)
+        for first, end in stages:
+            root = four.memory.gathered.root
+            names = "gathered_bytes", "trained_bytes", "new_gradient_bytes"
+            every = [getattr(root, name)(first, end) for name in names]
+            others = [getattr(two.memory.gathered.root, name)(first, end) for name in names]
+            assert every == others
+            prices = [asdict(each.seconds(first, end)) for each in (four, two)]
+            for name, seconds in prices[0].items():
+                assert seconds == pytest.approx(prices[1][name]), (name, first, end)
+        # A stage that has none of the ends has it all the same.
+        lone, other = four.seconds(2, 9), two.seconds(2, 9)
+        assert four.memory.gathered.root.trained_bytes(2, 9) == tied.trained_bytes
+        assert lone.step_comm_s + lone.dp_comm_s > other.step_comm_s + other.dp_comm_s
 
 
 def test_of_the_roots_gradients_the_last_ones_copy_stays(model, cluster):
@@ -246,7 +285,7 @@ def test_fsdp_copies_on_one_rank_what_it_gathers_and_reduces(model, cluster):
     """It casts all parameters (4 + 2 bytes), copies them (2 + 2), and gradients twice."""
     one = replace(cluster, num_gpus=1, gpus_per_node=1)
     seconds, plain = (table(model, one, form=f).seconds(0, 14) for f in ("fsdp", "plain"))
-    parameters = sum(unit.trained_bytes for unit in model.units) / 4
+    parameters = num_trained(model)
     byte_s = parameters / cluster.device.pointwise_bytes_per_s  # of one of each
     gather_s, reduction_s = 10 * byte_s, (FRAMEWORK.accumulated_bytes + 4 + 4) * byte_s
     copies_s = gather_s + reduction_s
@@ -342,7 +381,7 @@ def test_fsdp_copies_what_it_gathers_and_reduces(model, cluster):
         table(model, cluster, reshard=True, dp_shard=8, framework=framework).seconds(0, 14)
         for framework in (FRAMEWORK, with_framework(accumulated_bytes=0.0))
     )
-    parameters = sum(unit.trained_bytes for unit in model.units) / 4
+    parameters = num_trained(model)
     bandwidth = cluster.device.pointwise_bytes_per_s
     cast_s = parameters / cluster.device.efficiency.cast_elements_per_s
     assert with_copies.dp_comm_s - cast_only.dp_comm_s == pytest.approx(
@@ -489,7 +528,7 @@ def test_a_share_in_host_memory_is_copied_to_each_gather_and_back(model, cluster
     )
     link = cluster.host.link_bytes_per_s
     sizes = [unit.trained_bytes / 8 / link for unit in model.units]
-    blocks_s, all_s = sum(sizes[1:13]), sum(sizes)
+    blocks_s, all_s = sum(sizes[1:13]), 4 * num_trained(model) / 8 / link
     if reshard:
         more_s = 4 * (there.dp_comm_s - here.dp_comm_s) + there.step_comm_s - here.step_comm_s
         assert more_s == pytest.approx(4 * (all_s + blocks_s + all_s))

@@ -93,6 +93,13 @@ def models(draw, *, always_alike=False):
     size = min((every[reader].trained_bytes for reader in readers), default=0)
     weight = TiedWeight(units=tuple(readers), trained_bytes=size, gathered_bytes=size // master)
     tied = (weight,) if readers else ()
+    # What several units read lies outside of all blocks.
+    sizes = {"outer_trained_bytes": size, "outer_gathered_bytes": size // master}
+    readers_of = {id(every[i]): replace(every[i], **sizes) for i in readers if 0 < i < count - 1}
+    every = [
+        readers_of[id(unit)] if index in readers and 0 < index < count - 1 else unit
+        for index, unit in enumerate(every)
+    ]
     shared = ()
     if draw(st.booleans()):
         shared = (
