@@ -4,6 +4,7 @@ Programs with decisions are PuLP's. Linear ones that are solved again and again 
 to HiGHS as arrays: it takes them up where it left them, and PuLP would build each anew.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -36,6 +37,9 @@ _MOST_ITERATIONS = 10
 """Iterations of a linear program, for each row and variable: one that was begun from an old basis
 may go round for ever."""
 
+_LEAST_SOLVER_S = 1.0
+"""Time that a program gets in any case: enough for most instances."""
+
 _WHOLE = 1e-7
 """How far from a whole number a variable may be that is one."""
 
@@ -51,6 +55,28 @@ class NoneFoundError(SolverError):
         """Keep what is proven: no feasible point is below ``bound``, in the model's unit."""
         super().__init__(message, hint=hint)
         self.bound = bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much work a program may be."""
+
+    most_checks: int = 300
+    """Checks of the solver, for each solution."""
+    deadline_s: float = float("inf")
+    """When all of them end, on the monotonic clock; the first has ``_LEAST_SOLVER_S`` anyway."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the deadline, None where there is none."""
+        if self.deadline_s == float("inf"):
+            return None
+        return max(_LEAST_SOLVER_S, self.deadline_s - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has come."""
+        return time.monotonic() > self.deadline_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,16 +36,10 @@ from planner.search.partition import best_partition
 from planner.search.prospects import Prospect
 from planner.search.refusals import left_out, memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
-from planner.search.stage_ilp import (
-    TOLERANCE,
-    Effort,
-    StageProblem,
-    StageSolution,
-    solve_stages,
-)
+from planner.search.stage_ilp import TOLERANCE, StageProblem, StageSolution, solve_stages
 from planner.search.stage_problem import TooManyRunsError, stage_problem
 from planner.search.stage_relaxation import relaxed
-from planner.solver import NoneFoundError, NoSolutionError
+from planner.solver import Effort, NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""
@@ -54,8 +48,6 @@ _MOST_PROGRAMS = 400
 _MOST_OPEN = 8
 """Configurations that joint programs may leave open before the rest stays so: a gap is there
 already."""
-_LEAST_SOLVER_S = 1.0
-"""Time that the solver gets in any case: enough for most instances."""
 NEAR_SHARE = 0.05
 """Share by which a step may be longer than the best for other orders of the mesh to be tried."""
 _VARIANT_SHARE = 0.5
@@ -258,7 +250,8 @@ class Decision:
         queue = _Queue(search for search in self.searches if id(search) not in left_open)
         for search in queue:
             best_s = self.incumbents.nth_s(1)
-            if search.bound_s >= best_s * (1 - TOLERANCE) or search.bound_s == float("inf"):
+            is_decided = search.bound_s >= best_s * (1 - TOLERANCE)
+            if is_decided or search.bound_s == float("inf") or time.monotonic() > self._deadline_s:
                 break
             if self._is_news(search, best_s):
                 self._relax(search, best_s)
@@ -357,8 +350,7 @@ class Decision:
     def _effort(self) -> Effort:
         if self._time_limit_s is None:
             return Effort()
-        left_s = self._deadline_s - time.monotonic()
-        return Effort(most_checks=10**9, time_limit_s=max(_LEAST_SOLVER_S, left_s))
+        return Effort(most_checks=10**9, deadline_s=self._deadline_s)
 
 
 def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:

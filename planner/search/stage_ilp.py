@@ -61,7 +61,7 @@ from planner.cost.shared_cores import path_of
 from planner.errors import SolverError
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column, Holding, placed, step_time_s
-from planner.solver import Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
+from planner.solver import Effort, Minimisation, NoneFoundError, NoSolutionError, Term, is_chosen
 from planner.strategy.configuration import Configuration
 
 _SCALED_OBJECTIVE = 1000.0
@@ -120,16 +120,6 @@ Fits = Callable[[StageProblem, Sequence[Column]], bool]
 """Whether a choice fits the memory exactly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much work a program may be."""
-
-    most_checks: int = 300
-    """Checks of the solver, for each solution."""
-    time_limit_s: float | None = None
-    """Seconds for each solution, None for no such limit."""
-
-
 def solve_stages(
     problems: Sequence[StageProblem],
     *,
@@ -163,19 +153,28 @@ def solve_stages(
             if best is None:
                 raise
             return _ended(best, error, cutoff_s)
+        bound_s = max(bound_s, found.bound_s)
         if fits is not None and not fits(found.problem, found.columns):
+            if effort.is_over:
+                break
             model.exclude()
             continue
         best = found if best is None or found.objective_s < best.objective_s else best
-        bound_s = max(bound_s, found.bound_s)
-        if found.status != "optimal":
-            return _proven(best, bound_s, found.status)
-        if best.objective_s <= bound_s * (1 + TOLERANCE):
+        if found.status == "optimal" and best.objective_s <= bound_s * (1 + TOLERANCE):
             return _proven(best, bound_s, "optimal")
+        if found.status != "optimal" or effort.is_over:
+            return _proven(best, bound_s, "limit")
         model.add_longest_path(found)
     if best is None:
-        raise NoSolutionError("no choice fits the memory")
+        raise _none_fits(effort, bound_s)
     return _proven(best, bound_s, "limit")
+
+
+def _none_fits(effort: Effort, bound_s: float) -> SolverError:
+    if not effort.is_over:
+        return NoSolutionError("no choice fits the memory")
+    words = "no choice that fits the memory was found in time"
+    return NoneFoundError(words, hint="allow more time", bound=bound_s)
 
 
 def _ended(best: StageSolution, error: SolverError, cutoff_s: float | None) -> StageSolution:
@@ -355,7 +354,7 @@ class _Model:
         """Minimise; the solution is priced by its action list."""
         try:
             solution = self._program.solve(
-                most_checks=effort.most_checks, time_limit_s=effort.time_limit_s
+                most_checks=effort.most_checks, time_limit_s=effort.left_s
             )
         except NoneFoundError as error:
             error.bound /= self._scale

@@ -12,7 +12,8 @@ from test_stage_ilp import column, configuration
 from planner.search import combination
 from planner.search.columns import placed, step_time_s
 from planner.search.combination import best_combination
-from planner.search.stage_ilp import Effort, StageProblem, solve_stages
+from planner.search.stage_ilp import StageProblem, solve_stages
+from planner.solver import Effort
 from planner.vocabulary import SHARED_SCHEDULES
 
 

@@ -15,9 +15,9 @@ from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.pricing.reprice import reprice_s
 from planner.search.space import LayoutSpace
-from planner.search.stage_ilp import Effort, solve_stages
+from planner.search.stage_ilp import solve_stages
 from planner.search.stage_problem import stage_problem
-from planner.solver import NoSolutionError
+from planner.solver import Effort, NoSolutionError
 
 TESTS = Path(__file__).parents[1]
 T5 = TESTS / "graph" / "zoo" / "t5.py"

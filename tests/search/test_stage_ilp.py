@@ -1,5 +1,6 @@
 """The second ILP: exact against enumeration, and joint as good as one per configuration."""
 
+import time
 from itertools import combinations
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from planner.errors import SolverError
 from planner.search.columns import Column, Mix, RunState, step_time_s
-from planner.search.stage_ilp import Effort, StageProblem, solve_stages
+from planner.search.stage_ilp import StageProblem, solve_stages
+from planner.solver import Effort, Minimisation, NoneFoundError, NoSolutionError
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 
@@ -201,3 +203,32 @@ def test_a_cutoff_below_the_optimum_finds_nothing():
     assert best == pytest.approx(4 * 2e-3 + 1e-3 / 3)
     with pytest.raises(SolverError):
         solve_stages([problem], scale_s=0.01, effort=ENOUGH, cutoff_s=best * 0.99)
+
+
+@settings(max_examples=30)
+@given(problems(virtual_stages=2))
+def test_no_program_is_begun_after_the_deadline(problem):
+    """The first may run; what is not proven by it stays open."""
+    best_s, begun = enumerated_s(problem), []
+    solve = Minimisation.solve
+
+    def counted(program, **limits):
+        begun.append(limits["time_limit_s"])
+        return solve(program, **limits)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Minimisation, "solve", counted)
+        late = Effort(most_checks=10**6, deadline_s=time.monotonic() - 1)
+        try:
+            solution = solve_stages([problem], scale_s=0.1, effort=late, fits=fits)
+        except NoSolutionError:
+            solution, bound_s = None, float("inf")
+        except NoneFoundError as error:
+            solution, bound_s = None, error.bound
+        else:
+            bound_s = solution.bound_s
+    assert bound_s <= best_s * (1 + 1e-6)
+    if solution is not None:
+        assert solution.objective_s >= best_s * (1 - 1e-6)
+        assert solution.status == "limit" or solution.objective_s == pytest.approx(best_s)
+    assert begun == [1.0]
