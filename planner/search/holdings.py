@@ -147,12 +147,15 @@ class _Listing:
             found = _extended(found, stage)
         found = self._promising(found, len(self._stages))
         found = found.only(self._leaves_enough(found) & self._fits(found))
-        return _undominated(
-            [
-                tuple(table.columns[at] for table, at in zip(self._tables, row, strict=True))
-                for row in found.places
-            ]
+        by_stage = list(zip(self._tables, found.places.T, strict=True))
+        kept = _undominated(
+            np.column_stack([table.lengths[places] for table, places in by_stage]),
+            np.column_stack([table.every_s[places] for table, places in by_stage]),
         )
+        return [
+            tuple(table.columns[at] for table, at in zip(self._tables, row, strict=True))
+            for row in found.places[kept]
+        ]
 
     def may_fit(self) -> bool:
         """Whether the rank has room for the least of each stage."""
@@ -242,19 +245,28 @@ def _least(later: Sequence[Floats]) -> Floats | float:
     return sum((each.min(axis=0) for each in later), np.zeros(()))
 
 
-def _undominated(found: list[Holding]) -> list[Holding]:
-    """Choices that no other with the same lengths beats in every stage."""
-    by_lengths: dict[tuple[int, ...], list[Holding]] = {}
-    for held in sorted(found, key=lambda held: sum(column.microbatch_s for column in held)):
-        alike = by_lengths.setdefault(tuple(c.end - c.first for c in held), [])
-        if not any(_is_no_slower(other, held) for other in alike):
-            alike.append(held)
-    return [held for alike in by_lengths.values() for held in alike]
+def _undominated(lengths: NDArray[np.int64], seconds: Floats) -> NDArray[np.intp]:
+    """Choices that no other with the same lengths beats in every stage.
+
+    Args:
+        lengths: Units of each stage, a row for each choice.
+        seconds: What must be no slower, beside them.
+
+    Returns:
+        Places of their rows, those of the same lengths side by side, the fastest first.
+    """
+    by_lengths: dict[bytes, list[int]] = {}
+    for at in np.argsort(seconds.sum(axis=1), kind="stable").tolist():
+        by_lengths.setdefault(lengths[at].tobytes(), []).append(at)
+    return np.array([at for alike in by_lengths.values() for at in _front(alike, seconds)], int)
 
 
-def _is_no_slower(one: Holding, other: Holding) -> bool:
-    return all(
-        all(mine <= theirs for mine, theirs in zip(a.parts_s, b.parts_s, strict=True))
-        and a.step_s <= b.step_s
-        for a, b in zip(one, other, strict=True)
-    )
+def _front(places: Sequence[int], seconds: Floats) -> list[int]:
+    """Those of which none before is as fast in all."""
+    kept = np.empty((len(places), seconds.shape[1]))
+    found: list[int] = []
+    for at in places:
+        if not (kept[: len(found)] <= seconds[at]).all(axis=1).any():
+            kept[len(found)] = seconds[at]
+            found.append(at)
+    return found
