@@ -43,6 +43,9 @@ from planner.solver import Effort, NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""
+_HARD = Effort(most_checks=5_000)
+"""Of a program that was left open once, if it has no more columns than ``_MOST_HARD``."""
+_MOST_HARD = 400
 _MOST_PROGRAMS = 400
 """Joint programs of one search."""
 _MOST_OPEN = 8
@@ -99,6 +102,7 @@ class Decision:
         self._problems: dict[int, _Known] = {}
         self._too_many: set[tuple[int, float]] = set()
         self._left_open: set[int] = set()
+        self._given_up: set[int] = set()
         self._placed: set[int] = set()
         self.incumbents = Incumbents(top)
         """What was found."""
@@ -220,17 +224,11 @@ class Decision:
 
         Configurations of which nothing is known to fit, and nothing to be slower, are open too.
         """
-        left_open = self._left_open
-        for program in range(_MOST_PROGRAMS + 1):
-            batch = self._batch(left_open)
-            if not batch:
-                break
-            best_s = self.incumbents.nth_s(1)
-            is_enough = program == _MOST_PROGRAMS or len(left_open) >= self._most_open
-            if is_enough or time.monotonic() > self._deadline_s:
-                break
-            if not self._decide(batch, best_s):
-                left_open |= {id(search) for search, _ in batch}
+        self._decide_batches(Effort(), self._most_open)
+        if self._time_limit_s is None and not self._has_given_up:
+            open_before, self._left_open = self._left_open, set()
+            self._decide_batches(_HARD, 1)
+            self._left_open |= open_before
         best_s = self.incumbents.nth_s(1)
         bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
@@ -242,6 +240,26 @@ class Decision:
             bound_s=min([bound_s, *near_s]),
             limits=left_out(self.searches, best_s),
         )
+
+    @property
+    def _has_given_up(self) -> bool:
+        """Whether one stays open anyway: the lowest bound is that of all."""
+        best_s = self.incumbents.nth_s(1)
+        given_up = (each for each in self.searches if id(each) in self._given_up)
+        return any(each.bound_s < best_s * (1 - TOLERANCE) for each in given_up)
+
+    def _decide_batches(self, effort: Effort, most_open: int) -> None:
+        """Decide program after program, until so many configurations are left open."""
+        for program in range(_MOST_PROGRAMS + 1):
+            batch = self._batch(self._left_open)
+            is_enough = program == _MOST_PROGRAMS or len(self._left_open) >= most_open
+            if not batch or is_enough or time.monotonic() > self._deadline_s:
+                break
+            if not self._decide(batch, self.incumbents.nth_s(1), effort):
+                left = {id(search) for search, _ in batch}
+                self._left_open |= left
+                columns = sum(problem.num_columns for _, problem in batch)
+                self._given_up |= left if effort is _HARD or columns > _MOST_HARD else set()
 
     def _batch(self, left_open: set[int]) -> list[tuple[ConfigurationSearch, StageProblem]]:
         """The open configurations with the lowest bounds, as many as one program takes."""
@@ -283,6 +301,7 @@ class Decision:
             problem = stage_problem(search, best_s)
         except TooManyRunsError:
             self._left_open.add(id(search))
+            self._given_up.add(id(search))
             return
         if problem is None:
             search.bound_s = best_s
@@ -322,15 +341,18 @@ class Decision:
         self,
         batch: list[tuple[ConfigurationSearch, StageProblem]],
         best_s: float,
+        effort: Effort,
     ) -> bool:
         """Solve the joint ILP of a batch; False where its limits left it open."""
+        if self._time_limit_s is not None:
+            effort = Effort(most_checks=10**9, deadline_s=self._deadline_s)
         known = best_s < float("inf")
         search_of = {id(problem): search for search, problem in batch}
         try:
             solution = solve_stages(
                 [problem for _, problem in batch],
                 scale_s=best_s if known else batch[0][0].bound_s,
-                effort=self._effort(),
+                effort=effort,
                 cutoff_s=best_s if known else None,
                 fits=lambda problem, columns: _fits(search_of[id(problem)], columns),
             )
@@ -346,11 +368,6 @@ class Decision:
         for search, _ in batch:
             search.bound_s = max(search.bound_s, solution.bound_s)
         return solution.status == "optimal"
-
-    def _effort(self) -> Effort:
-        if self._time_limit_s is None:
-            return Effort()
-        return Effort(most_checks=10**9, deadline_s=self._deadline_s)
 
 
 def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:

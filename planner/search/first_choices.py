@@ -70,7 +70,8 @@ class FirstChoices:
             moves: How many may help.
         """
         lengths = [column.end - column.first for column in partition.columns]
-        ends = [(lengths[0] + more, lengths[-1] - less) for more in (0, 1) for less in (0, 1)]
+        near = (-1, 0, 1)
+        ends = [(lengths[0] + first, lengths[-1] + last) for first in near for last in near]
         windows = (each for first, last in ends for each in self._windows(first, last, 16))
         found = self._best(windows)
         if found is not None and found.objective_s < partition.objective_s:
