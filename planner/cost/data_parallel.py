@@ -55,7 +55,7 @@ class ShardedState:
         self._pipelined = configuration.degrees.pp > 1
         self._reshards = configuration.reshard_after_forward
         self._root = FsdpRoot(model)
-        self._roots: dict[tuple[int, int], StateBytes] = {}
+        self._roots: dict[tuple[int, int, int], UnitTraffic] = {}
         blocks = cache(self._of_block)
 
         def sums(name: str) -> Sequence[float]:
@@ -106,19 +106,18 @@ class ShardedState:
 
     def _total(self, name: str, first: int, end: int) -> float:
         """That of its blocks and of their root."""
-        sums, root = self._sums[name], self._root_bytes(first, end)
-        seconds: float = getattr(self._pricer.of_root(root), name)
+        sums = self._sums[name]
+        seconds: float = getattr(self._of_root(first, end), name)
         return sums[end] - sums[first] + seconds
 
-    def _root_bytes(self, first: int, end: int) -> StateBytes:
-        if (first, end) not in self._roots:
-            gathered = self._root.gathered_bytes(first, end)
-            self._roots[first, end] = StateBytes(
-                trained_bytes=self._root.trained_bytes(first, end),
-                gathered_bytes=gathered,
-                frozen_bytes=gathered - self._root.new_gradient_bytes(first, end),
-            )
-        return self._roots[first, end]
+    def _of_root(self, first: int, end: int) -> UnitTraffic:
+        """Traffic of what lies outside of its blocks, priced once for each size."""
+        sizes = self._root.sizes(first, end)
+        if sizes not in self._roots:
+            gathered, trained, frozen = sizes
+            state = StateBytes(gathered_bytes=gathered, trained_bytes=trained, frozen_bytes=frozen)
+            self._roots[sizes] = self._pricer.of_root(state)
+        return self._roots[sizes]
 
 
 class WholeState:

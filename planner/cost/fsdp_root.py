@@ -2,6 +2,8 @@
 
 from planner.cost.model_units import ModelUnits
 
+_KINDS = ("gathered", "trained", "frozen")
+
 
 class FsdpRoot:
     """Sizes on one tp rank; what several units read is outside all blocks."""
@@ -11,25 +13,31 @@ class FsdpRoot:
         self._units = model.units
         self._blocks = model.blocks
         self._tied = model.tied
-        self._sums = model.byte_sums
+        sums = model.byte_sums
+        self._before = tuple(sums[f"root_{name}_bytes"] for name in _KINDS)
+
+    def sizes(self, first: int, end: int) -> tuple[int, int, int]:
+        """``gathered_bytes``, ``trained_bytes``, and what is frozen in the compute dtype."""
+        gathered, trained, frozen = (sums[end] - sums[first] for sums in self._before)
+        for tied in self._tied:
+            copies = tied.copies(range(first, end))
+            gathered -= copies * tied.gathered_bytes
+            trained -= copies * tied.trained_bytes
+            frozen -= copies * tied.frozen_bytes
+        return gathered, trained, frozen
 
     def gathered_bytes(self, first: int, end: int) -> int:
         """Parameters in the compute dtype, tied ones once."""
-        return self._once("gathered_bytes", first, end)
+        return self.sizes(first, end)[0]
 
     def trained_bytes(self, first: int, end: int) -> int:
         """Trained parameters in the optimiser's dtype, tied ones once."""
-        return self._once("trained_bytes", first, end)
+        return self.sizes(first, end)[1]
 
     def new_gradient_bytes(self, first: int, end: int) -> int:
         """Gradients of trained parameters in the compute dtype, tied ones once."""
-        return self.gathered_bytes(first, end) - self._once("frozen_bytes", first, end)
-
-    def _once(self, name: str, first: int, end: int) -> int:
-        """Some parameters of the stage [first, end)."""
-        sums, held = self._sums[f"root_{name}"], range(first, end)
-        copies = sum(tied.copies(held) * getattr(tied, name) for tied in self._tied)
-        return int(sums[end] - sums[first] - copies)
+        gathered, _, frozen = self.sizes(first, end)
+        return gathered - frozen
 
     def last_share(self, first: int, end: int) -> float:
         """Share that the last of its trained parameters has, 0 where there is none.

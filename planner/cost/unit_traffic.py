@@ -88,7 +88,6 @@ class UnitPricer:
         host = cluster.script_host
         self._issue_s = host.collective_s if host is not None else 0.0
         self._known: dict[Hashable, float] = {}
-        self._roots: dict[StateBytes, UnitTraffic] = {}
         self._copied = framework.accumulated_bytes / PARAMETER_BYTES
         self._device = cluster.device
         self.is_alone = (
@@ -112,13 +111,10 @@ class UnitPricer:
 
     def of_root(self, state: StateBytes) -> UnitTraffic:
         """Traffic of what lies outside of the blocks: it hides behind nothing."""
-        if state not in self._roots:
-            reductions_s = self._scatter_s(state)
-            every_s = reductions_s if self._reshards and not self._pipelined else 0.0
-            once_s = reductions_s + self._replicas_s(state) - every_s
-            gather_s = self._gather_s(state)
-            self._roots[state] = self._with_copies(state, gather_s, every_s, once_s)
-        return self._roots[state]
+        reductions_s = self._scatter_s(state)
+        every_s = reductions_s if self._reshards and not self._pipelined else 0.0
+        once_s = reductions_s + self._replicas_s(state) - every_s
+        return self._with_copies(state, self._gather_s(state), every_s, once_s)
 
     def _with_copies(
         self, state: StateBytes, gather_s: float, every_s: float, once_s: float
