@@ -52,8 +52,6 @@ class ShardedState:
         self._blocks = model.blocks
         self._pricer = UnitPricer(configuration, cluster, framework, passes)
         self._microbatches = configuration.num_microbatches
-        self._pipelined = configuration.degrees.pp > 1
-        self._reshards = configuration.reshard_after_forward
         self._root = FsdpRoot(model)
         self._roots: dict[tuple[int, int, int], UnitTraffic] = {}
         blocks = cache(self._of_block)

@@ -166,15 +166,10 @@ def solve_stages(
             return _proven(best, bound_s, "limit")
         model.add_longest_path(found)
     if best is None:
-        raise _none_fits(effort, bound_s)
+        # Those that are excluded do not fit; of the others nothing is proven but the bound.
+        words = "no choice that fits the memory was found"
+        raise NoneFoundError(words, hint="allow more time", bound=bound_s)
     return _proven(best, bound_s, "limit")
-
-
-def _none_fits(effort: Effort, bound_s: float) -> SolverError:
-    if not effort.is_over:
-        return NoSolutionError("no choice fits the memory")
-    words = "no choice that fits the memory was found in time"
-    return NoneFoundError(words, hint="allow more time", bound=bound_s)
 
 
 def _ended(best: StageSolution, error: SolverError, cutoff_s: float | None) -> StageSolution:

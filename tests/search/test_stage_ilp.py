@@ -205,6 +205,20 @@ def test_a_cutoff_below_the_optimum_finds_nothing():
         solve_stages([problem], scale_s=0.01, effort=ENOUGH, cutoff_s=best * 0.99)
 
 
+@pytest.mark.parametrize("number", [5, 60])
+def test_choices_that_do_not_fit_prove_nothing_of_others(number):
+    """Only where all of them were looked at there is none."""
+    stages = [[column(0, 1, 1e-3 * (1 + at / 50), 0.0, 1.0, 1) for at in range(number)]]
+    problem = StageProblem(
+        configuration=configuration(1, 1, 1), choices=apart(stages), room_bytes=ROOM, num_units=None
+    )
+    limits = {"scale_s": 1e-3, "effort": ENOUGH, "fits": lambda *_: False}
+    with pytest.raises(NoSolutionError if number == 5 else NoneFoundError) as caught:
+        solve_stages([problem], **limits)
+    if number == 60:  # the slowest fits, say
+        assert caught.value.bound <= 1e-3 * (1 + 59 / 50)
+
+
 @settings(max_examples=30)
 @given(problems(virtual_stages=2))
 def test_no_program_is_begun_after_the_deadline(problem):
