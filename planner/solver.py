@@ -197,6 +197,20 @@ class Minimisation:
         return any(variable.cat == pulp.LpInteger for variable in self._problem.variables())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The best point of a linear program."""
+
+    cost: float
+    """Of all variables."""
+    values: NDArray[np.float64]
+    """One for each variable."""
+    reduced_costs: NDArray[np.float64]
+    """What one more of each variable that is 0 costs at the least, all others adapted to it."""
+    is_slack: NDArray[np.bool_]
+    """For each row: the point is the best one without it, too."""
+
+
 class LinearProgram:
     """A linear program of variables between 0 and a bound, whose rows are at most something.
 
@@ -241,8 +255,30 @@ class LinearProgram:
             rows[at, variables],
         )
 
-    def minimise(self) -> tuple[float, NDArray[np.float64]] | None:
-        """The least cost and the variables that it takes.
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self._solver.getNumRow())
+
+    def drop_rows(self, rows: NDArray[np.intp]) -> None:
+        """Require these rows no more; those behind them move up."""
+        self._solver.deleteRows(len(rows), rows.astype(np.int32))
+
+    def limit(self, variables: NDArray[np.intp], most: NDArray[np.float64]) -> None:
+        """Let each of these variables be at most so much."""
+        least = np.zeros(len(variables))
+        self._solver.changeColsBounds(len(variables), variables.astype(np.int32), least, most)
+
+    def limit_rows(
+        self, rows: NDArray[np.intp], least: NDArray[np.float64], most: NDArray[np.float64]
+    ) -> None:
+        """Let each of these rows be at least and at most so much."""
+        self._solver.changeRowsBounds(  # type: ignore[attr-defined]  # its types lack it
+            len(rows), rows.astype(np.int32), least, most
+        )
+
+    def minimise(self) -> Optimum | None:
+        """The least cost, and where it is.
 
         Returns:
             None where the solver came to no optimum.
@@ -262,8 +298,13 @@ class LinearProgram:
             raise NoSolutionError("the solver ended with a proof that there is no solution")
         if status != highspy.HighsModelStatus.kOptimal:
             return None
-        values = np.array(self._solver.getSolution().col_value)
-        return float(self._solver.getInfo().objective_function_value), values
+        solution, basic = self._solver.getSolution(), highspy.HighsBasisStatus.kBasic
+        return Optimum(
+            cost=float(self._solver.getInfo().objective_function_value),
+            values=np.array(solution.col_value),
+            reduced_costs=np.array(solution.col_dual),
+            is_slack=np.array([row == basic for row in self._solver.getBasis().row_status], bool),
+        )
 
 
 class _FromArrays(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types

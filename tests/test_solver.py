@@ -159,7 +159,7 @@ def test_a_linear_program_is_taken_up_where_it_was_left(data):
     costs = np.array(data.draw(coefficients), float)
     rows = data.draw(st.lists(st.tuples(coefficients, st.integers(0, 20)), min_size=1, max_size=4))
     grown = LinearProgram(costs, np.full(number, 5.0))
-    assert grown.minimise()[0] == pytest.approx(5 * costs.clip(max=0).sum())
+    assert grown.minimise().cost == pytest.approx(5 * costs.clip(max=0).sum())
     for count, (row, most) in enumerate(rows, 1):
         grown.add_rows(np.array([row], float), np.array([most], float))
         anew = LinearProgram(costs, np.full(number, 5.0))
@@ -167,10 +167,11 @@ def test_a_linear_program_is_taken_up_where_it_was_left(data):
             np.array([each for each, _ in rows[:count]], float),
             np.array([limit for _, limit in rows[:count]], float),
         )
-        least, values = grown.minimise()
-        assert least == pytest.approx(anew.minimise()[0], abs=1e-6)
+        found = grown.minimise()
+        values = found.values
+        assert found.cost == pytest.approx(anew.minimise().cost, abs=1e-6)
         assert all(values @ each <= limit + 1e-6 for each, limit in rows[:count])
-        assert least == pytest.approx(values @ costs, abs=1e-6)
+        assert found.cost == pytest.approx(values @ costs, abs=1e-6)
 
 
 def test_a_linear_program_without_a_feasible_point_is_an_error():

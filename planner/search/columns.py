@@ -109,6 +109,26 @@ Holding = tuple[Column, ...]
 """Columns of stages that are chosen together."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A complete choice of stages for one configuration."""
+
+    columns: tuple[Column, ...]
+    """One per stage."""
+    objective_s: float
+    """Step time by the action list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What was proven of a configuration."""
+
+    partition: Partition | None
+    """The fastest choice that was met, None where none was below the limit."""
+    bound_s: float
+    """No choice is faster than this, or than the limit."""
+
+
 def step_time_s(configuration: Configuration, columns: Sequence[Column]) -> float:
     """Step time of a choice of columns: the action list, then the dearest rank's end."""
     ranks = range(configuration.degrees.pp)

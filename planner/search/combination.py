@@ -9,7 +9,6 @@ is no slower than the lowest bound: the best by the action list itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from planner.cost.pipeline import Path
 from planner.cost.shared_cores import path_of
 from planner.search.bounds import bounding_paths
-from planner.search.columns import Column, Holding, placed, step_time_s
-from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.columns import Column, Decided, Holding, Partition, placed, step_time_s
+from planner.search.configuration_search import ConfigurationSearch
 from planner.search.stage_ilp import TOLERANCE
 
 _MOST_JOINS = 1_000_000
@@ -32,22 +31,12 @@ _Seconds = NDArray[np.float64]
 _Places = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
-    """What was proven of a configuration."""
-
-    partition: Partition | None
-    """The fastest choice, None where none is faster than the limit."""
-    bound_s: float
-    """No choice is faster than this, or than the limit."""
-
-
 def best_combination(
     search: ConfigurationSearch,
     held: Sequence[Sequence[Holding]],
     limit_s: float,
     paths: Sequence[Path] = (),
-) -> Combination | None:
+) -> Decided | None:
     """Find the fastest choice below a limit.
 
     Args:
@@ -70,7 +59,7 @@ def best_combination(
         at = int(bounds_s.argmin()) if len(bounds_s) else -1
         best_s = limit_s if best is None else best.objective_s
         if at < 0 or bounds_s[at] * (1 + TOLERANCE) >= best_s:
-            return Combination(partition=best, bound_s=best_s)
+            return Decided(partition=best, bound_s=best_s)
         columns = _columns(search, held, places[at])
         objective_s = step_time_s(search.configuration, columns)
         if objective_s < best_s:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 
@@ -14,7 +13,7 @@ from planner.cost.stage_links import Links
 from planner.pricing.model_pricing import LaidOut, PricedModel
 from planner.search.bounds import least_s
 from planner.search.column_maker import ColumnMaker
-from planner.search.columns import Column, step_time_s
+from planner.search.columns import Column, Partition, step_time_s
 from planner.search.even_cut import nearest_cut
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import RankMoment
@@ -24,16 +23,6 @@ _ROUNDING = 1e-12
 
 REACH_UNITS = 1
 """Units by which the length of a stage on a shared rank may differ from its even share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """A complete choice of stages for one configuration."""
-
-    columns: tuple[Column, ...]
-    """One per stage."""
-    objective_s: float
-    """Step time by the action list."""
 
 
 class ConfigurationSearch:
@@ -340,6 +329,14 @@ class ConfigurationSearch:
             + sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True))
             <= self.room_bytes
             for moment in self.fullest_moments(rank)
+        )
+
+    def all_fit(self, columns: Sequence[Column]) -> bool:
+        """Whether every rank that holds several stages can hold these."""
+        ranks = range(self.configuration.degrees.pp if self.shares_ranks else 0)
+        stages = (self.configuration.stages_of(rank) for rank in ranks)
+        return all(
+            self.fits(rank, [columns[stage] for stage in mine]) for rank, mine in enumerate(stages)
         )
 
     def last_end(self, stage: int) -> int:

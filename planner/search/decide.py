@@ -1,12 +1,13 @@
-"""The decision among configurations: bounds, first choices, and the joint ILP's last word.
+"""The decision among configurations: bounds, first choices, and the programs' last word.
 
 Every configuration has a lower bound on its step, and where it may still be the best it gets a
 choice of stages, which is priced by its action list (``first_choices`` where ranks hold several).
 Those whose bound is below the best step are then decided, lowest bound first. Ranks of several
 stages are relaxed to fractions (``stage_relaxation``), and what is still open is enumerated where
-there is not too much of it (``combination``); a joint ILP of a batch at a time decides the rest,
-with the paths that the relaxations took. Their result is no slower than any other choice of theirs,
-and the other configurations cannot be faster.
+there is not too much of it (``combination``), or split (``stage_branching``), with the paths that
+the relaxations took. Where runs of units are unlike, and while no step is known, a joint ILP of a
+batch at a time decides. Their result is no slower than any other choice of theirs, and the other
+configurations cannot be faster.
 
 Configurations that differ only in how many ranks share their state have a common bound
 (``relaxation``), and are looked at one by one only where it tells too little.
@@ -26,9 +27,9 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from planner.plan.types import Rejection, SolverReport
-from planner.search.columns import Column
+from planner.search.columns import Decided, Partition
 from planner.search.combination import best_combination
-from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.configuration_search import ConfigurationSearch
 from planner.search.first_choices import FirstChoices
 from planner.search.incumbents import Incumbents, Solved
 from planner.search.interleaving import sharpen
@@ -36,6 +37,7 @@ from planner.search.partition import best_partition
 from planner.search.prospects import Prospect
 from planner.search.refusals import left_out, memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
+from planner.search.stage_branching import branched
 from planner.search.stage_ilp import TOLERANCE, StageProblem, StageSolution, solve_stages
 from planner.search.stage_problem import TooManyRunsError, stage_problem
 from planner.search.stage_relaxation import relaxed
@@ -43,7 +45,7 @@ from planner.solver import Effort, NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""
-_HARD = Effort(most_checks=5_000)
+_HARD = Effort(most_checks=3_000)
 """Of a program that was left open once, if it has no more columns than ``_MOST_HARD``."""
 _MOST_HARD = 400
 _MOST_PROGRAMS = 400
@@ -165,8 +167,7 @@ class Decision:
                 queue.add(self._looked_into(search))
                 continue
             visit = self._interleave if search.shares_ranks else self._partition
-            # Where a relaxation tells too little, what it stands for is looked at.
-            if visit(search) and isinstance(search, Relaxation):
+            if visit(search) and isinstance(search, Relaxation):  # it tells too little
                 queue.add(self._members(search))
 
     def _looked_into(self, prospect: Prospect) -> Sequence[ConfigurationSearch | Prospect]:
@@ -250,22 +251,22 @@ class Decision:
 
     def _decide_batches(self, effort: Effort, most_open: int) -> None:
         """Decide program after program, until so many configurations are left open."""
-        for program in range(_MOST_PROGRAMS + 1):
-            batch = self._batch(self._left_open)
-            is_enough = program == _MOST_PROGRAMS or len(self._left_open) >= most_open
-            if not batch or is_enough or time.monotonic() > self._deadline_s:
+        for _ in range(_MOST_PROGRAMS):
+            batch = self._batch()
+            is_enough = len(self._left_open) >= most_open or time.monotonic() > self._deadline_s
+            if not batch or is_enough:
                 break
             if not self._decide(batch, self.incumbents.nth_s(1), effort):
+                columns = sum(problem.num_columns for _, problem in batch)
                 left = {id(search) for search, _ in batch}
                 self._left_open |= left
-                columns = sum(problem.num_columns for _, problem in batch)
                 self._given_up |= left if effort is _HARD or columns > _MOST_HARD else set()
 
-    def _batch(self, left_open: set[int]) -> list[tuple[ConfigurationSearch, StageProblem]]:
+    def _batch(self) -> list[tuple[ConfigurationSearch, StageProblem]]:
         """The open configurations with the lowest bounds, as many as one program takes."""
         batch: list[tuple[ConfigurationSearch, StageProblem]] = []
         columns = 0
-        queue = _Queue(search for search in self.searches if id(search) not in left_open)
+        queue = _Queue(search for search in self.searches if id(search) not in self._left_open)
         for search in queue:
             best_s = self.incumbents.nth_s(1)
             is_decided = search.bound_s >= best_s * (1 - TOLERANCE)
@@ -273,7 +274,7 @@ class Decision:
                 break
             if self._is_news(search, best_s):
                 self._relax(search, best_s)
-                queue.add([search] if id(search) not in left_open else [])
+                queue.add([search] if id(search) not in self._left_open else [])
                 continue
             problem = self._problems[id(search)].problem
             is_decided = problem.by_rank and self._combine(search, problem, best_s)
@@ -284,9 +285,11 @@ class Decision:
             if is_decided:
                 continue
             columns += problem.num_columns
-            if batch and columns > _MOST_COLUMNS:
+            is_full = problem.is_counted or columns > _MOST_COLUMNS
+            if not batch or not is_full:
+                batch.append((search, problem))
+            if is_full:
                 break
-            batch.append((search, problem))
         return batch
 
     def _is_news(self, search: ConfigurationSearch, best_s: float) -> bool:
@@ -306,8 +309,7 @@ class Decision:
         if problem is None:
             search.bound_s = best_s
             return
-        if known is not None:
-            problem = replace(problem, paths=known.problem.paths)
+        problem = replace(problem, paths=() if known is None else known.problem.paths)
         if search.shares_ranks and best_s < float("inf"):
             found = relaxed(problem, best_s)
             problem = replace(problem, paths=found.paths)
@@ -332,10 +334,14 @@ class Decision:
         if found is None:
             self._too_many.add(known)
             return False
+        self._learn(search, found)
+        return True
+
+    def _learn(self, search: ConfigurationSearch, found: Decided) -> None:
+        """Note what was proven of a configuration."""
         if found.partition is not None:
             self._take(search, found.partition)
         search.bound_s = max(search.bound_s, found.bound_s)
-        return True
 
     def _decide(
         self,
@@ -343,10 +349,14 @@ class Decision:
         best_s: float,
         effort: Effort,
     ) -> bool:
-        """Solve the joint ILP of a batch; False where its limits left it open."""
+        """Decide a batch by branching, or by its joint ILP; False where limits left it open."""
         if self._time_limit_s is not None:
             effort = Effort(most_checks=10**9, deadline_s=self._deadline_s)
+        search, problem = batch[0]
         known = best_s < float("inf")
+        if known and problem.is_counted:
+            self._learn(search, branched(problem, best_s, fits=search.all_fit, effort=effort))
+            return search.bound_s >= self.incumbents.nth_s(1) * (1 - TOLERANCE)
         search_of = {id(problem): search for search, problem in batch}
         try:
             solution = solve_stages(
@@ -354,29 +364,18 @@ class Decision:
                 scale_s=best_s if known else batch[0][0].bound_s,
                 effort=effort,
                 cutoff_s=best_s if known else None,
-                fits=lambda problem, columns: _fits(search_of[id(problem)], columns),
+                fits=lambda problem, columns: search_of[id(problem)].all_fit(columns),
             )
         except NoSolutionError:
-            for search, _ in batch:
-                search.bound_s = best_s
-            return True
+            bound_s, is_decided = best_s, True
         except NoneFoundError as error:
-            for search, _ in batch:
-                search.bound_s = max(search.bound_s, error.bound)
-            return False
-        self._take(search_of[id(solution.problem)], solution)
+            bound_s, is_decided = error.bound, False
+        else:
+            self._take(search_of[id(solution.problem)], solution)
+            bound_s, is_decided = solution.bound_s, solution.status == "optimal"
         for search, _ in batch:
-            search.bound_s = max(search.bound_s, solution.bound_s)
-        return solution.status == "optimal"
-
-
-def _fits(search: ConfigurationSearch, columns: Sequence[Column]) -> bool:
-    """Whether every rank can hold its stages, exactly."""
-    pp = search.configuration.degrees.pp
-    return not search.shares_ranks or all(
-        search.fits(rank, [columns[stage] for stage in search.configuration.stages_of(rank)])
-        for rank in range(pp)
-    )
+            search.bound_s = max(search.bound_s, bound_s)
+        return is_decided
 
 
 _Bounded = TypeVar("_Bounded", bound=ConfigurationSearch | Prospect)

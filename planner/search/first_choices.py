@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from planner.cost.shared_cores import path_of
 from planner.search.column_tables import ColumnTable, Floats, numbers_of
-from planner.search.columns import Column, Holding, placed
-from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.columns import Column, Holding, Partition, placed
+from planner.search.configuration_search import ConfigurationSearch
 
 _WINDOWS = 4
 """Places of the window that are tried at first."""

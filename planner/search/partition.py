@@ -21,8 +21,8 @@ from itertools import pairwise
 from math import inf
 
 from planner.cost.shared_cores import joint_s
-from planner.search.columns import Column
-from planner.search.configuration_search import ConfigurationSearch, Partition
+from planner.search.columns import Column, Partition
+from planner.search.configuration_search import ConfigurationSearch
 from planner.search.fitting import may_fit, some_cut_fits
 from planner.search.reach import Reach
 

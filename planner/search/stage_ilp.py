@@ -95,6 +95,11 @@ class StageProblem:
         return len(self.choices) < self.configuration.num_stages
 
     @property
+    def is_counted(self) -> bool:
+        """Whether a column stands for all runs of its length."""
+        return self.num_units is not None
+
+    @property
     def num_columns(self) -> int:
         """Binary variables of the program."""
         return sum(len(choices) for choices in self.choices)
