@@ -9,6 +9,8 @@ from .trees import Args, Function, Kwargs, Tree
 
 NUMBER_READS: Mapping[str, Callable[[float], object]] = {
     "__bool__": bool,
+    "__contains__": bool,
+    "allclose": bool,
     "is_nonzero": bool,
     "equal": bool,
     "__int__": int,
