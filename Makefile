@@ -18,7 +18,7 @@ READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
 TARGETS := $(VENV)/targets
 DEMO := plans/demo
 MACHINE := plans/machine.toml
-WORKERS ?= 3
+WORKERS ?= 2
 
 .PHONY: demo test check bench bench-emulated parity validate targets exports dist
 .DELETE_ON_ERROR:
