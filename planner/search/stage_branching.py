@@ -32,7 +32,8 @@ _ENOUGH = TOLERANCE / 10
 """Share by which a path is longer than the bound for it to join."""
 _STALL_ROUNDS = 6
 _LEAST_GAIN = 3e-4
-"""Share that the bound must gain in so many rounds for a part not to be split yet."""
+"""Share that the bound must gain in so many rounds for a part not to be split yet; of a whole
+solution, of which all paths are wanted, ``_ENOUGH``."""
 _WHOLE = 1e-6
 """How far from a whole number a share may be."""
 
@@ -81,6 +82,8 @@ class _Branching:
         self._spreads = [self._program.times_of(part) for part in range(len(problem.choices))]
         self._best: Partition | None = None
         self._limit_s = limit_s
+        self._unknown_s = np.inf
+        """Bound of single choices that the solver came to no end with."""
         configuration = problem.configuration
         actions = 2 * configuration.num_stages * configuration.num_microbatches
         self._work_of_round = self._program.size + actions // _ACTIONS
@@ -103,7 +106,8 @@ class _Branching:
                 count += 1
                 heappush(queue, (part.bound_s, count, part))
         bounds = (bound_s for bound_s, _, _ in queue)
-        return Decided(partition=self._best, bound_s=min([self._limit_s, *bounds]))
+        bound_s = min([self._limit_s, self._unknown_s, *bounds])
+        return Decided(partition=self._best, bound_s=bound_s)
 
     @property
     def _enough_s(self) -> float:
@@ -126,10 +130,13 @@ class _Branching:
             spare_s = (self._limit_s - found.bound_s) * (1 + _WHOLE)
             allowed = allowed & ((found.least_more_s <= spare_s) | (chosen > 0))
         left = replace(choices, bound_s=bound_s, allowed=allowed)
-        yield from self._by_rank(left, chosen) or self._by_time(left, chosen)
+        parts = self._by_rank(left, chosen) or self._by_time(left, chosen)
+        if not parts and found is None:
+            self._unknown_s = min(self._unknown_s, bound_s)
+        yield from parts
 
     def _bounded(self, choices: _Open) -> tuple[Fraction | None, float]:
-        """The best choice in fractions, and a bound; of a whole one all paths are known."""
+        """The best choice in fractions where the solver comes to one, and a bound."""
         self._program.restrict(choices.allowed, choices.fewest_units, choices.most_units)
         bounds: list[float] = []
         while True:
@@ -139,7 +146,8 @@ class _Branching:
                 return None, bounds[-1] if bounds else 0.0
             bounds.append(max(found.bound_s, bounds[-1] if bounds else 0.0))
             before_s = bounds[-1 - _STALL_ROUNDS] if len(bounds) > _STALL_ROUNDS else 0.0
-            stalls = bounds[-1] < before_s * (1 + _LEAST_GAIN) and not _is_whole(found.chosen)
+            least_gain = _ENOUGH if _is_whole(found.chosen) else _LEAST_GAIN
+            stalls = bounds[-1] < before_s * (1 + least_gain)
             if bounds[-1] >= self._enough_s or stalls or not self._program.tighten(found, _ENOUGH):
                 break
         if _is_whole(found.chosen):

@@ -64,7 +64,7 @@ class StageProgram:
         self._parts_s = np.zeros((3, configuration.num_stages, self._num))
         self._step_s = np.zeros((configuration.degrees.pp, self._num))
         for stage in range(configuration.num_stages):
-            columns, at = self._columns(stage), self._places(stage)
+            columns, at = self._columns(stage), self._variables(stage)
             self._parts_s[:, stage, at] = np.array([column.parts_s for column in columns]).T
             rank = configuration.rank_of(stage)
             self._step_s[rank, at] += [column.step_s for column in columns]
@@ -105,9 +105,8 @@ class StageProgram:
     def times_of(self, part: int) -> Floats:
         """Seconds of each choice of a part, a row for each part of each of its stages."""
         places = self.places(part)
-        times = self._parts_s[:, :, places.start + 2 : places.stop + 2].reshape(
-            -1, places.stop - places.start
-        )
+        times = self._parts_s[:, :, 2:][:, :, places]
+        times = times.reshape(-1, times.shape[-1])
         return times[times.any(axis=1)]
 
     def restrict(
@@ -194,7 +193,7 @@ class StageProgram:
         rows[:, 0] = -1.0
         self._program.add_rows(rows, np.zeros(len(rows)))
 
-    def _places(self, stage: int) -> slice:
+    def _variables(self, stage: int) -> slice:
         """Variables of the choices that a stage is part of."""
         part = self._part(stage)
         return slice(int(self._starts[part]), int(self._starts[part + 1]))
@@ -232,7 +231,7 @@ class StageProgram:
         """One choice for each part."""
         rows = np.zeros((self._parts, self._num))
         for part in range(self._parts):
-            rows[part, self._places(part)] = 1.0
+            rows[part, self._variables(part)] = 1.0
         self._program.add_rows(rows, np.ones(self._parts), np.ones(self._parts))
 
     def _add_up(self, num_units: int) -> None:
@@ -255,8 +254,8 @@ class StageProgram:
             starts = np.array([column.first for column in behind])
             for cut in np.unique(np.concatenate([ends, starts])):
                 row = np.zeros(self._num)
-                row[self._places(stage)] = ends == cut
-                row[self._places(stage + 1)] -= starts == cut
+                row[self._variables(stage)] = ends == cut
+                row[self._variables(stage + 1)] -= starts == cut
                 rows.append(row)
         if rows:
             self._program.add_rows(np.array(rows), np.zeros(len(rows)), np.zeros(len(rows)))
@@ -283,7 +282,7 @@ class StageProgram:
         for rank in range(pp):
             row = np.zeros(width)
             for stage in configuration.stages_of(rank):
-                row[self._places(stage)] = [
+                row[self._variables(stage)] = [
                     column.state.reduction_bytes / room_bytes for column in self._columns(stage)
                 ]
             rows.append(row)
@@ -294,11 +293,11 @@ class StageProgram:
             held[self._num + number] = 1.0
             for place, stage in enumerate(configuration.stages_of(rank)):
                 columns = self._columns(stage)
-                held[self._places(stage)] = [
+                held[self._variables(stage)] = [
                     column.held_bytes(moment[place]) / room_bytes for column in columns
                 ]
                 transient = np.zeros(width)
-                transient[self._places(stage)] = [
+                transient[self._variables(stage)] = [
                     column.mix.transient_bytes(moment[place]) / room_bytes for column in columns
                 ]
                 transient[self._num + number] = -1.0

@@ -1,6 +1,7 @@
 """Branching on what holds steps up: exact against enumeration, quick where units do not divide."""
 
 import time
+from itertools import product
 from math import inf
 
 import pytest
@@ -73,6 +74,29 @@ def test_with_little_work_it_tells_a_bound(instance, most_checks):
         assert found.partition.objective_s >= best_s * (1 - 1e-6)
 
 
+def test_where_the_solver_comes_to_no_end_nothing_is_proven(monkeypatch):
+    """Single choices that no program told anything of stay open."""
+    monkeypatch.setattr("planner.search.stage_branching.StageProgram.solve", lambda self: None)
+    problem = undivided(pp=2, virtual_stages=2, num_units=5)
+    found = decided(problem, 10.0)
+    assert found.partition is None
+    assert found.bound_s == 0.0
+
+
+def test_paths_that_raise_no_bound_end(monkeypatch):
+    """A path that the solver holds to within its tolerance only would join for ever."""
+    monkeypatch.setattr(
+        "planner.search.stage_branching.StageProgram.tighten", lambda self, found, enough: True
+    )
+    problem = undivided(pp=2, virtual_stages=2, num_units=5)
+    best_s = min(
+        step_time_s(problem.configuration, [choice[0] for choice in chosen])
+        for chosen in product(*problem.choices)
+        if sum(choice[0].end - choice[0].first for choice in chosen) == 5
+    )
+    assert decided(problem, 10.0).partition.objective_s == pytest.approx(best_s)
+
+
 def test_it_ends_with_the_deadline():
     problem = undivided()
     found = decided(problem, 10.0, Effort(most_checks=10**9, deadline_s=time.monotonic() - 1))
@@ -90,8 +114,7 @@ def test_units_that_do_not_divide_are_decided_with_little_work():
     assert decided(problem, limit_s, Effort(most_checks=30)).bound_s == limit_s
 
 
-def undivided():
-    pp, virtual_stages, num_units = 8, 4, 33
+def undivided(*, pp=8, virtual_stages=4, num_units=33):
     choices = tuple(
         tuple((column(0, units, units * 1e-3, 0.0, 1.0, 1),) for units in (1, 2))
         for _ in range(pp * virtual_stages)
