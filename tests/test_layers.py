@@ -248,7 +248,7 @@ ORDERS = {
         ("export",),
     ),
     "checking": (
-        ("failures", "fake_world", "known_reads", "script_rank"),
+        ("failures", "fake_world", "forks", "known_reads", "script_rank"),
         ("trained", "workers"),
         ("share", "watch"),
         ("check", "rank_run", "share_run"),

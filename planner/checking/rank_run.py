@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,5 +183,5 @@ def _run(
     return RankRun(folder, rank, num_microbatches, reads).run()
 
 
-if __name__ == "__main__":
-    answer_jobs(_run)
+answer = partial(answer_jobs, _run)
+"""Answer jobs, in a process that does nothing else afterwards."""

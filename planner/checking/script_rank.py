@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 import traceback
 import warnings
@@ -57,29 +56,34 @@ def drawn_batch(script: Theirs, data_parallel_rank: int) -> Theirs:
     return drawn_microbatches(script.MODEL, script.SEED, 0, samples, script.MICROBATCH_SIZE)
 
 
-def answer_jobs(run: Callable[[Path, int, int, Sequence[DataRead]], dict[str, Any]]) -> None:
-    """Run the jobs on the command line: FOLDER READS RANK:MICROBATCHES ...; print a line for each.
-
-    READS are data reads as JSON, and each line is JSON too. The process ends with the first job
-    that fails, or the last.
+def answer_jobs(
+    run: Callable[[Path, int, int, Sequence[DataRead]], dict[str, Any]],
+    *,
+    folder: str,
+    planned: str,
+    jobs: Sequence[tuple[int, int]],
+    answers: str,
+) -> None:
+    """Run jobs, and write a line of JSON for each; the first that fails is the last.
 
     Args:
         run: Takes the folder, the rank, its microbatches and the data reads.
+        folder: Of the script.
+        planned: Data reads as JSON.
+        jobs: Ranks, each with its number of microbatches.
+        answers: File to write.
     """
-    folder, planned, *jobs = sys.argv[1:]
     reads = [DataRead(*read) for read in json.loads(planned)]
     sys.path.insert(0, folder)
     warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the model's code prints
-    for job in jobs:
-        rank, _, number = job.partition(":")
-        try:
-            found = run(Path(folder), int(rank), int(number), reads)
-        except BaseException as error:
-            found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        answers.write(json.dumps({"job": job, **found}) + "\n")
-        answers.flush()
-        if "error" in found:
-            break
-    os._exit(0)  # the group's threads are not waited for
+    with Path(answers).open("w", encoding="utf-8") as lines:
+        for rank, number in jobs:
+            try:
+                found = run(Path(folder), rank, number, reads)
+            except BaseException as error:
+                trace = traceback.format_exc()
+                found = {"error": f"{type(error).__name__}: {error}", "trace": trace}
+            lines.write(json.dumps(found) + "\n")
+            lines.flush()
+            if "error" in found:
+                break

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,5 +127,5 @@ def _used(device: torch.device) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    answer_jobs(run_share)
+answer = partial(answer_jobs, run_share)
+"""Answer jobs, in a process that does nothing else afterwards."""

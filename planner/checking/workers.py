@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from planner.checking.failures import failure
+from planner.checking.forks import Ended, forks_of
 from planner.plan.types import Plan
 
 Job: TypeAlias = tuple[int, int]
@@ -28,7 +27,7 @@ class Workers:
     """Runs jobs on the script of a folder."""
 
     module: str
-    """Module of the worker, whose ``main`` takes FOLDER READS RANK:MICROBATCHES ..."""
+    """Module of the worker, whose ``answer`` takes what ``script_rank.answer_jobs`` does."""
     folder: Path
     """Folder of the script."""
     reads: str
@@ -43,9 +42,7 @@ class Workers:
             CheckError: One fails.
         """
         count = min(len(jobs), os.cpu_count() or 1)
-        with ThreadPoolExecutor(count) as pool:
-            results = list(pool.map(lambda i: self._run(jobs[i::count]), range(count)))
-        return {key: seen for each in results for key, seen in each.items()}
+        return self._run([jobs[i::count] for i in range(count)])
 
     def one_by_one(self, jobs: Sequence[Job]) -> dict[Job, Seen]:
         """Run each job in a fresh process that has the machine to itself.
@@ -53,30 +50,47 @@ class Workers:
         Raises:
             CheckError: One fails.
         """
-        return {job: self._run([job])[job] for job in jobs}
+        return {job: self._run([[job]])[job] for job in jobs}
 
-    def _run(self, jobs: Sequence[Job]) -> dict[Job, Seen]:
-        words = [f"{rank}:{number}" for rank, number in jobs]
-        done = subprocess.run(
-            [sys.executable, "-m", self.module, str(self.folder), self.reads, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **self.environment},
-        )
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-        for answer in answers:
-            if "error" in answer:
-                rank = answer["job"].partition(":")[0]
-                raise failure(
-                    f"the script does not run, on rank {rank}: {answer['error']}", answer["trace"]
-                )
-        if len(answers) < len(jobs):
+    def _run(self, jobs_by_process: Sequence[Sequence[Job]]) -> dict[Job, Seen]:
+        forks = forks_of(self.module, "answer", tuple(sorted(self.environment.items())))
+        with TemporaryDirectory() as temporary:
+            files = [Path(temporary, str(index)) for index in range(len(jobs_by_process))]
+            calls = [
+                {
+                    "folder": str(self.folder),
+                    "planned": self.reads,
+                    "jobs": jobs,
+                    "answers": str(file),
+                }
+                for jobs, file in zip(jobs_by_process, files, strict=True)
+            ]
+            ended = forks.call(calls)
+            found: dict[Job, Seen] = {}
+            for jobs, file, each in zip(jobs_by_process, files, ended, strict=True):
+                found |= _answered(jobs, file, each)
+            return found
+
+
+def _answered(jobs: Sequence[Job], file: Path, ended: Ended) -> dict[Job, Seen]:
+    """Read what a process has answered.
+
+    Raises:
+        CheckError: A job failed, or the process ended before it.
+    """
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    answers = [json.loads(line) for line in lines]
+    for (rank, _), answer in zip(jobs, answers, strict=False):
+        if "error" in answer:
             raise failure(
-                f"the script ended on rank {jobs[len(answers)][0]} with code {done.returncode}",
-                done.stderr,
+                f"the script does not run, on rank {rank}: {answer['error']}", answer["trace"]
             )
-        return dict(zip(jobs, answers, strict=True))
+    if len(answers) < len(jobs):
+        raise failure(
+            f"the script ended on rank {jobs[len(answers)][0]} with code {ended.code}",
+            ended.printed,
+        )
+    return dict(zip(jobs, answers, strict=True))
 
 
 def reads_of(plan: Plan) -> str:
