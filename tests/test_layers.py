@@ -124,7 +124,7 @@ ORDERS = {
         ("kernels", "work"),
         ("assumed", "refusals", "value_table"),
         ("known_values", "gradients", "raw_op"),
-        ("data_reads", "operand_forms", "real_tensors", "replaced_buffers"),
+        ("data_reads", "operand_forms", "real_tensors", "replaced_buffers", "saved_tensors"),
         ("recorder",),
         ("trace_progress",),
     ),

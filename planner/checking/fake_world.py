@@ -102,6 +102,24 @@ def copied_from_host() -> Iterator[None]:
 
 
 @contextmanager
+def same_in_place() -> Iterator[None]:
+    """Let ``module.to`` leave what is as asked, in the middle of a step as on real tensors.
+
+    It swaps parameters that are fake for new ones, and refuses where autograd watches them.
+    """
+    own: Callable[..., nn.Module] = nn.Module._apply
+
+    def applied(module: nn.Module, change: Callable[[Tensor], Tensor], **how: bool) -> nn.Module:
+        with torch.no_grad():
+            if all(change(each) is each for each in (*module.parameters(), *module.buffers())):
+                return module
+        return own(module, change, **how)
+
+    with _patched(nn.Module, "_apply", applied):
+        yield
+
+
+@contextmanager
 def _patched(place: object, name: str, new: object) -> Iterator[None]:
     own = getattr(place, name)
     setattr(place, name, new)

@@ -153,7 +153,8 @@ def serve(function: Callable[..., object]) -> None:
             for call, log in zip(request["calls"], request["logs"], strict=True)
         ]
         codes = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
-        print(json.dumps(codes), flush=True)
+        sys.stdout.write(json.dumps(codes) + "\n")
+        sys.stdout.flush()
 
 
 def _forked(

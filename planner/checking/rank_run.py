@@ -23,6 +23,7 @@ from planner.checking.fake_world import (
     fake_group,
     offloaded_parameters,
     parameters_held,
+    same_in_place,
 )
 from planner.checking.known_reads import NotedReads
 from planner.checking.script_rank import (
@@ -135,7 +136,7 @@ class RankRun:
         self._traffic.found.clear()
         buffers = self._world.faked(buffer for part in trained.parts for buffer in part.buffers())
         self._live.restart(lambda: _held(trained, buffers))
-        with reads:
+        with reads, same_in_place():
             trained.step_over(batch)
 
     def _leave_out_offloaded(self, trained: Theirs) -> None:

@@ -66,6 +66,8 @@ class ModelUnits:
     received_bytes: tuple[int, ...] = ()
     """Of what enters each unit, the bytes that it keeps and counts itself, whatever it recomputes;
     0 where no stage can begin."""
+    sent_parts: int = 1
+    """Parts in which a rank sends what enters a unit."""
     epilogue_units: int = 1
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
     buffer_bytes: int = 0
@@ -156,7 +158,7 @@ class ModelUnits:
         units, places = len(self.units), np.arange(first, end)
         sizes = np.array([[each.size_bytes] for each in self.shared])
         reads, owns, received = (
-            np.array([[unit in held(each) for unit in range(units)] for each in self.shared])
+            np.array([[unit in held(each) for unit in range(units + 1)] for each in self.shared])
             for held in (attrgetter("units"), attrgetter("owners"), attrgetter("received"))
         )
         reads_before, owns_before = (
@@ -164,13 +166,15 @@ class ModelUnits:
         )
         for length in range(1, end - first):
             starts = places[: len(places) - length + 1]
+            sent = received[:, starts + length]
             has_readers, has_owners = (
                 before[:, starts + length] > before[:, starts]
                 for before in (reads_before, owns_before)
             )
             counted = has_readers & ~has_owners
             # In receive buffers, where there are some, a stage holds what it receives.
-            for kept in (counted, counted & ~received[:, starts]):
+            held = has_readers | has_owners | received[:, starts]
+            for kept in (counted, counted & ~received[:, starts], sent & held):
                 if np.ptp((sizes * kept).sum(axis=0)):
                     return False
         return True
@@ -208,6 +212,7 @@ class ModelUnits:
                     each,
                     units=frozenset(_moved(each.units, number)),
                     owners=frozenset(_moved(each.owners, number)),
+                    received=frozenset(_moved(each.received, number)),
                 )
                 for each in self.shared
             ),
@@ -264,6 +269,8 @@ class ModelWork:
     """As in ``ModelUnits``."""
     received_bytes: tuple[int, ...]
     """As in ``ModelUnits``."""
+    sent_parts: int
+    """As in ``ModelUnits``."""
     epilogue_units: int
     """As in ``ModelUnits``."""
     buffer_bytes: int
@@ -286,6 +293,7 @@ class ModelWork:
             shared=self.shared,
             matmul_flop=self.matmul_flop,
             received_bytes=self.received_bytes,
+            sent_parts=self.sent_parts,
             epilogue_units=self.epilogue_units,
             buffer_bytes=self.buffer_bytes,
         )

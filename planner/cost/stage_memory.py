@@ -361,8 +361,8 @@ class StageMemory:
     def shared_bytes(self, first: int, end: int) -> int:
         """What a stage keeps for one microbatch beside what its units count.
 
-        What several of its units read, and its output: torch's stages hold on to what they sent
-        until its gradient has come back.
+        What several of its units read, and the rest of its output: torch's stages hold on to what
+        they sent until its gradient has come back.
         """
         has_buffers = self._pipelined and self._is_script
         kept = sum(
@@ -372,6 +372,8 @@ class StageMemory:
         )
         if has_buffers and end < len(self._units):
             kept += self._model.entering_bytes[end]
+            held = (each for each in self._model.shared if each.is_sent_and_held(first, end))
+            kept -= sum(each.size_bytes // self._model.sent_parts for each in held)
         return kept
 
     def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:

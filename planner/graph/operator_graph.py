@@ -118,6 +118,8 @@ class OpNode:
     """Values among ``inputs`` that autograd keeps for backward on behalf of this op."""
     saved_outputs: tuple[int, ...]
     """Values among ``outputs`` that autograd keeps for backward on behalf of this op."""
+    saved_in_vain: tuple[int, ...] = ()
+    """Others that it keeps as long as the outputs are there: no gradient comes back to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,11 +391,8 @@ class OperatorGraph:
     @cached_property
     def unit_of_op(self) -> tuple[int, ...]:
         """Position in ``units`` of the unit of each op."""
-        unit_of_op = [0] * len(self.nodes)
-        for unit in self.units:
-            for op in (*unit.forward_ops, *unit.backward_ops):
-                unit_of_op[op] = unit.index
-        return tuple(unit_of_op)
+        found = {op: u.index for u in self.units for op in (*u.forward_ops, *u.backward_ops)}
+        return tuple(found.get(op, 0) for op in range(len(self.nodes)))
 
     def __repr__(self) -> str:
         size = f"{len(self.nodes):,} operators in {len(self.units)} units"

@@ -67,6 +67,7 @@ __all__ = [
     "pack_padded_sequence",
     "packet_name",
     "pad_packed_sequence",
+    "reached_nodes",
     "schema_aliases",
     "storage_key",
     "tree_leaves",
@@ -94,6 +95,18 @@ def next_sequence_number() -> int:
 def node_sequence_number(node: "Node") -> int:
     """Return the number that a node got when forward made it (2**64 - 1 for accumulation)."""
     return node._sequence_nr()
+
+
+def reached_nodes(loss: torch.Tensor) -> set[int]:
+    """Return the numbers of the nodes that a loss's gradient flows through."""
+    found = {loss.grad_fn} if loss.grad_fn is not None else set()
+    left = list(found)
+    while left:
+        for node, _ in left.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                left.append(node)
+    return {node_sequence_number(node) for node in found}
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:

@@ -124,7 +124,7 @@ def _run_step(
         recorder.start_backward()
         with model.running(f"The backward pass of {model.description}"), mode.in_backward():
             torch.autograd.backward(loss)
-        recorder.end_backward()
+        recorder.end_backward(loss)
         drew = has_drawn()
     if watched:
         watched.end_step()
@@ -247,6 +247,7 @@ def _freeze_op(position: int, op: RawOp, keys: Sequence[ViewKey]) -> OpNode:
         is_of_function=op.is_of_function,
         saved_inputs=tuple(dict.fromkeys(op.saved_inputs)),
         saved_outputs=tuple(dict.fromkeys(op.saved_outputs)),
+        saved_in_vain=tuple(dict.fromkeys(op.saved_in_vain)),
     )
 
 

@@ -268,6 +268,7 @@ def model_work(
         shared=sizes.shared,
         matmul_flop=(*sizes.matmul_flop, *[0] * loss_apart),
         received_bytes=tuple(received),
+        sent_parts=_sent_parts(choice, kernels),
         buffer_bytes=sizes.buffer_bytes,
         epilogue_units=1 + loss_apart,
     )
@@ -374,8 +375,12 @@ def _entering_bytes(sizes: GraphSizes, choice: ShardingChoice, kernels: KernelFo
     The gather inside the node that follows a transfer split over tp is not priced: its links are
     some ten times as fast.
     """
-    parts = max(choice.stream_parts, choice.ranks if kernels.splits_transfers else 1)
+    parts = _sent_parts(choice, kernels)
     return [num_bytes // parts for num_bytes in sizes.crossing_bytes]
+
+
+def _sent_parts(choice: ShardingChoice, kernels: KernelForms) -> int:
+    return max(choice.stream_parts, choice.ranks if kernels.splits_transfers else 1)
 
 
 def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> list[int]:

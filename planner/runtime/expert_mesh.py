@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
 
 from .mesh_order import divided_mesh
 from .meshes import axis_names, local_tensor
@@ -38,21 +36,9 @@ def shard_experts(
         reshard_after_forward: As for blocks.
     """
     axes = tuple(name for name in axis_names(mesh) if name in ("dp_replicate", "dp_shard_mod_ep"))
-    count = mesh["dp_shard_mod_ep"].size()
-
-    def place(parameter: nn.Parameter) -> Shard:
-        """Split the first dim that the ranks divide: a rank may have fewer experts than that."""
-        sizes = local_tensor(parameter).shape
-        return Shard(next((dim for dim, size in enumerate(sizes) if size % count == 0), 0))
-
+    policy = policies(part, dtype, num_shards=mesh["dp_shard_mod_ep"].size())
     for module in part.expert_modules:
-        fully_shard(
-            module,
-            mesh=mesh[axes],
-            reshard_after_forward=reshard_after_forward,
-            shard_placement_fn=place,
-            **policies(part, dtype),
-        )
+        fully_shard(module, mesh=mesh[axes], reshard_after_forward=reshard_after_forward, **policy)
 
 
 def average_experts(parts: Sequence[SplitPart], batches: int) -> None:

@@ -36,6 +36,7 @@ MODELS = {
     **{
         name: ZOO / f"{name}.py"
         for name in (
+            "codebook",
             "custom_function",
             "deepseek",
             "dit",

@@ -56,6 +56,20 @@ def test_each_skip_connection_is_shared_by_two_units():
     assert not skips[0].counts(first + 1, last)
 
 
+def test_what_a_stage_sends_on_and_keeps_itself_is_known():
+    graph, shared = shared_of("unet")
+    names = [unit.name for unit in graph.units]
+    skip = min((each for each in shared if len(each.units) == 1), key=lambda s: min(s.owners))
+    cut, end = names.index("middle.0"), names.index("up.5")
+    assert {cut, end} <= skip.received
+    assert skip.is_sent_and_held(0, cut)  # the unit that gets it first keeps it
+    assert skip.is_sent_and_held(cut, end)  # it was received, and is sent on
+    assert not skip.is_sent_and_held(min(skip.owners) + 1, cut) or (
+        min(skip.owners) + 1 in skip.received
+    )
+    assert not skip.is_sent_and_held(0, len(names))  # the last stage sends nothing
+
+
 def test_an_encoders_memory_is_counted_once_on_each_stage_of_the_decoder():
     graph, shared = shared_of("t5")
     names = [unit.name for unit in graph.units]

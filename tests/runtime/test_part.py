@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from planner.checking.fake_world import fake_group
 from planner.runtime.first_weights import build_deferred
 from planner.runtime.model import UserModel, build_model, cast_parameters
-from planner.runtime.part import Part, shard_parameters
+from planner.runtime.part import Part, shard_parameters, split_dim
 
 TIED = """
 from torch import nn
@@ -149,3 +149,21 @@ def test_weights_are_in_the_dtype_of_running_statistics():
     with torch.no_grad():
         reference(part.model[0](inputs.bfloat16()).float())
     assert torch.allclose(norm.running_mean, reference.running_mean, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_shards", "dim"),
+    [
+        ((4096, 64), 8, 0),
+        ((50257, 768), 8, 0),  # seven rows more are nothing
+        ((1, 1024, 768), 64, 1),
+        ((1, 1025, 768), 64, 2),
+        ((3, 7), 4, 0),  # ranks divide none
+        ((3,), 4, 0),
+        ((), 4, 0),
+        ((96, 128), 64, 1),
+        ((96, 128), 1, 0),
+    ],
+)
+def test_dims_are_split_that_hold_together_about_what_they_hold_whole(sizes, num_shards, dim):
+    assert split_dim(torch.empty(sizes, device="meta"), num_shards).dim == dim

@@ -222,8 +222,8 @@ def _end_of_saving(ops: Sequence[OpNode]) -> int:
     """Return how many of the ops run before every saved tensor is there."""
     end = 0
     for position, op in enumerate(ops):
-        if op.saved_outputs:
+        if op.saved_outputs or not set(op.outputs).isdisjoint(op.saved_in_vain):
             end = position + 1
-        elif op.saved_inputs:
+        elif op.saved_inputs or op.saved_in_vain:
             end = position
     return end

@@ -37,6 +37,13 @@ class SharedActivation:
             unit in held for unit in self.units
         )
 
+    def is_sent_and_held(self, first: int, end: int) -> bool:
+        """Tell whether a stage sends it on that has it anyway: received, or kept by its units."""
+        held = range(first, end)
+        return end in self.received and (
+            first in self.received or any(unit in held for unit in self.units | self.owners)
+        )
+
 
 def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     """Activations that a unit reads from further back than the unit before it.

@@ -97,6 +97,7 @@ def _op_token(
         -1 if op.forward_op is None else op_number.get(op.forward_op, -1),
         _numbers(op.saved_inputs, number),
         _numbers(op.saved_outputs, number),
+        _numbers(op.saved_in_vain, number),
     )
 
 

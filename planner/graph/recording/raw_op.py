@@ -41,6 +41,7 @@ class RawOp:
     """Results too: other views of what it wrote to, where they are read later."""
     saved_inputs: list[int] = field(default_factory=list)
     saved_outputs: list[int] = field(default_factory=list)
+    saved_in_vain: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

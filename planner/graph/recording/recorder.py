@@ -33,8 +33,9 @@ from planner.graph.recording.raw_op import (
 )
 from planner.graph.recording.real_tensors import RealTensors
 from planner.graph.recording.recording import ModuleCall
-from planner.graph.recording.refusals import MOST_OPS, SavedVersions, check_operands, too_many_ops
+from planner.graph.recording.refusals import MOST_OPS, check_operands, too_many_ops
 from planner.graph.recording.replaced_buffers import ReplacedBuffers
+from planner.graph.recording.saved_tensors import SavedTensors
 from planner.graph.recording.value_table import ValueTable
 from planner.graph.torch_private import TorchOp, TorchResult
 
@@ -76,13 +77,12 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         self.draws: list[tuple[int, str]] = []
         """Ops of forward that draw random numbers, and the line of each."""
         self._results = MetaResults()
-        self._versions = SavedVersions()
+        self._saved = SavedTensors(self.table, self.ops)
         self.paths: dict[int, str] = {}
         self._stack: list[str] = [""]
         self._open_calls: list[_OpenCall | None] = []
         self._op_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
-        self._pending_saves: list[int] = []
         self._unpacked: int | None = None
         self._replaced = ReplacedBuffers(model)
         self._name_modules(model)
@@ -165,57 +165,27 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
     # Saved tensors -----------------------------------------------------------------------------
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Note which op autograd keeps a tensor for.
-
-        Inputs are packed after the op's autograd node is made and before the op is dispatched;
-        outputs after the dispatch, before the next node is made. A custom autograd function
-        packs after all of its ops.
-        """
-        self._versions.note(tensor)
-        if self.phase is Phase.FORWARD and not torch_private.is_transformed(tensor):
-            value = self.table.read(tensor, keep=True)
-            if torch_private.next_sequence_number() == self._last_sequence:
-                self._attribute_late(value)
-            else:
-                self._pending_saves.append(value)
+        """Note that autograd keeps a tensor."""
+        self._saved.note(tensor, self._last_sequence, forward=self.phase is Phase.FORWARD)
         return tensor
 
     def unpack(self, tensor: Tensor) -> Tensor:
         """Note which value comes back; torch detaches the result, which is no op of the step."""
-        self._versions.check(tensor)
+        self._saved.take(tensor)
         self._unpacked = id(tensor)
-        self.table.recall(tensor)
         return tensor
-
-    def _attribute_late(self, value: int) -> None:
-        for op in reversed(self.ops):
-            if value in op.outputs or value in op.renewed:
-                op.saved_outputs.append(value)
-                return
-            if value in op.inputs:
-                op.saved_inputs.append(value)
-                return
-
-    def _attribute_pending(self, op: RawOp) -> None:
-        pending, self._pending_saves = self._pending_saves, []
-        for value in pending:
-            if value in op.inputs:
-                op.saved_inputs.append(value)
-            else:
-                self._attribute_late(value)
 
     def start_backward(self) -> None:
         """Note that forward, the loss included, has ended."""
-        for value in self._pending_saves:
-            self._attribute_late(value)
-        self._pending_saves = []
+        self._saved.end_forward()
         self.named_until = self._names.last_ops()
         self.phase = Phase.BACKWARD
         self.data.again = True
         self._gradients.watch()
 
-    def end_backward(self) -> None:
+    def end_backward(self, loss: Tensor) -> None:
         """Note that the step has ended."""
+        self._saved.end_backward(loss)
         for op in reversed(self.ops):
             if op.phase is Phase.BACKWARD and op.name in _SUMS:
                 self._gradients.note_sum(op.inputs, op.outputs)
@@ -255,7 +225,7 @@ class Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call
         made = tensors_in((out,), [])
         op = self._record(kind, (args, kwargs), (inputs, tensors), made)
         op.forward_op = self._link(sequence, op)
-        self._attribute_pending(op)
+        self._saved.attribute_to(op)
         # Gradients are left out.
         if op.outputs and (keep or self._recomputes()):
             if not kind.written:

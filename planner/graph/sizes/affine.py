@@ -167,6 +167,7 @@ def wiring(op: OpNode) -> tuple[object, ...]:
         op.forward_op,
         op.saved_inputs,
         op.saved_outputs,
+        op.saved_in_vain,
     )
 
 
@@ -228,6 +229,7 @@ def _grown_op(op: OpNode, growth: _OpGrowth, steps: int) -> OpNode:
         is_of_function=op.is_of_function,
         saved_inputs=op.saved_inputs,
         saved_outputs=op.saved_outputs,
+        saved_in_vain=op.saved_in_vain,
     )
 
 
