@@ -119,16 +119,26 @@ def test_serving_ends_by_itself():
 
 
 def test_an_interrupt_ends_the_calls(forks, tmp_path):
+    """By another signal than Ctrl-C's, which processes in the background ignore."""
     file = tmp_path / "seen"
 
-    def interrupt():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupt_later():
         while not (file.exists() and file.read_text()):
             time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        forks.call([{"file": str(file), "wait_for": str(tmp_path / "never")}])
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=interrupt_later)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            forks.call([{"file": str(file), "wait_for": str(tmp_path / "never")}])
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
     assert not is_there(noted(file)[0])
     assert forks.call([{"file": str(file)}])[0].code == 0
 
