@@ -66,3 +66,61 @@ def test_little_is_gathered_beside_what_parameters_hold(fix, tmp_path):
     for each in moved:  # padded to 16 rows the table alone would be 16 times as much
         assert each.predicted_count == each.counted_count
         assert each.counted_bytes == pytest.approx(each.predicted_bytes, rel=0.02)
+
+
+BIASED = """
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        return x + self.linear(x * bias.mean(-1))  # a mean over 16 times as much as the stream
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(64, 64 * 16), nn.Sigmoid())
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.first(x).unflatten(-1, (64, 16))
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(x.mean(1))
+
+
+def build_model() -> nn.Module:
+    return Model()
+
+
+def example_batch(microbatch_size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(microbatch_size, 512, 64), torch.randint(0, 4, (microbatch_size,))
+
+
+def loss_fn(scores: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, classes)
+"""
+
+
+def test_what_a_stage_sends_on_and_keeps_anyway_is_there_once(tmp_path):
+    (tmp_path / "biased.py").write_text(BIASED)
+    planner.estimate(
+        str(tmp_path / "biased.py"),
+        gpus=4,
+        cluster="h100-sxm",
+        dtype="float32",
+        global_batch_size=32,
+        fix={"microbatch_size": 4, "pp": 4, "schedule": "1F1B"},
+    ).save(tmp_path / "plan")
+    _, *between, _ = check_plan(tmp_path / "plan").stages
+    assert len(between) == 2  # each receives it and sends it on
+    for stage in between:
+        assert abs(stage.error) <= 0.02, stage
