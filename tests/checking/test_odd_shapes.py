@@ -68,6 +68,12 @@ def test_little_is_gathered_beside_what_parameters_hold(fix, tmp_path):
         assert each.counted_bytes == pytest.approx(each.predicted_bytes, rel=0.02)
 
 
+SIGMOIDS = {
+    "in_a_unit": ("nn.Sequential(nn.Linear(64, 64 * 16), nn.Sigmoid())", ""),
+    "between_units": ("nn.Linear(64, 64 * 16)", ".sigmoid()"),
+}
+"""Of what a unit sends to all others: within it, and by each stage again of what all pass on."""
+
 BIASED = """
 import torch
 from torch import Tensor, nn
@@ -86,12 +92,12 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(64, 64 * 16), nn.Sigmoid())
+        self.first = @FIRST@
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.first(x).unflatten(-1, (64, 16))
+        bias = self.first(x)@THEN@.unflatten(-1, (64, 16))
         for block in self.blocks:
             x = block(x, bias)
         return self.head(x.mean(1))
@@ -110,8 +116,11 @@ def loss_fn(scores: Tensor, classes: Tensor) -> Tensor:
 """
 
 
-def test_what_a_stage_sends_on_and_keeps_anyway_is_there_once(tmp_path):
-    (tmp_path / "biased.py").write_text(BIASED)
+@pytest.mark.parametrize("sigmoid", SIGMOIDS)
+def test_what_a_stage_sends_on_and_keeps_anyway_is_there_once(tmp_path, sigmoid):
+    first, then = SIGMOIDS[sigmoid]
+    source = BIASED.replace("@FIRST@", first).replace("@THEN@", then)
+    (tmp_path / "biased.py").write_text(source)
     planner.estimate(
         str(tmp_path / "biased.py"),
         gpus=4,

@@ -35,10 +35,14 @@ def test_blocks_of_a_plain_stack_share_nothing():
 
 
 def test_a_condition_is_shared_by_all_blocks_and_the_head():
-    graph, (condition,) = shared_of("dit")
+    graph, (time, label, condition) = shared_of("dit")
     assert condition.units == set(range(1, len(graph.units)))
     # One row of the model's width for each sample.
     assert condition.size_bytes == 2 * 64 * 4
+    # It is a sum that each stage makes again, of what stages only pass on.
+    for term in (time, label):
+        assert (term.units, term.owners) == (set(), set())
+        assert term.received == condition.units
 
 
 def test_each_skip_connection_is_shared_by_two_units():

@@ -22,7 +22,7 @@ SPLIT = {
 """Layouts of four ranks that have parts of what is multiplied."""
 
 
-def estimated(fix, model="examples/llama.py:build_model", *, gpus=2, cluster="h100-sxm"):
+def estimated(fix, model="tests/run/shallow_llama.py", *, gpus=2, cluster="h100-sxm"):
     return planner.estimate(
         model, gpus=gpus, cluster=cluster, global_batch_size=8,
         fix={"microbatch_size": 2, "float8": True, **fix},

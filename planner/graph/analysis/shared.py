@@ -3,7 +3,8 @@
 A unit keeps what the unit before hands it. What comes from further back (a skip connection, an
 encoder's output, a conditioning), and constants that are computed once for all units (masks,
 rotary tables), several units keep together: they count once for each stage. So do inputs and
-targets of the model, of which each stage has those of the microbatches that it holds.
+targets of the model, of which each stage has those of the microbatches that it holds, and what a
+stage receives and sends on.
 """
 
 from collections import defaultdict
@@ -74,7 +75,7 @@ def passes_gradients(graph: OperatorGraph) -> bool:
 def shared_activations(
     graph: OperatorGraph, representatives: Mapping[str, Unit]
 ) -> tuple[SharedActivation, ...]:
-    """Find the activations that units share.
+    """Find the activations that units share, and those that stages only pass on.
 
     Units of one structure are sized by one of them, so that each counts for itself what that
     one has from the unit before, and leaves out what that one has from further back.
@@ -98,17 +99,20 @@ def shared_activations(
     for unit in graph.units:
         for storage in _kept_inputs(graph, unit):
             units[storage].add(unit.index)
+    received: dict[int, set[int]] = defaultdict(set)
+    for cut in graph.cuts:
+        for storage in cut_storages(graph, cut):
+            received[storage].add(cut.after_unit + 1)
+    passed_on = {storage for storage, fronts in received.items() if len(fronts) > 1}
     return tuple(
         SharedActivation(
             storage=storage,
             size_bytes=graph.storages[storage].size_bytes,
             units=frozenset(units[storage]),
             owners=frozenset(owners[storage]),
-            received=frozenset(
-                cut.after_unit + 1 for cut in graph.cuts if storage in cut_storages(graph, cut)
-            ),
+            received=frozenset(received[storage]),
         )
-        for storage in sorted(units)
+        for storage in sorted(passed_on | units.keys())
     )
 
 
