@@ -92,7 +92,7 @@ def in_bench(*values):
         in_bench({"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
         in_bench({"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
         in_bench({"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
-        {"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"},
+        in_bench({"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
     ],
 )
 def test_experts_on_different_ranks(fix, tmp_path, capsys):
@@ -128,9 +128,9 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
         ({**CHUNKED, "tp": 2, "dp_shard": 2}, 0.75),
         in_bench({**CHUNKED, "cp": 2, "dp_shard": 2}, 0.75),
-        ({**CHUNKED, "cp": 2, "tp": 2, "sequence_parallel": False}, None),
+        in_bench({**CHUNKED, "cp": 2, "tp": 2, "sequence_parallel": False}, None),
         in_bench({"pp": 2, "dp_shard": 2, "virtual_stages": 4, "microbatch_size": 2}, None),
-        ({"pp": 2, "dp_shard": 2, "schedule": "DualPipeV", "microbatch_size": 2}, None),
+        in_bench({"pp": 2, "dp_shard": 2, "schedule": "DualPipeV", "microbatch_size": 2}, None),
         *(
             in_bench({"pp": 2, "dp_shard": 2, "schedule": schedule, "microbatch_size": 2}, None)
             for schedule in ("ZBVZeroBubble", "InterleavedZeroBubble")

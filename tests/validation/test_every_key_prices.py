@@ -232,7 +232,7 @@ def other_values(place, value):
     if isinstance(old, list):
         return [number(old[:1])]
     half = old // 2 if isinstance(old, int) and old > 1 else old / 2
-    return [number(each) for each in (half, old * 2, 0.5, 0.1, 10 * old + 1000)]
+    return [number(each) for each in (0.1, 10 * old + 1000, half, old * 2, 0.5)]
 
 
 # -- what is said of requests ---------------------------------------------------------------------
@@ -364,8 +364,8 @@ def _traced_once():
 @pytest.mark.parametrize("place", KEYS_OF_FILES, ids=".".join)
 def test_every_key_of_a_profile_changes_a_price(place, tmp_path):
     folder, _, key = place
-    changes = changes_an_estimate(place, tmp_path)
-    assert changes or (folder == "frameworks" and changes_a_run(key, tmp_path))
+    changes = folder == "frameworks" and changes_a_run(key, tmp_path)  # the cheaper question
+    assert changes or changes_an_estimate(place, tmp_path)
 
 
 @pytest.mark.parametrize(("owner", "key"), KEYS_OF_CALIBRATIONS)
