@@ -5,8 +5,8 @@ import tempfile
 
 from planner.errors import CheckError
 
-_RANK = re.compile(r"^rank (\d+): Traceback", re.MULTILINE)
-"""How a script begins to print what a rank failed with (``planner.runtime.processes``)."""
+_RANK = re.compile(r"^rank (\d+) failed: (.*)$", re.MULTILINE)
+"""How a script ends what it prints of a rank that failed (``planner.runtime.processes``)."""
 
 _REFUSED = re.compile(r": error: (.+)$", re.MULTILINE)
 """How it prints what it refuses."""
@@ -19,11 +19,9 @@ def script_failure(printed: str, *, code: int) -> CheckError:
         printed: All that the script and its launcher printed.
         code: Exit code.
     """
-    ranks = list(_RANK.finditer(printed))
-    if ranks:
-        end = ranks[1].start() if len(ranks) > 1 else len(printed)
-        rank, error = ranks[0][1], _error_line(printed[ranks[0].end() : end])
-        return failure(f"the script failed on rank {rank}: {error}", printed)
+    failed = _RANK.search(printed)
+    if failed:
+        return failure(f"the script failed on rank {failed[1]}: {failed[2]}", printed)
     refused = _REFUSED.search(printed)
     if refused:
         return failure(f"the script refused to run: {refused[1]}", printed)
@@ -37,9 +35,3 @@ def failure(words: str, printed: str) -> CheckError:
     ) as log:
         log.write(printed)
     return CheckError(words.partition("\n")[0], hint=f"All that it printed is in {log.name}")
-
-
-def _error_line(trace: str) -> str:
-    """The first line behind the last frame of a traceback."""
-    behind = trace.rpartition('\n  File "')[2].splitlines()[1:]
-    return next((line for line in behind if line and not line.startswith(" ")), "no error is said")

@@ -158,11 +158,11 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
         code = BAD_INPUT_CODE
     except SystemExit as leaving:  # --help
         code = leaving.code if isinstance(leaving.code, int) else 0
-    except BaseException:
-        sys.stderr.write(f"rank {os.environ.get('RANK', '0')}: {traceback.format_exc()}")
+    except BaseException as error:
+        rank, words = f"rank {os.environ.get('RANK', '0')}", f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"{rank}: {traceback.format_exc()}{rank} failed: {words}\n")
         code = FAILED_CODE
-    sys.stdout.flush()
-    sys.stderr.flush()
+    sys.stdout.flush()  # stderr is never behind by more than a line
     os._exit(code)
 
 

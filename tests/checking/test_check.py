@@ -366,6 +366,25 @@ def test_of_a_script_that_fails_one_line_is_shown_and_the_rest_kept(tmp_path, ca
     log.unlink()
 
 
+def test_what_failed_is_what_the_rank_has_said_whatever_its_launcher_adds():
+    """The launcher ends the others, which then say nothing."""
+    printed = """rank 1: Traceback (most recent call last):
+  File "train.py", line 1, in main
+    train()
+ValueError: a part is missing
+rank 1 failed: ValueError: a part is missing
+W1128 10:23:10.565000 11932 torch/api.py:1028] Sending process 11936 closing signal SIGTERM
+Traceback (most recent call last):
+  File "torch/run.py", line 1032, in <module>
+    main()
+torch.errors.ChildFailedError: train.py FAILED
+"""
+    failed = script_failure(printed, code=1)
+    said = "the script failed on rank 1: ValueError: a part is missing\n"
+    assert str(failed).startswith(said)
+    Path(str(failed).split()[-1]).unlink()
+
+
 def test_what_a_script_refuses_is_shown_without_its_name():
     refused = script_failure("train.py: error: --steps 0: no steps\n", code=2)
     assert str(refused).startswith("the script refused to run: --steps 0: no steps\n")
