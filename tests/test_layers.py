@@ -131,6 +131,7 @@ ORDERS = {
     "graph/sizes": (
         ("grown",),
         ("affine",),
+        ("fewer_blocks",),
         ("family",),
         ("lengths",),
     ),

@@ -4,10 +4,12 @@ Sizes, bytes and FLOPs of a step are affine in the microbatch size: part belongs
 part to the parameters. Two recordings fix the affine function of every integer.
 """
 
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.graph.operator_graph import OpNode, Storage, TensorValue
+from planner.graph.operator_graph import OpNode, Storage, StorageKind, TensorValue
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.grown import Grown
 
@@ -64,6 +66,43 @@ class AffineSteps:
             storages=Grown(low.storages, self._sizes, partial(_grown_storage, steps=steps)),
             ops=Grown(low.ops, self._ops, partial(_grown_op, steps=steps)),
         )
+
+    def of_whole(self, whole: Recording, twins: Mapping[int, int]) -> "AffineSteps":
+        """Let another step grow as this one does.
+
+        Args:
+            whole: A step with the same ops, more often, at the same microbatch size.
+            twins: For each of its ops that of this step that it grows with.
+
+        Raises:
+            NotAffineError: Ops that share a tensor grow it differently.
+        """
+        steps = copy(self)
+        steps.low, steps._ops = whole, {}
+        values: dict[int, tuple[int, ...] | None] = {}
+        storages: dict[int, int | None] = {}
+        for op, twin in twins.items():
+            mine, its = whole.ops[op], self.low.ops[twin]
+            growth = self._ops.get(twin)
+            if growth is not None:
+                if growth.arguments is not None and mine.arguments != its.arguments:
+                    raise NotAffineError
+                steps._ops[op] = growth
+            pairs = zip((*mine.inputs, *mine.outputs), (*its.inputs, *its.outputs), strict=True)
+            for value, like in pairs:
+                grown = self._shapes.get(like)
+                if values.setdefault(value, grown) != grown:
+                    raise NotAffineError
+                storage = whole.values[value].storage
+                growth_bytes = self._sizes.get(self.low.values[like].storage)
+                if storages.setdefault(storage, growth_bytes) != growth_bytes:
+                    raise NotAffineError
+        activations = (StorageKind.ACTIVATION, StorageKind.INPUT)
+        if any(each.kind in activations and each.id not in storages for each in whole.storages):
+            raise NotAffineError  # no op says how it grows
+        steps._shapes = {value: grown for value, grown in values.items() if grown is not None}
+        steps._sizes = {each: grown for each, grown in storages.items() if grown is not None}
+        return steps
 
     @property
     def shares_work(self) -> bool:

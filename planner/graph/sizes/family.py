@@ -1,12 +1,13 @@
 """Operator graphs of one model at every microbatch size, from a few traces.
 
 Traces at two microbatch sizes fix an affine function of every number (``affine.py``), a trace at
-another size proves it, and any further size is then evaluated exactly. A batch of one can be a
-program of its own; then it has its own trace. A model that is not affine is traced at each size.
+another size proves it, and any further size is then evaluated exactly. A deep model is traced
+once, and a short one of the same blocks at the others (``fewer_blocks.py``). A batch of one can be
+a program of its own; then it has its own trace. A model that is not affine is traced at each size.
 There are sizes that a model refuses: batch normalisation of single vectors needs two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 
 from planner.errors import ModelError, RequestError
@@ -17,6 +18,7 @@ from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import DataRead, OperatorGraph
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
+from planner.graph.sizes.fewer_blocks import steps_of_fewer_blocks
 from planner.graph.trace import record_step
 from planner.graph.trial import LayoutTrial
 
@@ -39,19 +41,11 @@ class GraphFamily:
         self._graphs: dict[int, OperatorGraph] = {}
         self._recordings: dict[int, Recording] = {}
         self._refusals: dict[int, ModelError] = {}
-        self._smallest = self._smallest_size()
-        self._steps = self._fit()
-        self._smallest_affine = 1
-        if self._steps is not None and not self._matches(self._steps, 1):
-            self._smallest_affine = 2
-            if not self._matches(self._steps, 4):
-                self._steps = None
-        self._trials: dict[tuple[int, bool], LayoutTrial] = {}
         self._layout: Layout | None = None
         self._classes: Sequence[int] = ()
-        if self._steps is not None:
-            self._layout = find_layout(self._steps.low)
-            self._classes = self._unit_classes(self._layout)
+        self._smallest = self._smallest_affine = 1
+        self._steps = self._steps_of_fewer_blocks() or self._steps_of_all()
+        self._trials: dict[tuple[int, bool], LayoutTrial] = {}
         self._check_hints()
         self._reads_data = any(each.data_reads for each in self._recordings.values())
         if self._steps is not None:
@@ -184,6 +178,37 @@ class GraphFamily:
                 return size
         raise self._refusals[2]
 
+    def _steps_of_fewer_blocks(self) -> AffineSteps | None:
+        """How the model grows, told by a short one at all sizes but that of the whole."""
+        whole = self._try(2)
+        if whole is None or self.model.hints:
+            return None
+        layout = find_layout(whole)
+        hashes = structure_hashes(whole, dict(enumerate(layout.units)))
+        found = steps_of_fewer_blocks(self.model, self.dtype, whole, layout.units, hashes)
+        if found is None:
+            return None
+        steps, self._smallest_affine = found
+        self._layout, self._classes = layout, _numbered(hashes)
+        if self._smallest_affine > 1:
+            self._smallest = self._smallest_size()
+        return steps
+
+    def _steps_of_all(self) -> AffineSteps | None:
+        """How the model grows, told by steps of all of it."""
+        self._smallest = self._smallest_size()
+        steps = self._fit()
+        if steps is not None and not self._matches(steps, 1):
+            self._smallest_affine = 2
+            if not self._matches(steps, 4):
+                steps = None
+        if steps is not None:
+            self._layout = find_layout(steps.low)
+            units = dict(enumerate(self._layout.units))
+            at_low, at_high = (structure_hashes(self._record(size), units) for size in (2, 3))
+            self._classes = _numbered({each: (at_low[each], at_high[each]) for each in units})
+        return steps
+
     def _fit(self) -> AffineSteps | None:
         low, high = self._try(2), self._try(3)
         try:
@@ -204,15 +229,11 @@ class GraphFamily:
             [place for each in recordings for place in each.asked_places],
         )
 
-    def _unit_classes(self, layout: Layout) -> list[int]:
-        """Number the structures of units: equal at two sizes means equal at all."""
-        units = dict(enumerate(layout.units))
-        hashes = [structure_hashes(self._record(size), units) for size in (2, 3)]
-        number: dict[tuple[str, ...], int] = {}
-        return [
-            number.setdefault(tuple(each[position] for each in hashes), len(number))
-            for position in units
-        ]
+
+def _numbered(structures: Mapping[int, Hashable]) -> list[int]:
+    """Number the structures of units in their order."""
+    number: dict[Hashable, int] = {}
+    return [number.setdefault(structure, len(number)) for structure in structures.values()]
 
 
 def trace_family(model: LoadedModel, *, dtype: str) -> GraphFamily:
