@@ -75,23 +75,11 @@ def record_step(
     microbatch_size: int,
     dtype: str,
     progress: ProgressCallback | None = None,
-    without: Sequence[str] = (),
 ) -> Recording:
-    """Run forward and backward on the meta device and record every op; see ``trace_model``.
-
-    Args:
-        model: The model with its data and loss.
-        microbatch_size: Samples of the step.
-        dtype: Compute dtype.
-        progress: Told of each module of the model that has run.
-        without: Paths of modules that are taken out of the model first.
-    """
+    """Run forward and backward on the meta device and record every op; see ``trace_model``."""
     compute = getattr(torch, dtype)
     built = model.build_meta(dtype)
     module = built.module
-    for path in without:
-        parent, _, name = path.rpartition(".")
-        delattr(module.get_submodule(parent), name)
     batch = model.example_batch(microbatch_size)
     check_call(module, batch)
     recorder = Recorder(module, model.hints)

@@ -1,6 +1,6 @@
 """Whether the training script's own runtime can run a layout: tried without weights or ranks."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -77,10 +77,18 @@ class LayoutTrial:
         reads: Sequence[DataRead] = (),
         *,
         float8: bool = False,
+        blocks: Mapping[int, int] | None = None,
     ) -> None:
-        """Keep the model, and what its lines read without data; nothing runs yet.
+        """Keep the model; nothing runs yet.
 
-        With ``float8`` linear layers of blocks multiply in it.
+        Args:
+            model: The model.
+            graph: Its graph at the microbatch size.
+            dtype: Compute dtype.
+            reads: What its lines read without data.
+            float8: Linear layers of blocks multiply in it.
+            blocks: Where layouts of another model's units are asked for, which has more of the
+                same blocks: the block of this one that tells of each, by the unit's index.
         """
         self._float8 = float8
         self._reads = reads
@@ -90,6 +98,8 @@ class LayoutTrial:
         self._dry_run: DryRun | Refusal | None = None
         self._known: dict[Hashable, Refusal | None] = {}
         self._outside: dict[int, frozenset[tuple[int, ...]]] = {}
+        own = {unit.index: unit.block for unit in graph.units if unit.block is not None}
+        self._blocks = own if blocks is None else blocks
 
     def block(self, unit: Unit, layouts: Sequence[TriedLayout]) -> Refusal | None:
         """Try the layout of a block, forward and backward; None where it runs.
@@ -98,8 +108,7 @@ class LayoutTrial:
             unit: A block.
             layouts: How its modules run over each axis, the inner one first.
         """
-        assert unit.block is not None
-        return self._answer(layouts, unit.block)
+        return self._answer(layouts, self._blocks[unit.index])
 
     def run_again(self, units: Sequence[Unit]) -> Refusal | None:
         """Try whether blocks do the same when they run again in backward; None where they do.
@@ -126,7 +135,7 @@ class LayoutTrial:
         self, units: Sequence[Unit], prepare: Callable[[nn.Module, known_data.KnownData], None]
     ) -> Refusal | None:
         """Try blocks with nothing split, each prepared before."""
-        positions = [unit.block for unit in units if unit.block is not None]
+        positions = sorted(self._blocks[unit.index] for unit in units)
         return self._tried(partial(DryRun.prepared, positions=positions, prepare=prepare))
 
     def ends(self, layouts: Sequence[TriedLayout], logits: str = "") -> Refusal | None:

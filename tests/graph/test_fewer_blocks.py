@@ -1,5 +1,6 @@
 """How a deep model grows, told by one with fewer of its blocks."""
 
+from itertools import chain
 from unittest import mock
 
 import pytest
@@ -7,15 +8,17 @@ import torch
 from graph_models import Stream, token_loss, tokens, wrap
 from torch import nn
 
-from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import find_layout
 from planner.graph.sizes import family as family_module
-from planner.graph.sizes import fewer_blocks
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
 from planner.graph.sizes.family import trace_family
 from planner.graph.trace import record_step, trace_model
+from planner.graph.trial import TriedLayout
+from planner.runtime.dry_run import DryRun
+from planner.runtime.layout import SplitAxis
 
 DEPTH = 8
+WHOLE_STREAM = TriedLayout(over=SplitAxis("tp", 2), sequence_dim=None, modules=())
 
 
 class Plain(nn.Module):
@@ -105,13 +108,13 @@ class Folded(Deep):
 
 PLAIN = [Plain] * DEPTH
 SHORT = {
-    "alike": (lambda: Deep(PLAIN), 1, DEPTH - 2),
-    "other_ends": (lambda: Deep([Wide, *PLAIN, Wide]), 1, DEPTH - 1),
-    "in_turn": (lambda: Deep([Plain, Plain, Wide] * 4), 1, 12 - 4),
-    "two_lists": (lambda: Halves(PLAIN), 1, 2 * DEPTH - 7),
-    "one_apart": (lambda: Deep([OneApart] * DEPTH), 2, DEPTH - 2),
+    "alike": (lambda: Deep(PLAIN), 1, DEPTH, 2),
+    "other_ends": (lambda: Deep([Wide, *PLAIN, Wide]), 1, DEPTH + 2, 3),
+    "in_turn": (lambda: Deep([Plain, Plain, Wide] * 4), 1, 12, 4),
+    "two_lists": (lambda: Halves(PLAIN), 1, 2 * DEPTH, 7),
+    "one_apart": (lambda: Deep([OneApart] * DEPTH), 2, DEPTH, 2),
 }
-"""Models with the smallest size of which the rest follows, and the blocks that are left out."""
+"""Models with the smallest size of which the rest follows, their blocks, and those that tell."""
 
 WHOLE = {
     "few": lambda: Deep(PLAIN[:3]),
@@ -126,17 +129,16 @@ def loaded(build):
 
 
 def steps_traced(model):
-    """Trace a family, and return with it the blocks left out and the size of each step."""
+    """Trace a family, and return with it the blocks and the size of each step."""
     traced = []
 
-    def watched(model, *, microbatch_size, without=(), **options):
-        traced.append((len(without), microbatch_size))
-        return record_step(model, microbatch_size=microbatch_size, without=without, **options)
+    def watched(*args, **options):
+        recording = record_step(*args, **options)
+        blocks = sum(unit.block is not None for unit in find_layout(recording).units)
+        traced.append((blocks, recording.microbatch_size))
+        return recording
 
-    with (
-        mock.patch.object(family_module, "record_step", watched),
-        mock.patch.object(fewer_blocks, "record_step", watched),
-    ):
+    with mock.patch.object(family_module, "record_step", watched):
         family = trace_family(model, dtype="float32")
     return family, traced
 
@@ -148,13 +150,12 @@ def check(family, model):
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_deep_model_is_traced_once(name):
-    build, smallest, spared = SHORT[name]
+    build, smallest, blocks, kept = SHORT[name]
     model = loaded(build)
     family, traced = steps_traced(model)
-    proofs = [1] if smallest == 1 else [1, 4]
-    whole = [(0, size) for size in ([2] if smallest == 1 else [2, 1])]
-    short = [(spared, size) for size in (2, 3, *proofs)]
-    assert sorted(traced) == sorted([*whole, *short])
+    of_whole, of_short = ([2], [1, 2, 3]) if smallest == 1 else ([1, 2], [1, 2, 3, 4])
+    sizes = [(blocks, size) for size in of_whole], [(kept, size) for size in of_short]
+    assert sorted(traced) == sorted(chain(*sizes))
     assert not family.evaluates(smallest - 1)
     check(family, model)
 
@@ -163,28 +164,27 @@ def test_a_deep_model_is_traced_once(name):
 def test_what_no_short_model_tells_is_traced_whole(name):
     model = loaded(WHOLE[name])
     family, traced = steps_traced(model)
-    assert {(0, 2), (0, 3), (0, 1)} <= {*traced}
+    most = max(blocks for blocks, _ in traced)
+    assert {(most, 2), (most, 3), (most, 1)} <= {*traced}
     check(family, model)
 
 
 def test_a_tensor_grows_alike_for_all_that_read_it():
-    whole, low, high = (
-        record_step(loaded(lambda: Deep(PLAIN)), microbatch_size=size, dtype="float32", without=out)
-        for size, out in ((2, ()), (2, ("blocks.7",)), (3, ("blocks.7",)))
+    low, high = (
+        record_step(loaded(lambda: Deep(PLAIN)), microbatch_size=size, dtype="float32")
+        for size in (2, 3)
     )
-    units = find_layout(whole).units
-    hashes = structure_hashes(whole, dict(enumerate(units)))
-    steps = AffineSteps(low, high)
-    twins = fewer_blocks._twins(units, hashes, low, high)
-    assert steps.of_whole(whole, twins).at(2) == whole
+    steps, ops = AffineSteps(low, high), range(len(low.ops))
 
     def grows(op):
         return any(low.values[each].shape != high.values[each].shape for each in made(low, op))
 
-    op, twin = next(pair for pair in twins.items() if grows(pair[1]))
-    still = next(t for t in twins.values() if not grows(t) and alike_wired(low, t, twin))
+    twins = {op: op for op in ops}
+    assert steps.of_whole(low, twins).at(3) == high
+    growing = next(op for op in ops if grows(op))
+    still = next(op for op in ops if not grows(op) and alike_wired(low, op, growing))
     with pytest.raises(NotAffineError):
-        steps.of_whole(whole, {**twins, op: still})
+        steps.of_whole(low, {**twins, growing: still})
 
 
 def made(recording, op):
@@ -194,3 +194,23 @@ def made(recording, op):
 def alike_wired(recording, *ops):
     """Whether ops read and make as many tensors."""
     return len({(len(recording.ops[op].inputs), len(made(recording, op))) for op in ops}) == 1
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_layouts_of_all_blocks_are_tried_on_those_that_are_left(name):
+    build, _, _, kept = SHORT[name]
+    family = trace_family(loaded(build), dtype="float32")
+    graph = family.at(5)
+    blocks = {unit.structure: unit for unit in graph.units if unit.block is not None}
+    tried = []
+    run = DryRun.block
+
+    def noted(dry_run, position, *args, **options):
+        tried.append(dry_run.anatomy.blocks[position])
+        assert len(dry_run.anatomy.blocks) == kept
+        return run(dry_run, position, *args, **options)
+
+    with mock.patch.object(DryRun, "block", noted):
+        trial = family.trial(family.size_of_trial(5))
+        assert not any(trial.block(unit, [WHOLE_STREAM]) for unit in blocks.values())
+    assert len(tried) == len({*tried}) == len(blocks)

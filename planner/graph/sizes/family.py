@@ -10,7 +10,7 @@ There are sizes that a model refuses: batch normalisation of single vectors need
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 
-from planner.errors import ModelError, RequestError
+from planner.errors import ModelError, PlannerError, RequestError
 from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import Layout, assemble, find_layout
 from planner.graph.loading.hints import check_hints_used
@@ -18,7 +18,7 @@ from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.operator_graph import DataRead, OperatorGraph
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
-from planner.graph.sizes.fewer_blocks import steps_of_fewer_blocks
+from planner.graph.sizes.fewer_blocks import likes, short_model, steps_of_whole
 from planner.graph.trace import record_step
 from planner.graph.trial import LayoutTrial
 
@@ -44,6 +44,8 @@ class GraphFamily:
         self._layout: Layout | None = None
         self._classes: Sequence[int] = ()
         self._smallest = self._smallest_affine = 1
+        self._short: GraphFamily | None = None
+        self._blocks_of_short: Mapping[int, int] = {}
         self._steps = self._steps_of_fewer_blocks() or self._steps_of_all()
         self._trials: dict[tuple[int, bool], LayoutTrial] = {}
         self._check_hints()
@@ -93,12 +95,23 @@ class GraphFamily:
         return str(error).splitlines()[0] if error else ""
 
     def trial(self, microbatch_size: int, *, float8: bool = False) -> LayoutTrial:
-        """Return what tries layouts at a microbatch size, with products in float8 or without."""
+        """Return what tries layouts at a microbatch size, with products in float8 or without.
+
+        A short model, where there is one, tells of the blocks of the whole.
+        """
         key = microbatch_size, float8
         if key not in self._trials:
-            reads = self.data_reads(microbatch_size)
-            graph = self.at(microbatch_size)
-            self._trials[key] = LayoutTrial(self.model, graph, self.dtype, reads, float8=float8)
+            tells: GraphFamily = self
+            if self._short is not None and self.evaluates(microbatch_size):
+                tells = self._short
+            self._trials[key] = LayoutTrial(
+                tells.model,
+                tells.at(microbatch_size),
+                self.dtype,
+                self.data_reads(microbatch_size),
+                float8=float8,
+                blocks=self._blocks_of_short if tells is self._short else None,
+            )
         return self._trials[key]
 
     def size_of_trial(self, microbatch_size: int) -> int:
@@ -179,16 +192,31 @@ class GraphFamily:
         raise self._refusals[2]
 
     def _steps_of_fewer_blocks(self) -> AffineSteps | None:
-        """How the model grows, told by a short one at all sizes but that of the whole."""
+        """How the model grows, told by a short one at all sizes but one.
+
+        None where there is none, or it is another program at some size. What data decide hangs on
+        the samples, of which a short model tells nothing.
+        """
         whole = self._try(2)
-        if whole is None or self.model.hints:
+        if whole is None or whole.data_reads or whole.asked_places or whole.decisions:
             return None
         layout = find_layout(whole)
         hashes = structure_hashes(whole, dict(enumerate(layout.units)))
-        found = steps_of_fewer_blocks(self.model, self.dtype, whole, layout.units, hashes)
-        if found is None:
+        model = short_model(self.model, whole, layout.units, hashes)
+        if model is None:
             return None
-        steps, self._smallest_affine = found
+        try:
+            short = GraphFamily(model, dtype=self.dtype)
+            if short._steps is None or short._layout is None:
+                return None
+            units = likes(short._steps, short._layout, layout.units, hashes)
+            steps = steps_of_whole(short._steps, whole, zip(layout.units, units, strict=True))
+        except (PlannerError, NotAffineError):  # it does not run, or is not the whole one
+            return None
+        self._short, self._smallest_affine = short, short._smallest_affine
+        self._blocks_of_short = {
+            position: unit.block for position, unit in enumerate(units) if unit.block is not None
+        }
         self._layout, self._classes = layout, _numbered(hashes)
         if self._smallest_affine > 1:
             self._smallest = self._smallest_size()

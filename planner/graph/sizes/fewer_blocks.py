@@ -1,80 +1,59 @@
-"""How a model's step grows, told by steps of the same model with fewer of its blocks.
+"""A model with fewer of its blocks, which tells of the whole in a fraction of the time.
 
 A deep model is a few kinds of blocks many times over. One step of all of it tells which blocks
-are alike; how their numbers grow with the microbatch is then read off a model that has each kind
-at least once, and traced in a fraction of the time. A unit of the whole model is taken to grow as
-a unit of the short one of the same structure (the same ops, shapes, arguments and wiring), and
-only where what units hand each other grows alike for who makes it and for all who read it.
+are alike. How their numbers grow with the microbatch, and how they run under a layout, is then
+told by a model that has each kind at least once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from planner.errors import PlannerError
+from torch import nn
+
 from planner.graph.division.structure import structure_hashes
-from planner.graph.division.units import UnitSpan, find_layout
+from planner.graph.division.units import Layout, UnitSpan
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.recording.recording import Recording
 from planner.graph.sizes.affine import AffineSteps, NotAffineError
-from planner.graph.trace import record_step
 
 LEAST_SAVED = 0.5
-"""Share of the ops that a short model must leave out, else its steps are not worth tracing."""
-
-PROVING_SIZES = {1: 1, 4: 2}
-"""Sizes at which an evaluated step is held to a traced one, and the smallest for which it then
-holds: a batch of one can be a program of its own."""
+"""Share of the ops that a short model must leave out, else it is not worth tracing."""
 
 
-def steps_of_fewer_blocks(
-    model: LoadedModel,
-    dtype: str,
-    whole: Recording,
-    units: Sequence[UnitSpan],
-    hashes: Mapping[int, str],
-) -> tuple[AffineSteps, int] | None:
-    """Fit how a model grows by steps of one with fewer blocks, and prove it at another size.
+def short_model(
+    model: LoadedModel, whole: Recording, units: Sequence[UnitSpan], hashes: Mapping[int, str]
+) -> LoadedModel | None:
+    """The model without some of its blocks; None where that saves too little.
+
+    Of each list it lacks those behind the first of each structure, but for as many as have one of
+    their own at its end: those that are left take it on, since it comes of their place.
 
     Args:
         model: The model.
-        dtype: Compute dtype.
         whole: A step of all of it.
         units: Its units.
         hashes: The structure of each (``structure_hashes``).
-
-    Returns:
-        The whole model's steps, and the smallest size for which they hold; None where too few of
-        its blocks are alike, or the short model does not run, is not the whole one with fewer
-        blocks, or is another program at some size.
     """
-    is_told_by_data = whole.data_reads or whole.asked_places or whole.decisions
     spare = _spare_blocks(whole, units, hashes)
-    if is_told_by_data or not spare:
+    num_ops = sum(len(units[each].forward_ops) + len(units[each].backward_ops) for each in spare)
+    if not spare or num_ops < LEAST_SAVED * len(whole.ops):
         return None
+    paths = [units[each].path for each in spare]
 
-    def step(size: int) -> Recording:
-        return record_step(model, microbatch_size=size, dtype=dtype, without=spare)
+    def made() -> nn.Module:
+        module = model.make_model()
+        for path in paths:
+            parent, _, name = path.rpartition(".")
+            delattr(module.get_submodule(parent), name)
+        return module
 
-    try:
-        low, high = (step(whole.microbatch_size + more) for more in (0, 1))
-        steps = AffineSteps(low, high)
-        proven = (least for size, least in PROVING_SIZES.items() if steps.at(size) == step(size))
-        least = next(proven, None)
-        if least is None:
-            return None
-        return steps.of_whole(whole, _twins(units, hashes, low, high)), least
-    except (PlannerError, NotAffineError):
-        return None
+    return replace(model, make_model=made)
 
 
 def _spare_blocks(
     whole: Recording, units: Sequence[UnitSpan], hashes: Mapping[int, str]
-) -> tuple[str, ...]:
-    """Modules that can be left out; () where that saves too little.
-
-    Of each list those behind the first of each structure, but for as many as have one of their own
-    at its end: those that are left take it on, since it comes of their place.
-    """
+) -> list[int]:
     lists = {each.path for each in whole.lists}
     blocks = [(position, unit) for position, unit in enumerate(units) if unit.block is not None]
     spare: list[int] = []
@@ -82,10 +61,7 @@ def _spare_blocks(
         places = [position for position, _ in members]
         if path in lists:
             spare += places[_num_kept([hashes[place] for place in places]) :]
-    num_ops = sum(len(units[each].forward_ops) + len(units[each].backward_ops) for each in spare)
-    if num_ops < LEAST_SAVED * len(whole.ops):
-        return ()
-    return tuple(units[each].path for each in spare)
+    return spare
 
 
 def _num_kept(kinds: Sequence[str]) -> int:
@@ -96,24 +72,54 @@ def _num_kept(kinds: Sequence[str]) -> int:
     return len(kinds) - end + max(kinds.index(kind) + 2 for kind in kinds[:end])
 
 
-def _twins(
-    units: Sequence[UnitSpan], hashes: Mapping[int, str], low: Recording, high: Recording
-) -> dict[int, int]:
-    """For each op of the whole model its like in the short one.
+def likes(
+    short: AffineSteps, division: Layout, units: Sequence[UnitSpan], hashes: Mapping[int, str]
+) -> list[UnitSpan]:
+    """For each unit of the whole model one of the short model with its structure.
+
+    Args:
+        short: How the short model grows.
+        division: Of the short model.
+        units: Units of the whole model.
+        hashes: The structure of each, at the size of ``short.low``.
 
     Raises:
         NotAffineError: A unit has no like, or units alike at one size differ at another.
     """
-    short = dict(enumerate(find_layout(low).units))
-    at_low, at_high = structure_hashes(low, short), structure_hashes(high, short)
-    if len({*at_low.values()}) != len({(at_low[each], at_high[each]) for each in short}):
+    spans = dict(enumerate(division.units))
+    larger = short.at(short.low.microbatch_size + 1)
+    at_low, at_high = (structure_hashes(each, spans) for each in (short.low, larger))
+    if len({*at_low.values()}) != len({(at_low[each], at_high[each]) for each in spans}):
         raise NotAffineError
-    like = {at_low[position]: span for position, span in short.items()}
+    if not {*hashes.values()} <= {*at_low.values()}:
+        raise NotAffineError
+    like = {at_low[position]: span for position, span in reversed(spans.items())}
+    named = {(span.name, at_low[position]): span for position, span in spans.items()}
+    return [
+        named.get((unit.name, hashes[position]), like[hashes[position]])
+        for position, unit in enumerate(units)
+    ]
+
+
+def steps_of_whole(
+    short: AffineSteps, whole: Recording, pairs: Iterable[tuple[UnitSpan, UnitSpan]]
+) -> AffineSteps:
+    """How a model grows, told by one with fewer of its blocks.
+
+    A unit is taken to grow as its like, which has its structure (the same ops, shapes, arguments
+    and wiring at one size), if what units hand each other grows alike for who makes it and for all
+    who read it.
+
+    Args:
+        short: How the short model grows.
+        whole: A step of the whole model, of as many samples as ``short.low``.
+        pairs: Its units, each with its like (``likes``).
+
+    Raises:
+        NotAffineError: Something does not grow alike.
+    """
     twins: dict[int, int] = {}
-    for position, span in enumerate(units):
-        twin = like.get(hashes[position])
-        if twin is None:
-            raise NotAffineError
-        twins |= zip(span.forward_ops, twin.forward_ops, strict=True)
-        twins |= zip(span.backward_ops, twin.backward_ops, strict=True)
-    return twins
+    for unit, like in pairs:
+        twins |= zip(unit.forward_ops, like.forward_ops, strict=True)
+        twins |= zip(unit.backward_ops, like.backward_ops, strict=True)
+    return short.of_whole(whole, twins)
