@@ -92,7 +92,7 @@ ORDERS = {
         ("analysis", "loading"),
         ("recording",),
         ("division",),
-        ("alike_blocks", "block_twice", "trace"),
+        ("block_twice", "trace"),
         ("trial",),
         ("sizes",),
     ),

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from planner.errors import PlannerError
-from planner.graph.alike_blocks import alike_blocks_skipped, kinds_of_blocks
 from planner.graph.block_twice import prepare_to_run_twice
 from planner.graph.loading.loaded_model import LoadedModel, default_dtype
 from planner.graph.operator_graph import DataRead, OperatorGraph, Phase, Unit, UnitKind
@@ -230,27 +229,14 @@ class LayoutTrial:
         ]
 
     def _looked_at(self) -> DryRun:
-        """Look at the model; blocks of a kind by one of them, where that goes."""
-        kinds = kinds_of_blocks(self._graph)
-        if self._reads or len({*kinds}) == len(kinds):  # what lines read is told call by call
-            return self._dry_run_of(None)
-        try:
-            return self._dry_run_of(kinds)
-        except PlannerError:
-            raise
-        except Exception:  # of user code that all blocks are to run for
-            return self._dry_run_of(None)
-
-    def _dry_run_of(self, kinds: Sequence[str | None] | None) -> DryRun:
         model = self._model.build_meta(self._dtype).module
         batch = self._model.example_batch(self._graph.microbatch_size)
         blocks = [unit.name for unit in self._graph.units if unit.kind is UnitKind.BLOCK]
         inputs = batch.kwargs or batch.args
         dtype = getattr(torch, self._dtype)
         reads = self._runtime_reads()
-        around = partial(alike_blocks_skipped, blocks, kinds or [None] * len(blocks))
         with self._model.import_scope(), default_dtype(dtype):
-            anatomy = examine(model, blocks, inputs, dtype, reads, around)
+            anatomy = examine(model, blocks, inputs, dtype, reads)
             if self._float8:
                 multiply_in_float8(model, blocks, dtype)
             microbatch = inputs, batch.targets

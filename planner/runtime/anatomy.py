@@ -3,8 +3,7 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, TypeAlias
@@ -194,7 +193,6 @@ def examine(
     microbatch: Tree,
     dtype: torch.dtype,
     reads: Sequence[DataRead] = (),
-    around: Callable[[nn.Module], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Anatomy:
     """Run the model once on the meta device and note what runs where.
 
@@ -204,8 +202,6 @@ def examine(
         microbatch: Inputs of one microbatch.
         dtype: Compute dtype.
         reads: What the model's code reads from tensors without data.
-        around: Entered with the copy that runs, where blocks may stand for others: what such blocks
-            use is not told.
 
     Raises:
         ValueError: The blocks do not run in this order.
@@ -213,7 +209,7 @@ def examine(
     twin = meta_twin(model, dtype)
     run = _DryRun(blocks)
     run.watch(twin)
-    with around(twin), run:
+    with run:
         run_on_meta(twin, microbatch, dtype, reads)
     run.finish()
 

@@ -17,7 +17,7 @@ from planner.graph.trial import TriedLayout
 from planner.runtime.dry_run import DryRun
 from planner.runtime.layout import SplitAxis
 
-DEPTH = 8
+DEPTH = 12
 WHOLE_STREAM = TriedLayout(over=SplitAxis("tp", 2), sequence_dim=None, modules=())
 
 
@@ -110,7 +110,7 @@ PLAIN = [Plain] * DEPTH
 SHORT = {
     "alike": (lambda: Deep(PLAIN), 1, DEPTH, 2),
     "other_ends": (lambda: Deep([Wide, *PLAIN, Wide]), 1, DEPTH + 2, 3),
-    "in_turn": (lambda: Deep([Plain, Plain, Wide] * 4), 1, 12, 4),
+    "in_turn": (lambda: Deep([Plain, Plain, Wide] * 4), 1, DEPTH, 4),
     "two_lists": (lambda: Halves(PLAIN), 1, 2 * DEPTH, 7),
     "one_apart": (lambda: Deep([OneApart] * DEPTH), 2, DEPTH, 2),
 }

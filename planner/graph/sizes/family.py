@@ -35,18 +35,22 @@ _OF_NO_SIZE = (
 class GraphFamily:
     """The operator graphs of one model by microbatch size; see ``trace_family``."""
 
-    def __init__(self, model: LoadedModel, *, dtype: str) -> None:
+    def __init__(
+        self, model: LoadedModel, *, dtype: str, of_short: Recording | None = None
+    ) -> None:
+        """Trace the model; ``of_short`` is a step of one that has no more blocks than it needs."""
         self.model = model
         self.dtype = dtype
         self._graphs: dict[int, OperatorGraph] = {}
-        self._recordings: dict[int, Recording] = {}
+        self._recordings = {} if of_short is None else {of_short.microbatch_size: of_short}
         self._refusals: dict[int, ModelError] = {}
         self._layout: Layout | None = None
         self._classes: Sequence[int] = ()
         self._smallest = self._smallest_affine = 1
         self._short: GraphFamily | None = None
         self._blocks_of_short: Mapping[int, int] = {}
-        self._steps = self._steps_of_fewer_blocks() or self._steps_of_all()
+        shorter = self._steps_of_fewer_blocks() if of_short is None else None
+        self._steps = shorter or self._steps_of_all()
         self._trials: dict[tuple[int, bool], LayoutTrial] = {}
         self._check_hints()
         self._reads_data = any(each.data_reads for each in self._recordings.values())
@@ -206,10 +210,13 @@ class GraphFamily:
         if model is None:
             return None
         try:
-            short = GraphFamily(model, dtype=self.dtype)
-            if short._steps is None or short._layout is None:
+            step = record_step(model, microbatch_size=whole.microbatch_size, dtype=self.dtype)
+            units = likes(step, find_layout(step), layout.units, hashes)
+            if units is None:
                 return None
-            units = likes(short._steps, short._layout, layout.units, hashes)
+            short = GraphFamily(model, dtype=self.dtype, of_short=step)
+            if short._steps is None or len({*short._classes}) != len({*hashes.values()}):
+                return None  # as many kinds where sizes are two
             steps = steps_of_whole(short._steps, whole, zip(layout.units, units, strict=True))
         except (PlannerError, NotAffineError):  # it does not run, or is not the whole one
             return None

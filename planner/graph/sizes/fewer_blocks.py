@@ -15,9 +15,9 @@ from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import Layout, UnitSpan
 from planner.graph.loading.loaded_model import LoadedModel
 from planner.graph.recording.recording import Recording
-from planner.graph.sizes.affine import AffineSteps, NotAffineError
+from planner.graph.sizes.affine import AffineSteps
 
-LEAST_SAVED = 0.5
+LEAST_SAVED = 0.6
 """Share of the ops that a short model must leave out, else it is not worth tracing."""
 
 
@@ -73,28 +73,25 @@ def _num_kept(kinds: Sequence[str]) -> int:
 
 
 def likes(
-    short: AffineSteps, division: Layout, units: Sequence[UnitSpan], hashes: Mapping[int, str]
-) -> list[UnitSpan]:
+    short: Recording, division: Layout, units: Sequence[UnitSpan], hashes: Mapping[int, str]
+) -> list[UnitSpan] | None:
     """For each unit of the whole model one of the short model with its structure.
 
     Args:
-        short: How the short model grows.
+        short: A step of the short model.
         division: Of the short model.
         units: Units of the whole model.
-        hashes: The structure of each, at the size of ``short.low``.
+        hashes: The structure of each, for as many samples.
 
-    Raises:
-        NotAffineError: A unit has no like, or units alike at one size differ at another.
+    Returns:
+        None where a unit has no like.
     """
     spans = dict(enumerate(division.units))
-    larger = short.at(short.low.microbatch_size + 1)
-    at_low, at_high = (structure_hashes(each, spans) for each in (short.low, larger))
-    if len({*at_low.values()}) != len({(at_low[each], at_high[each]) for each in spans}):
-        raise NotAffineError
-    if not {*hashes.values()} <= {*at_low.values()}:
-        raise NotAffineError
-    like = {at_low[position]: span for position, span in reversed(spans.items())}
-    named = {(span.name, at_low[position]): span for position, span in spans.items()}
+    kinds = structure_hashes(short, spans)
+    like = {kinds[position]: span for position, span in reversed(spans.items())}
+    named = {(span.name, kinds[position]): span for position, span in spans.items()}
+    if not {*hashes.values()} <= like.keys():
+        return None
     return [
         named.get((unit.name, hashes[position]), like[hashes[position]])
         for position, unit in enumerate(units)
