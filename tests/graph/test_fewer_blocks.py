@@ -46,6 +46,20 @@ class OneApart(Plain):
         return super().forward(torch.relu(x) if x.shape[0] == 1 else x)
 
 
+class FirstTwo(Plain):
+    """Adds the first samples."""
+
+    def forward(self, x):
+        return super().forward(x) + x[:2].sum(0)
+
+
+class All(Plain):
+    """Adds all samples: of a batch of two the same."""
+
+    def forward(self, x):
+        return super().forward(x) + x[: x.shape[0]].sum(0)
+
+
 class Deep(Stream):
     """Blocks of several kinds."""
 
@@ -121,6 +135,7 @@ WHOLE = {
     "mean": lambda: Mean(PLAIN),
     "folded": lambda: Folded(PLAIN),
     "gathered": lambda: Gathered(PLAIN),
+    "alike_of_two": lambda: Deep([FirstTwo, All] * (DEPTH // 2)),
 }
 
 

@@ -202,7 +202,7 @@ class GraphFamily:
         the samples, of which a short model tells nothing.
         """
         whole = self._try(2)
-        if whole is None or whole.data_reads or whole.asked_places or whole.decisions:
+        if whole is None or self.model.hints or whole.asked_places or whole.decisions:
             return None
         layout = find_layout(whole)
         hashes = structure_hashes(whole, dict(enumerate(layout.units)))
@@ -216,7 +216,7 @@ class GraphFamily:
                 return None
             short = GraphFamily(model, dtype=self.dtype, of_short=step)
             if short._steps is None or len({*short._classes}) != len({*hashes.values()}):
-                return None  # as many kinds where sizes are two
+                return None  # some that are alike at one size differ at another
             steps = steps_of_whole(short._steps, whole, zip(layout.units, units, strict=True))
         except (PlannerError, NotAffineError):  # it does not run, or is not the whole one
             return None
