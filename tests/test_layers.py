@@ -185,7 +185,7 @@ ORDERS = {
         ("op_fit",),
         ("host_fit", "links"),
         ("document",),
-        ("measure",),
+        ("fitted", "measure"),
     ),
     "plan": (
         ("types",),

@@ -40,7 +40,11 @@ Examples:
     "--out", type=click.Path(path_type=Path), metavar="FILE.toml", required=True,
     help="Cluster profile; FILE-device.toml and FILE-points.jsonl lie beside it.",
 )  # fmt: skip
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: under 20 s.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Fewer sizes and repeats: under 20 s, twice that where two processes share a core.",
+)
 @click.option("--force", is_flag=True, help="Replace the files, and measure all anew.")
 @verbosity_options("How well the fits are")
 def profile_command(**options: Unpack[ProfileOptions]) -> None:

@@ -1,14 +1,23 @@
 """Runs ``plan profile`` from the options to the last line on screen."""
 
+from importlib import import_module
+from threading import Thread
+from typing import TYPE_CHECKING
+
 from rich.text import Text
 
 from planner.cli.option_types import ProfileOptions
 from planner.cli.terminal import ProgressLine, answer_console, message_console, write_answer
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
-from planner.profiling.measure import Measured, Places, measure, this_machine
+from planner.profiling.measure import Places, measure, this_machine
 from planner.profiling.points import PointFile, Settings
 from planner.report.folder import check_file, write_file
+
+if TYPE_CHECKING:
+    from planner.profiling.fitted import Measured
+
+FITS = "planner.profiling.fitted"
 
 _BUSY = 1.25
 """Ranks that take so many times as long as their own work share the cores with something else."""
@@ -42,14 +51,15 @@ def run_profile(options: ProfileOptions) -> None:
     quiet = options["quiet"]
     messages = message_console(no_color=options["no_color"])
     with ProgressLine(messages, verbose=options["verbose"] > 0, quiet=quiet) as progress:
-        found = measure(
-            out.stem,
-            PointFile(points, machine, settings),
-            machine,
-            settings,
-            places=Places(hosts=hosts, remote=options["remote"]),
-            progress=progress,
-        )
+        kept = PointFile(points, machine, settings)
+        places = Places(hosts=hosts, remote=options["remote"])
+        fits = Thread(target=import_module, args=[FITS])  # while the ranks import torch as well
+        fits.start()
+        measure(kept, machine, settings, places=places, progress=progress)
+        fits.join()
+        from planner.profiling.fitted import profile
+
+        found = profile(out.stem, kept, machine, settings)
     for file, text in zip(files, found.files.values(), strict=True):
         write_file(file, text, option="--out", force=True)
     load_cluster(str(out), gpus=settings.processes * settings.hosts)
@@ -62,7 +72,7 @@ def run_profile(options: ProfileOptions) -> None:
         write_answer(answer_console(no_color=options["no_color"]), [Text("\n".join(words))])
 
 
-def _words(found: Measured, *, verbose: bool) -> list[str]:
+def _words(found: "Measured", *, verbose: bool) -> list[str]:
     device = found.device.device
     peaks = ", ".join(f"{dtype} {peak / 1e9:.3g}" for dtype, peak in device.peak_flop_per_s.items())
     lines = [

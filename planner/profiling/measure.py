@@ -1,26 +1,25 @@
-"""Measures this machine, or several, and writes what planning needs of it."""
+"""Measures this machine, or several: starts the ranks and keeps the points that they find."""
 
+import importlib.metadata
 import json
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-
-import torch
 
 from planner.errors import ProfileError, RequestError
-from planner.profiling.document import Writer, cluster_text, device_text
-from planner.profiling.host_fit import fit_script
-from planner.profiling.links import LinkFound, fit_links
-from planner.profiling.op_fit import DeviceFit, fit_device
-from planner.profiling.points import Machine, Point, PointFile, Settings, processor_name
-from planner.profiling.rank import MARK
+from planner.profiling.points import (
+    MARK,
+    Machine,
+    Point,
+    PointFile,
+    Settings,
+    processor_name,
+)
 from planner.progress import PhaseEvent, ProgressCallback
 
 PHASE = "measure"
@@ -45,21 +44,6 @@ class Places:
         return shlex.split(self.remote.format(host=host)) if self.hosts else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was written, and what to say of it."""
-
-    files: dict[str, str]
-    """Texts of the cluster's and the device's file, by name."""
-    device: DeviceFit
-    links: tuple[LinkFound, ...]
-    where: str
-    """When, where and how."""
-    busy: float
-    """How much longer the ranks took than their own work on the cores that there are: 1 on a
-    machine that does nothing else."""
-
-
 def this_machine(device: str) -> Machine:
     """Describe the machine.
 
@@ -67,20 +51,22 @@ def this_machine(device: str) -> Machine:
         RequestError: There is no such device.
     """
     if device == "cuda":
+        import torch  # the ranks of a CPU import it meanwhile
+
         if not torch.cuda.is_available():
             raise RequestError("--device cuda: torch sees no GPU here", hint="--device cpu")
         properties = torch.cuda.get_device_properties(0)
         memory_bytes, num_sms = properties.total_memory, properties.multi_processor_count
-        ranks = torch.cuda.device_count()
+        name, ranks = torch.cuda.get_device_name(0), torch.cuda.device_count()
     else:
-        ranks = len(os.sched_getaffinity(0))
+        name, ranks = "cpu", len(os.sched_getaffinity(0))
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         num_sms = 1
     return Machine(
         processor=processor_name(),
         cores=len(os.sched_getaffinity(0)),
-        torch=torch.__version__,
-        device="cpu" if device == "cpu" else torch.cuda.get_device_name(0),
+        torch=importlib.metadata.version("torch"),
+        device=name,
         memory_bytes=memory_bytes,
         num_sms=num_sms,
         ranks=ranks,
@@ -88,18 +74,16 @@ def this_machine(device: str) -> Machine:
 
 
 def measure(
-    name: str,
     file: PointFile,
     machine: Machine,
     settings: Settings,
     *,
     places: Places,
     progress: ProgressCallback | None,
-) -> Measured:
-    """Run what is not yet measured, and turn the points into profiles.
+) -> None:
+    """Run what is not yet measured.
 
     Args:
-        name: Of the cluster.
         file: Points so far; it gets the others.
         machine: What is measured.
         settings: How.
@@ -119,58 +103,6 @@ def measure(
             fraction = done / (done + left)
             detail = f"{point['job']}, {left_s:.0f} s left"
             progress(PhaseEvent(phase=PHASE, elapsed_s=None, fraction=fraction, detail=detail))
-    return profile(name, file, machine, settings)
-
-
-def profile(name: str, file: PointFile, machine: Machine, settings: Settings) -> Measured:
-    """Turn points into profiles."""
-    points = file.points
-    date = datetime.fromtimestamp(file.path.stat().st_mtime, UTC).date().isoformat()
-    device = fit_device(machine, points)
-    writer = Writer(machine, settings, date, device.spread)
-    script = fit_script(device.device, points)
-    residue = next(p for p in points if p["kind"] == "residue")
-    full_speed = full_speed_ranks(machine, settings, points)
-    links = fit_links(
-        device.device,
-        settings,
-        points,
-        hides_traffic=machine.device != "cpu",
-        turns=settings.processes / full_speed,
-    )
-    device_file = f"{name}-device.toml"
-    files = {
-        f"{name}.toml": cluster_text(
-            name,
-            device_file,
-            writer,
-            links=links,
-            script=script,
-            full_speed_ranks=full_speed,
-        ),
-        device_file: device_text(f"{name}-device", device.device, writer, residue=residue),
-    }
-    ops = [p for p in points if p["kind"] == "op"]
-    turns = settings.processes / full_speed
-    busy = sum(p["wall_s"] for p in ops) / max(1e-9, turns * sum(p["cpu_s"] for p in ops))
-    return Measured(files=files, device=device, links=links, where=writer.where, busy=busy)
-
-
-def full_speed_ranks(machine: Machine, settings: Settings, points: Sequence[Point]) -> float:
-    """Find how many ranks of a host get on as fast as one alone would.
-
-    No more than it has cores; less where cores share what they work with. It is told by how much
-    longer all ranks take for more work between the same collectives, at the median of some times.
-    """
-    if machine.device != "cpu":
-        return float(settings.processes)
-    cores = float(min(settings.processes, machine.cores))
-    works = [(p["own_s"], p["both_s"]) for p in points if p["kind"] == "work"]
-    found = []
-    for (less_own_s, less_both_s), (own_s, both_s) in zip(works[::2], works[1::2], strict=True):
-        more_s = own_s - less_own_s
-        found.append(settings.processes * more_s / max(both_s - less_both_s, more_s))
-    return min(cores, float(statistics.median(found))) if found else cores
 
 
 def _points(

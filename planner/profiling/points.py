@@ -13,6 +13,9 @@ from planner.errors import ProfileError
 FORMAT = 2
 """Version of the file."""
 
+MARK = "planner-point: "
+"""Begins the lines of a rank that are points: libraries may print too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:

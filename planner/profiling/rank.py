@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,10 +30,8 @@ from planner.profiling.collective_timing import (
 from planner.profiling.cpu_cases import cpu_cases
 from planner.profiling.kernel_cases import kernel_groups
 from planner.profiling.kernels import KernelCase
+from planner.profiling.points import MARK
 from planner.runtime.processes import keep_freed_memory
-
-MARK = "planner-point: "
-"""Begins the lines that are points: libraries may print too."""
 
 QUICK_PAYLOADS = (2**14, 2**21)
 PAYLOADS = (2**10, 2**13, 2**16, 2**19, 2**22, 2**25)
@@ -59,6 +56,8 @@ class Task:
     """Jobs whose points are there."""
     limit_s: float
     """Time of one op."""
+    residue: Found | None
+    """What a rank takes of this host (``planner.profiling.residue``), where that is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,18 +208,13 @@ class Rank:
         return {"elements": elements, **_over_ranks(spread)}
 
     def _residue(self) -> Found:
-        """What a rank takes of its device beyond tensors and beside them; rank 0 alone asks."""
+        """What a rank takes of its device beyond tensors and beside them; rank 0 alone tells."""
         if self._device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
             return {
                 "used_bytes": total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
             }
-        if dist.get_rank() == 0:
-            command = [sys.executable, "-W", "ignore", "-m", "planner.profiling.residue"]
-            told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-            found: Found = json.loads(told)
-            return found
-        return {"used_bytes": 0}
+        return self._task.residue or {}
 
 
 def _fields(spread: Spread) -> Found:

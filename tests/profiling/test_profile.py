@@ -12,8 +12,8 @@ from planner.cost.tables import CollectiveSample
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import Provenance
+from planner.profiling.fitted import full_speed_ranks, profile
 from planner.profiling.host_terms import SHAPES
-from planner.profiling.measure import full_speed_ranks, profile
 from planner.profiling.points import Machine, PointFile, Settings
 
 MACHINE = Machine(
