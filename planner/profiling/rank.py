@@ -56,7 +56,7 @@ class Task:
     """Jobs whose points are there."""
     limit_s: float
     """Time of one op."""
-    residue: Found | None
+    residue: Found | None = None
     """What a rank takes of this host (``planner.profiling.residue``), where that is asked."""
 
 
