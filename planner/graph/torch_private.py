@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -56,7 +56,6 @@ __all__ = [
     "device_constructors",
     "flex_attention_kernel",
     "has_dynamic_output",
-    "has_hooks",
     "is_pointwise",
     "is_random",
     "is_transformed",
@@ -71,7 +70,6 @@ __all__ = [
     "schema_aliases",
     "storage_key",
     "tree_leaves",
-    "tree_map",
     "tree_map_only",
     "without_autocast",
 ]
@@ -194,11 +192,6 @@ def modes_disabled() -> Iterator[None]:
     """Switch all dispatch and function modes off, to run an op for real inside of a mode."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Tell whether something is called when a module's forward begins or ends."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @contextmanager
