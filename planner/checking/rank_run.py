@@ -33,6 +33,7 @@ from planner.checking.script_rank import (
     forget_runtime,
     keep_inputs_nowhere,
     load_script,
+    run_blocks_as_written,
     share_experts_evenly,
 )
 from planner.checking.watch import Held, LiveBytes, Traffic, Watch
@@ -103,6 +104,7 @@ class RankRun:
         part.Part.here = lambda part, batch: self._world.moved(batch, part.device)
         share_experts_evenly(self._folder)
         keep_inputs_nowhere(self._folder)
+        run_blocks_as_written(self._folder)
         return load_script(self._folder)
 
     @contextlib.contextmanager

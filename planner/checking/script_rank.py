@@ -39,6 +39,19 @@ def keep_inputs_nowhere(folder: Path) -> None:
         inputs.on_device = lambda kept, device: torch.empty_like(kept, device=device)
 
 
+def run_blocks_as_written(folder: Path) -> None:
+    """Let nothing be compiled: torch.compile runs on no fake tensors."""
+    if Path(folder, "runtime", "compiled.py").is_file():
+        whole: Theirs = importlib.import_module("runtime.compiled")
+        whole.compile_blocks = lambda part: None
+    if Path(folder, "runtime", "split_compiled.py").is_file():
+        recompute: Theirs = importlib.import_module("runtime.recompute")
+        split: Theirs = importlib.import_module("runtime.split_compiled")
+        split.compile_split_blocks = lambda part, axes, modes=(): recompute.recompute_activations(
+            part, modes
+        )
+
+
 def load_script(folder: Path) -> Theirs:
     """Import a folder's ``train.py``."""
     spec = importlib.util.spec_from_file_location("train", folder / "train.py")

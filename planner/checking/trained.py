@@ -41,9 +41,9 @@ class Trained:
 
     @property
     def difference(self) -> float:
-        """The largest relative difference."""
+        """The largest relative difference; a loss may be 0."""
         pairs = zip(self.losses, self.reference_losses, strict=True)
-        return max(abs(own - other) / abs(other) for own, other in pairs)
+        return max(abs(own - other) / (abs(other) or abs(own) or 1.0) for own, other in pairs)
 
     @property
     def is_equal(self) -> bool:

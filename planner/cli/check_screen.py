@@ -23,9 +23,11 @@ def print_check(console: Console, check: PlanCheck, *, verbose: bool) -> None:
         check: What to show.
         verbose: Show every pipeline rank and every collective, not those alone that are off.
     """
-    sections = [_verdict(check)]
-    if check.stages:
-        sections += [_memory(check, verbose=verbose), _traffic(check, verbose=verbose)]
+    sections = [
+        _verdict(check),
+        _memory(check, verbose=verbose),
+        _traffic(check, verbose=verbose),
+    ]
     if check.shares:
         sections.append(_shares(check.shares))
     write_answer(console, sections)
@@ -37,8 +39,6 @@ def _verdict(check: PlanCheck) -> RenderableType:
 
 def _fake_lines(check: PlanCheck) -> list[str]:
     """What ranks on tensors without data showed."""
-    if check.worst is None:
-        return ["Its blocks are compiled, so that it was not run on tensors without data."]
     lines = ["The script runs: a step as one rank of each pipeline rank, on tensors without data."]
     if check.num_microbatches[1:]:
         few, more = check.num_microbatches
@@ -46,8 +46,14 @@ def _fake_lines(check: PlanCheck) -> list[str]:
             f"It was run with {few} and with {more} microbatches; each further one adds the same."
         )
     error = check.worst.error
-    is_held = abs(error) <= MOST_MEMORY_ERROR
-    lines.append(f"Memory: within {abs(error):.1%} of the plan" + ("." if is_held else ": OFF."))
+    if check.as_written:
+        lines.append("Blocks ran as written; compiled, they hold no more.")
+    if check.as_written and error < -MOST_MEMORY_ERROR:
+        lines.append(f"Memory: the plan says {-error:.1%} less, which only --gpu measures.")
+    else:
+        is_held = abs(error) <= MOST_MEMORY_ERROR
+        end = "." if is_held else ": OFF."
+        lines.append(f"Memory: within {abs(error):.1%} of the plan{end}")
     differing = sum(not each.is_equal for each in check.collectives)
     lines.append(
         "Collectives: kinds, groups and counts as planned, bytes within 1%."

@@ -17,6 +17,7 @@ from planner.checking.check import (
     checked_microbatches,
 )
 from planner.checking.failures import script_failure
+from planner.checking.trained import Trained
 from planner.cli.main import run
 from planner.errors import CheckError, RequestError
 from planner.strategy.schedules import microbatches_per_round, schedule_rule
@@ -116,6 +117,28 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
     experts = fix["dp_shard"] * tp * cp // ep
     assert groups["all_gather"] - {cp} == {fix["dp_shard"] * cp, experts, tp} - {1, cp}
     assert document["holds"]
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        {"dp_shard": 4, "activation_checkpointing": "none"},
+        {"dp_shard": 2, "tp": 2, "activation_checkpointing": "selective"},
+        {"cp": 2, "pp": 2, "activation_checkpointing": "full"},
+    ],
+)
+def test_compiled_blocks_are_held_as_they_are_written(fix, tmp_path, capsys):
+    (tmp_path / "wide.py").write_text(MODEL)
+    options = {"gpus": 4, "global_batch_size": 32, "seq_len": 512, "cluster": "h100-sxm"}
+    options |= {"fix": {"compile": True, "microbatch_size": 2} | fix, "dtype": "bfloat16"}
+    folder = save(tmp_path / "plan", tmp_path / "wide.py", **options)
+    check = check_plan(folder)
+    assert check.as_written
+    assert check.holds
+    assert check.traffic_holds
+    assert all(stage.error < 0.05 for stage in check.stages)
+    assert run(["check", str(folder)]) == 0
+    assert "Blocks ran as written; compiled, they hold no more." in capsys.readouterr().out
 
 
 CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
@@ -399,6 +422,16 @@ def test_what_is_too_large_to_run_here_is_said(split, tmp_path):
         check_plan(tmp_path, run=True)
 
 
+@pytest.mark.parametrize(
+    ("own", "reference", "difference"),
+    [(2.0, 2.0, 0.0), (1.9, 2.0, 0.05), (0.0, 0.0, 0.0), (1e-9, 0.0, 1.0), (0.0, 0.5, 1.0)],
+)
+def test_losses_are_compared_that_may_be_0(own, reference, difference):
+    trained = Trained(losses=(1.0, own), reference_losses=(1.0, reference))
+    assert trained.difference == pytest.approx(difference)
+    assert trained.is_equal == (difference == 0)
+
+
 def test_memory_that_is_off_is_refused():
     stage = StageCheck(
         pp_rank=1,
@@ -413,3 +446,7 @@ def test_memory_that_is_off_is_refused():
     with pytest.raises(CheckError, match=r"rank 1 holds 100.0 GiB.* 94.0 GiB: -6.0%"):
         check.demand()
     PlanCheck(num_microbatches=(1,), stages=(near,), collectives=()).demand()
+    replace(check, as_written=True).demand()  # compiled blocks hold less
+    over = replace(stage, predicted_peak_bytes=106 * GIB)
+    with pytest.raises(CheckError, match=r"106.0 GiB: \+6.0%"):
+        replace(check, as_written=True, stages=(near, over)).demand()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import planner
-from planner.checking import check as checking
-from planner.checking.check import PlanCheck, check_plan
+from planner.checking.check import COMPONENTS, PlanCheck, StageCheck, check_plan
 from planner.checking.document import check_json
 from planner.checking.fake_world import fake_group, numbers_received
 from planner.checking.share import (
@@ -151,24 +150,6 @@ def test_there_must_be_a_gpu(tmp_path, monkeypatch, capsys):
     assert "--gpu: torch sees no GPU on this machine" in capsys.readouterr().err
 
 
-def test_compiled_blocks_are_held_to_the_device_alone(tmp_path, monkeypatch, capsys):
-    """They run on no fake tensors. The CPU stands for the GPU."""
-    saved = save(tmp_path, gpus=1, fix={"compile": True}, cluster="h100-sxm", dtype="bfloat16")
-    asked = []
-
-    def shares(saved, folder, numbers, *, on_gpu):
-        asked.append((folder, numbers, on_gpu))
-        return (SHARE,)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(checking, "check_shares", shares)
-    assert run(["check", str(tmp_path / "p"), "--gpu"]) == 0
-    assert asked == [((tmp_path / "p").resolve(), (saved.plan.num_microbatches,), True)]
-    out = capsys.readouterr().out
-    assert "blocks are compiled" in out
-    assert "Share of one rank on H200" in out
-
-
 SHARE = ShareCheck(
     pp_rank=1,
     device="H200",
@@ -182,7 +163,14 @@ SHARE = ShareCheck(
 
 
 def test_time_is_shown_and_memory_that_is_off_is_refused(capsys):
-    check = PlanCheck(num_microbatches=(1,), stages=(), collectives=(), shares=(SHARE,))
+    stage = StageCheck(
+        pp_rank=0,
+        predicted_peak_bytes=96 * GIB,
+        tracked_peak_bytes=96 * GIB,
+        predicted_bytes=dict.fromkeys(COMPONENTS, 24 * GIB),
+        tracked_bytes=dict.fromkeys(COMPONENTS, 24 * GIB),
+    )
+    check = PlanCheck(num_microbatches=(1,), stages=(stage,), collectives=(), shares=(SHARE,))
     check.demand()
     (row,) = json.loads(check_json(check))["shares"]
     assert row["time_error"] == pytest.approx(0.1)
