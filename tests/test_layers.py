@@ -166,6 +166,7 @@ ORDERS = {
         ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units", "offload"),
+        ("sections",),
         ("calibrate", "fsdp_root", "stage_links", "transients"),
         ("gathered",),
         ("stage_memory",),

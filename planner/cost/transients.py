@@ -4,12 +4,15 @@ FSDP takes the gradients of a block when its backward is over. Until then they l
 dtype beside those of the optimiser's that they are added to, or that they are reduced into.
 """
 
+import sys
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
 
 from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
+from planner.cost.sections import Sections
+from planner.cost.unit_pricing import PricedUnit
 from planner.strategy.configuration import Configuration
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
@@ -20,6 +23,10 @@ class Transients:
     def __init__(self, model: ModelUnits, configuration: Configuration) -> None:
         """Keep what they depend on."""
         self._tied = model.tied
+        self._shared = model.shared
+        self.sections = Sections(model)
+        """Of whose blocks nothing counts as gone before others of theirs."""
+        self._received = model.received_bytes
         self._units = model.units
         self._blocks = model.blocks
         self._configuration = configuration
@@ -31,6 +38,7 @@ class Transients:
         self._like = model.first_alike_pair
         self._highest: dict[tuple[int, str], int] = {}
         self._of_stages: dict[Hashable, int] = {}
+        self._left: dict[range, int] = {}
 
     @property
     def key(self) -> Hashable:
@@ -39,8 +47,9 @@ class Transients:
         has_one = configuration.num_microbatches == 1
         form = configuration.state_form, configuration.reshard_after_forward
         degrees = configuration.degrees
-        copied = (degrees.shards, degrees.expert_shards) if configuration.cpu_offload else ()
-        return (*form, has_one, self._pipelined, self._is_reduced, *copied)
+        shared = configuration.cpu_offload or len(self.sections.of(0, len(self._units))) > 1
+        shares = (degrees.shards, degrees.expert_shards, self._may_have_none) if shared else ()
+        return (*form, has_one, self._pipelined, self._is_reduced, *shares)
 
     @property
     def adds_up_gradients(self) -> bool:
@@ -100,24 +109,101 @@ class Transients:
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
-        before = end - sum(index >= self._blocks.stop for index in range(first, end))
-        kept = 0
-        for index, kind in reversed(list(zip(range(first, before), kinds, strict=False))):
-            own_bytes = self.unit_bytes(index, kind) + self.joined_at_start(index, first, end)
-            if index in self._blocks:
-                kept += self._units[index].activation_bytes[kind]
-            else:
-                own_bytes -= kept
-            highest = max(highest, own_bytes - released)
+        return max(highest, self._before_end_bytes(first, end, kinds) - released)
+
+    def _before_end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
+        """Highest transient of the units before the epilogue, less what is gone of those behind."""
+        highest, kept = -sys.maxsize, 0
+        for section in self.sections.of(first, end):
+            sizes, own = 0, 0
+            for index in section:
+                kind = kinds[index - first]
+                sizes += self._units[index].activation_bytes[kind]
+                more = self.joined_at_start(index, first, end)
+                own = max(own, self.unit_bytes(index, kind) + more)
+            highest -= max(0, sizes - self.left_of(section)) - self.come_of(section)
+            highest = max(highest, own + self.reduced_behind(section, end))
+            kept += sizes
+        for index in range(first, min(end, self._blocks.start)):
+            own = self.unit_bytes(index, kinds[index - first])
+            highest = max(highest, own + self.joined_at_start(index, first, end) - kept)
         return highest
+
+    def left_of(self, section: range) -> int:
+        """What of a section's activations is not gone when the one before it runs its backward.
+
+        Its input, which the one before may keep as its output; and in their place gradients of
+        what it read from further back, and under a pipeline its own, where the first backward may
+        be the fullest. What ``reduced_bytes`` of the block before takes for gone is no more.
+        """
+        if section not in self._left:
+            units = [self._units[index] for index in section]
+            read = (each for each in self._shared if not each.units.isdisjoint(section))
+            left = sum(each.size_bytes for each in read)
+            left += self._received[section.start] if self._received else 0
+            if self._is_script and self._pipelined and self._may_have_none:
+                left += sum(unit.trained_bytes for unit in units)
+            if self._frees_each_time and self._configuration.degrees.shards > 1:
+                left += min(units[0].activation_bytes.values())
+            self._left[section] = left
+        return self._left[section]
+
+    @cached_property
+    def _may_have_none(self) -> bool:
+        """Whether some rank of a pipeline may be fullest where it has no gradients yet."""
+        configuration = self._configuration
+        return not all(
+            stage.has_gradients or stage.is_ending
+            for rank in range(configuration.degrees.pp)
+            for moment in configuration.fullest_moments(rank)
+            for stage in moment
+        )
+
+    def come_of(self, section: range) -> int:
+        """What has come of its gradients by then, less what is no longer gathered of it.
+
+        Of a step of one backward: others have gradients from the start. Parameters that were
+        gathered for all blocks go with each.
+        """
+        configuration = self._configuration
+        if not self._is_script or self._pipelined or configuration.num_microbatches > 1:
+            return 0
+        units = [self._units[index] for index in section]
+        goes = sum(unit.inner_gathered_bytes for unit in units) * self._goes_with_each
+        return round(sum(map(self._share_bytes, units))) - goes
+
+    def reduced_behind(self, section: range, end: int) -> int:
+        """What the section before has beside it: the input of the reduction of its first block.
+
+        ``reduced_bytes`` has that in the place of what was gathered of the block.
+        """
+        if section.stop >= min(end, self._blocks.stop) or not self._goes_with_each:
+            return 0
+        return self._units[section.stop].inner_gathered_bytes
+
+    @property
+    def _goes_with_each(self) -> bool:
+        """Whether parameters are gathered for all blocks, and of each until its backward is over.
+
+        Under a pipeline they stay.
+        """
+        is_fsdp = self._configuration.state_form == "fsdp"
+        alone = self._configuration.num_microbatches == 1
+        gathers_once = is_fsdp and not self._configuration.reshard_after_forward
+        return gathers_once and alone and not self._pipelined
+
+    def _share_bytes(self, unit: PricedUnit) -> float:
+        """A rank's share of what is trained of a unit."""
+        degrees, experts = self._configuration.degrees, unit.experts_trained_bytes
+        return (unit.trained_bytes - experts) / degrees.shards + experts / degrees.expert_shards
 
     @cached_property
     def last_gather_bytes(self) -> int:
         """The buffer of the last gather of a forward, out of which its parameters are copied.
 
-        FSDP holds it until the next gather, or to the end of the forward. Of several microbatches
-        without resharding the first alone gathers, when gradients have not come; and a backward
-        that gathers has more by then, a block and the next.
+        FSDP holds it until the next is copied out of, or to the end of the forward. Of several
+        microbatches without resharding the first alone gathers, when gradients have not come; and a
+        backward that gathers has more by then, a block and the next.
         """
         if self._pipelined or not self._is_script or not self._is_reduced or self.adds_up_gradients:
             return 0
@@ -130,7 +216,8 @@ class Transients:
             return sum(unit.gathered_bytes for unit in self._units) - copies
         if self._configuration.reshard_after_forward:
             return 0
-        return blocks[-1].experts_gathered_bytes or blocks[-1].inner_gathered_bytes
+        sizes = [unit.experts_gathered_bytes or unit.inner_gathered_bytes for unit in blocks[-2:]]
+        return max(sizes[-1], sum(sizes) - min(blocks[-1].activation_bytes.values()))
 
     def end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """When a backward has one block to go: of the units before the epilogue."""
@@ -160,7 +247,7 @@ class Transients:
         return joined
 
     def joined_at_start(self, index: int, first: int, end: int) -> int:
-        """The same beyond activations of blocks behind, which are gone by then: the least of them.
+        """The same beyond activations of blocks behind in its section: the least of what is gone.
 
         Those of all blocks are gone when the prologue runs its backward, whatever they are.
         """
@@ -168,7 +255,8 @@ class Transients:
         if not joined or index not in self._blocks:
             return joined
         least = self._least_kept
-        return max(0, joined - (least[min(end, self._blocks.stop)] - least[index + 1]))
+        stop = next(each.stop for each in self.sections.of(first, end) if index in each)
+        return max(0, joined - (least[stop] - least[index + 1]))
 
     @cached_property
     def _least_kept(self) -> Sequence[int]:
@@ -205,10 +293,7 @@ class Transients:
         """A rank's share of a unit on its way from host memory, out of which it is gathered."""
         if not (self._configuration.cpu_offload and self._configuration.reshard_after_forward):
             return 0
-        unit, degrees = self._units[index], self._configuration.degrees
-        experts = unit.experts_trained_bytes
-        others = (unit.trained_bytes - experts) / degrees.shards
-        return round(others + experts / degrees.expert_shards)
+        return round(self._share_bytes(self._units[index]))
 
     def by_kind(self, index: int) -> tuple[tuple[int, int], ...]:
         """Highest transients of a unit by its recomputation, as RECOMPUTATIONS has them.

@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.held_stage import left_bytes, moment_bytes
+from planner.cost.held_stage import left_bytes
 from planner.cost.stage_costs import StageCosts
-from planner.search.columns import Column, Mix, RunState
+from planner.search.columns import Column, Mix, Room, RunState
 from planner.search.fronts import (
     NO_BLOCKS,
     Front,
@@ -25,16 +25,16 @@ from planner.search.fronts import (
     Group,
     Highest,
     Kind,
+    Section,
     alike,
+    behind,
     in_order,
     joined,
 )
 from planner.search.knapsack import fastest
-from planner.strategy.moments import RankMoment, StageMoment
+from planner.strategy.moments import RankMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
-_MOST_JOINED = 12
-"""Kinds of blocks of a run up to which all choices that no other beats are listed."""
 _TOLERANCE = 1e-6
 """Share of a run's time by which a recomputation of more kinds may be slower than the fastest."""
 
@@ -61,32 +61,6 @@ class Blocks:
     """Highest transients when a backward starts."""
     ending: NDArray[np.float64]
     """The same among the last of a backward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """What a run may hold on a rank of its own."""
-
-    state: RunState
-    """What it holds whatever it recomputes."""
-    by_moment: Sequence[tuple[StageMoment, float]]
-    """What is left at each moment for activations and transients."""
-
-    def holds(self, mix: Mix) -> bool:
-        """Whether a recomputation fits."""
-        state = self.state
-        return all(
-            moment_bytes(
-                moment,
-                kept=mix.kept_bytes,
-                left=mix.left_bytes,
-                beside=state.beside_bytes,
-                waiting=state.waiting,
-            )
-            + (mix.early_temporary_bytes if moment.is_ending else mix.temporary_bytes)
-            <= room_bytes
-            for moment, room_bytes in self.by_moment
-        )
 
 
 class ColumnMaker:
@@ -180,20 +154,20 @@ class ColumnMaker:
 
     def _room(
         self, first: int, end: int, moments: Sequence[RankMoment], capacity_bytes: float
-    ) -> _Room | None:
+    ) -> Room | None:
         """Room of a run on a rank of its own, None where its state alone has none."""
         state = self._state(first, end)
         lacks_host = self.table.state.lacks(self.table.memory.host_bytes(first, end))
         if state.reduction_bytes > capacity_bytes or lacks_host:
             return None
         by_moment = [(moment, capacity_bytes - state.held_bytes(moment)) for (moment,) in moments]
-        return _Room(state=state, by_moment=by_moment)
+        return Room(state=state, by_moment=by_moment)
 
-    def _mixed(self, first: int, end: int, room: _Room) -> Mix | None:
+    def _mixed(self, first: int, end: int, room: Room) -> Mix | None:
         """The fastest recomputation that fits, of a run whose fastest does not."""
         if len(self.kinds) == 1:
             return None
-        if len(self._alike_blocks(first, end)) > _MOST_JOINED:
+        if self.table.memory.transients.sections.has_many(first, end):
             return self._near_fastest(first, end, room)
         beside = room.state.beside_bytes
         kept, highest, released, prologue = self._ends(first, end)
@@ -214,7 +188,7 @@ class ColumnMaker:
         seconds, kept = float(front.seconds[place]), int(front.kept[place])
         return self._finished(first, end, kinds, recompute_s=seconds, kept_bytes=kept)
 
-    def _near_fastest(self, first: int, end: int, room: _Room) -> Mix | None:
+    def _near_fastest(self, first: int, end: int, room: Room) -> Mix | None:
         """The same of a run of blocks of many kinds, near enough (``share_off``)."""
         inside = slice(max(first, 1) - 1, min(end, self._last) - 1)
         seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside]
@@ -230,7 +204,7 @@ class ColumnMaker:
         kept_bytes = int(np.take_along_axis(kept, found.kinds[:, None], axis=1).sum())
         return self._finished(first, end, kinds, recompute_s=found.seconds, kept_bytes=kept_bytes)
 
-    def _most_kept(self, first: int, end: int, room: _Room, inside: slice) -> NDArray[np.float64]:
+    def _most_kept(self, first: int, end: int, room: Room, inside: slice) -> NDArray[np.float64]:
         """What the blocks of a run may keep where one of them has a kind, by block and kind."""
         starting, ending = self.blocks.starting[inside], self.blocks.ending[inside]
         transients, run = self.table.memory.transients, (first, end)
@@ -352,16 +326,33 @@ class ColumnMaker:
     def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first.
 
-        They are those of the run without its last group and of this group; where blocks all
+        They are those of the run without its last section and of this section; where blocks all
         differ, runs that begin with the same one have all but the last in common.
         """
-        blocks = self._alike_blocks(first, end)
-        key = tuple((kind, len(at)) for kind, at in blocks.items())
-        known = next((n for n in range(len(key), 0, -1) if key[:n] in self._fronts), 0)
-        front = self._fronts[key[:known]] if known else NO_BLOCKS
-        for at in range(known, len(key)):
-            front = joined(front, self._group(key[at], list(blocks.values())[at][0]))
-            self._fronts[key[: at + 1]] = front
+        transients = self.table.memory.transients
+        key: tuple[tuple[Section, int, int, int], ...] = ()
+        front = NO_BLOCKS
+        for section in transients.sections.of(first, end):
+            own = {k: at for k, at in self._alike_blocks(first, end).items() if at[0] in section}
+            groups = tuple((kind, len(at)) for kind, at in own.items())
+            left, come = (f(section) * bool(key) for f in (transients.left_of, transients.come_of))
+            beside = transients.reduced_behind(section, end)
+            key = (*key, (groups, left, come, beside))
+            if key not in self._fronts:
+                last = self._section_front(groups, [at[0] for at in own.values()])
+                self._fronts[key] = behind(
+                    front, last, left_bytes=left, come_bytes=come, beside_bytes=beside
+                )
+            front = self._fronts[key]
+        return front
+
+    def _section_front(self, groups: Section, indices: Sequence[int]) -> Front:
+        """The same for the blocks of a section, of each group of which one is given."""
+        known = next((n for n in range(len(groups), 0, -1) if groups[:n] in self._fronts), 0)
+        front = self._fronts[groups[:known]] if known else NO_BLOCKS
+        for at in range(known, len(groups)):
+            front = joined(front, self._group(groups[at], indices[at]))
+            self._fronts[groups[: at + 1]] = front
         return front
 
     def _kinds_of(self, first: int, end: int, counts: Sequence[tuple[int, ...]]) -> dict[int, str]:

@@ -59,6 +59,32 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a run may hold on a rank of its own."""
+
+    state: RunState
+    """What it holds whatever it recomputes."""
+    by_moment: Sequence[tuple[StageMoment, float]]
+    """What is left at each moment for activations and transients."""
+
+    def holds(self, mix: Mix) -> bool:
+        """Whether a recomputation fits."""
+        state = self.state
+        return all(
+            moment_bytes(
+                moment,
+                kept=mix.kept_bytes,
+                left=mix.left_bytes,
+                beside=state.beside_bytes,
+                waiting=state.waiting,
+            )
+            + (mix.early_temporary_bytes if moment.is_ending else mix.temporary_bytes)
+            <= room_bytes
+            for moment, room_bytes in self.by_moment
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One way to fill one stage."""
 

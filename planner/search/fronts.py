@@ -33,22 +33,20 @@ class Front:
     num_blocks: int
     """Blocks of the run."""
     counts: NDArray[np.int64]
-    """Choices for the last group: how many blocks of each kind, in the order of RECOMPUTATIONS."""
+    """Of one group: how many blocks of each kind, in the order of RECOMPUTATIONS."""
+    joins: "tuple[Front, Front] | None" = None
+    """The blocks before and the last ones, where these are choices of both."""
     places: NDArray[np.intp]
-    """Which choice each is of the last group. Plus, times the number of these, which it is of the
-    groups before."""
-    before: "Front | None" = None
-    """Of the groups before; None where there is no group, and for the choices of one group."""
+    """Which choice each is of the last ones. Plus, times the number of these, which it is of those
+    before."""
 
     def counts_of(self, place: int) -> list[tuple[int, ...]]:
         """How many blocks of each kind one choice has, by group."""
-        counts: list[tuple[int, ...]] = []
-        at: Front | None = self
-        while at is not None and at.before is not None:
-            place, last = divmod(int(at.places[place]), len(at.counts))
-            counts.append(tuple(at.counts[last].tolist()))
-            at = at.before
-        return counts[::-1]
+        if self.joins is None:
+            return [tuple(self.counts[place].tolist())] if self.num_blocks else []
+        before, last = self.joins
+        earlier, later = divmod(int(self.places[place]), len(last.seconds))
+        return [*before.counts_of(earlier), *last.counts_of(later)]
 
 
 NO_BLOCKS = Front(
@@ -62,8 +60,11 @@ NO_BLOCKS = Front(
 """The one choice where there is nothing to choose."""
 
 
-FrontCache = dict[tuple[Group, ...], Front]
-"""By what blocks a run has."""
+Section = tuple[Group, ...]
+"""Blocks behind whose transients nothing counts as gone but what later sections keep."""
+
+FrontCache = dict[Section | tuple[tuple[Section, int, int, int], ...], Front]
+"""Of a section by its blocks; of a run by its sections, and what ``behind`` is told of each."""
 
 
 @lru_cache(maxsize=4096)
@@ -104,20 +105,52 @@ def alike(
     )
 
 
-def joined(front: Front, group: Front) -> Front:
-    """A run and one more group of alike blocks."""
-    seconds = np.add.outer(front.seconds, group.seconds).ravel()
-    kept = np.add.outer(front.kept, group.kept).ravel()
-    highest = np.maximum(front.highest[:, None], group.highest).reshape(-1, 2)
-    at = undominated(seconds, kept, highest)
+def joined(front: Front, last: Front) -> Front:
+    """A section and one more group of its blocks."""
+    return _product(front, last, np.zeros_like(last.highest), last.highest)
+
+
+def behind(
+    front: Front, last: Front, *, left_bytes: int, come_bytes: int, beside_bytes: int
+) -> Front:
+    """A run and one more section behind it, as ``Transients`` tells of that.
+
+    Args:
+        front: Choices for the run.
+        last: Choices for the section.
+        left_bytes: What is not gone of what it keeps when the run before it runs its backward.
+        come_bytes: What has come by then.
+        beside_bytes: What it has beside when its own backward starts.
+    """
+    gone, highest = np.zeros_like(last.highest), last.highest.copy()
+    gone[:, 0] = np.maximum(0, last.kept - left_bytes) - come_bytes
+    highest[:, 0] += beside_bytes
+    return _product(front, last, gone, highest)
+
+
+def _product(
+    front: Front, last: Front, gone: NDArray[np.int64], highest: NDArray[np.int64]
+) -> Front:
+    """All choices of both that no other beats.
+
+    Args:
+        front: Choices for a run.
+        last: Choices for the blocks behind it.
+        gone: What each of these lowers the transients of the run by.
+        highest: Their own.
+    """
+    seconds = np.add.outer(front.seconds, last.seconds).ravel()
+    kept = np.add.outer(front.kept, last.kept).ravel()
+    tops = np.maximum(front.highest[:, None] - gone, highest).reshape(-1, 2)
+    at = undominated(seconds, kept, tops)
     return Front(
         seconds=seconds[at],
         kept=kept[at],
-        highest=highest[at],
-        num_blocks=front.num_blocks + group.num_blocks,
-        counts=group.counts,
+        highest=tops[at],
+        num_blocks=front.num_blocks + last.num_blocks,
+        counts=NO_BLOCKS.counts,
+        joins=(front, last),
         places=at,
-        before=front,
     )
 
 

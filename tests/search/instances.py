@@ -77,8 +77,9 @@ def models(draw, *, always_alike=False):
     alike = always_alike or draw(st.booleans())
     master = draw(st.sampled_from([1, 2]))  # bytes of the optimiser's dtype for each computed in
     block = draw(units("block", has_kinds=True, master=master))
+    kinds_of = draw(st.sampled_from([lambda i: i % 2, lambda i: 2 * i // blocks, lambda i: i]))
     inner = [
-        block if alike else draw(units(f"block{i % 2}", has_kinds=True, master=master))
+        block if alike else draw(units(f"block{kinds_of(i)}", has_kinds=True, master=master))
         for i in range(blocks)
     ]
     if not alike:

@@ -19,6 +19,7 @@ from instances import (
     search_of,
 )
 
+from planner.cost import sections
 from planner.cost.held_stage import HeldStage
 from planner.search import column_maker, stage_problem
 from planner.search.column_maker import ColumnMaker, KnownMixes
@@ -47,7 +48,7 @@ def test_so_it_does_where_choices_are_not_listed(model, cluster, ranks_per_core,
     known = [c for c in configurations(model, ranks_per_core) if c.virtual_stages == 1]
     configuration = data.draw(st.sampled_from(known))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(column_maker, "_MOST_JOINED", 0)
+        patched.setattr(sections, "MOST_STRUCTURES", 0)
         patched.setattr(column_maker, "_TOLERANCE", 0.0)
         check([search_of(model, configuration, cluster)])
 
