@@ -173,9 +173,9 @@ class Transients:
         return round(sum(map(self._share_bytes, units))) - goes
 
     def reduced_behind(self, section: range, end: int) -> int:
-        """What the section before has beside it: the input of the reduction of its first block.
+        """What a section has beside its transients: the input of the reduction of the block behind.
 
-        ``reduced_bytes`` has that in the place of what was gathered of the block.
+        ``reduced_bytes`` takes it for what was gathered of that, and ``come_of`` that for gone.
         """
         if section.stop >= min(end, self._blocks.stop) or not self._goes_with_each:
             return 0

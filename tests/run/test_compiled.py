@@ -12,7 +12,6 @@ from launch import (
 )
 
 import planner
-from planner.checking.check import check_plan
 from planner.errors import CodegenError, RequestError
 
 MODEL = Path(__file__).with_name("compiled_mlp.py")
@@ -101,9 +100,3 @@ def test_blocks_whose_experts_ranks_share_are_not_compiled():
 def test_a_framework_computes_as_its_profile_says():
     with pytest.raises(RequestError, match="compile=true with --framework"):
         estimated({"compile": "true"}, framework="nanotron")
-
-
-def test_compiled_blocks_are_not_run_without_data(tmp_path):
-    estimated({"compile": True}).save(tmp_path / "plan")
-    with pytest.raises(RequestError, match="its blocks are compiled"):
-        check_plan(tmp_path / "plan")
