@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import planner
 from planner.checking.check import (
@@ -18,6 +19,7 @@ from planner.checking.check import (
 )
 from planner.checking.failures import script_failure
 from planner.checking.trained import Trained
+from planner.cli.check_screen import print_check
 from planner.cli.main import run
 from planner.errors import CheckError, RequestError
 from planner.strategy.schedules import microbatches_per_round, schedule_rule
@@ -122,22 +124,21 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fix",
     [
-        {"dp_shard": 4, "activation_checkpointing": "none"},
+        in_bench({"dp_shard": 4, "activation_checkpointing": "none"}),
         {"dp_shard": 2, "tp": 2, "activation_checkpointing": "selective"},
-        {"cp": 2, "pp": 2, "activation_checkpointing": "full"},
+        in_bench({"cp": 2, "pp": 2, "activation_checkpointing": "full"}),
     ],
 )
 def test_compiled_blocks_are_held_as_they_are_written(fix, tmp_path, capsys):
     (tmp_path / "wide.py").write_text(MODEL)
     options = {"gpus": 4, "global_batch_size": 32, "seq_len": 512, "cluster": "h100-sxm"}
     options |= {"fix": {"compile": True, "microbatch_size": 2} | fix, "dtype": "bfloat16"}
-    folder = save(tmp_path / "plan", tmp_path / "wide.py", **options)
-    check = check_plan(folder)
+    check = check_plan(save(tmp_path / "plan", tmp_path / "wide.py", **options))
     assert check.as_written
     assert check.holds
     assert check.traffic_holds
     assert all(stage.error < 0.05 for stage in check.stages)
-    assert run(["check", str(folder)]) == 0
+    print_check(Console(width=120), check, verbose=False)
     assert "Blocks ran as written; compiled, they hold no more." in capsys.readouterr().out
 
 
@@ -147,7 +148,7 @@ CHUNKED = {"loss_chunks": 16, "microbatch_size": 8}
 @pytest.mark.parametrize(
     ("fix", "fullest"),
     [
-        ({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
+        in_bench({**CHUNKED, "dp_shard": 4, "activation_checkpointing": "full"}, 0.6),
         ({**CHUNKED, "pp": 2, "dp_shard": 2, "schedule": "1F1B"}, None),
         ({**CHUNKED, "tp": 2, "dp_shard": 2}, 0.75),
         in_bench({**CHUNKED, "cp": 2, "dp_shard": 2}, 0.75),
