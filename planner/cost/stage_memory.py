@@ -5,8 +5,9 @@ activations. A rank is at its fullest at one of two moments of a step:
 
 * *backward*, when a microbatch starts its backward: parameters and the optimiser's states,
   gradients of the backwards before, gathered parameters, activations of every microbatch in
-  flight, and the highest transient. Under a pipeline also when it ends, with the activations of
-  one block left of it: gradients, and with resharding all parameters, have come meanwhile;
+  flight, and the highest transient, less what is gone by then of blocks behind the one that has it
+  (``planner.cost.sections``). Under a pipeline also when it ends, with the activations of one
+  block left of it: gradients, and with resharding all parameters, have come meanwhile;
 * *reduction*, when the backward is over: the state with all sharded gradients, and the
   parameters outside the blocks (the FSDP root) gathered, with their unsharded gradients and the
   input of their reduction. A weight that embedding and head share has two gradients and their

@@ -29,7 +29,8 @@ class Front:
     kept: NDArray[np.int64]
     """Bytes kept of a microbatch."""
     highest: NDArray[np.int64]
-    """Highest transients when a backward starts and when it ends, bytes, a row for each choice."""
+    """Highest transients when a backward starts, less what is gone by then of all that is kept, and
+    when it ends, bytes, a row for each choice."""
     num_blocks: int
     """Blocks of the run."""
     counts: NDArray[np.int64]
