@@ -181,6 +181,16 @@ class Transients:
             return 0
         return self._units[section.stop].inner_gathered_bytes
 
+    @cached_property
+    def most_before_bytes(self) -> int:
+        """More than any block has when its backward starts, with what comes of those behind it."""
+        each = [range(index, index + 1) for index in self._blocks]
+        own = (self.unit_bytes(index, kind) for index in self._blocks for kind in RECOMPUTATIONS)
+        beside = (self.reduced_behind(block, len(self._units)) for block in each)
+        joined = 2 * sum(tied.gathered_bytes for tied in self._tied)
+        come = sum(max(0, self.come_of(block)) + 1 for block in each)
+        return max(own, default=0) + max(beside, default=0) + joined + come
+
     @property
     def _goes_with_each(self) -> bool:
         """Whether parameters are gathered for all blocks, and of each until its backward is over.

@@ -20,6 +20,7 @@ from planner.cost.stage_costs import StageCosts
 from planner.search.columns import Column, Mix, Room, RunState
 from planner.search.fronts import (
     NO_BLOCKS,
+    Beside,
     Front,
     FrontCache,
     Group,
@@ -27,7 +28,7 @@ from planner.search.fronts import (
     Kind,
     Section,
     alike,
-    behind,
+    before,
     in_order,
     joined,
 )
@@ -326,25 +327,31 @@ class ColumnMaker:
     def _front(self, first: int, end: int) -> Front:
         """Choices of kinds for the blocks of a run that no other beats, fastest first.
 
-        They are those of the run without its last section and of this section; where blocks all
-        differ, runs that begin with the same one have all but the last in common.
+        They are those of its first section and of the run without it; where blocks all differ, runs
+        that end with the same one have all but the first in common.
         """
-        transients = self.table.memory.transients
-        key: tuple[tuple[Section, int, int, int], ...] = ()
+        key: tuple[tuple[Section, Beside], ...] = ()
         front = NO_BLOCKS
-        for section in transients.sections.of(first, end):
+        for section in reversed(self.table.memory.transients.sections.of(first, end)):
             own = {k: at for k, at in self._alike_blocks(first, end).items() if at[0] in section}
             groups = tuple((kind, len(at)) for kind, at in own.items())
-            left, come = (f(section) * bool(key) for f in (transients.left_of, transients.come_of))
-            beside = transients.reduced_behind(section, end)
-            key = (*key, (groups, left, come, beside))
+            beside = self._beside(section, end)
+            key = ((groups, beside), *key)
             if key not in self._fronts:
-                last = self._section_front(groups, [at[0] for at in own.values()])
-                self._fronts[key] = behind(
-                    front, last, left_bytes=left, come_bytes=come, beside_bytes=beside
-                )
+                of_section = self._section_front(groups, [at[0] for at in own.values()])
+                self._fronts[key] = before(of_section, front, beside)
             front = self._fronts[key]
         return front
+
+    def _beside(self, section: range, end: int) -> Beside:
+        """What is beside the choices of a section of a run."""
+        transients = self.table.memory.transients
+        return Beside(
+            left_bytes=transients.left_of(section),
+            come_bytes=transients.come_of(section),
+            start_bytes=transients.reduced_behind(section, end),
+            most_bytes=transients.most_before_bytes,
+        )
 
     def _section_front(self, groups: Section, indices: Sequence[int]) -> Front:
         """The same for the blocks of a section, of each group of which one is given."""

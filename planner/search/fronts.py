@@ -5,6 +5,7 @@ Only counts per kind matter, so that a choice is a point: its seconds, kept byte
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,29 +32,33 @@ class Front:
     highest: NDArray[np.int64]
     """Highest transients when a backward starts, less what is gone by then of all that is kept, and
     when it ends, bytes, a row for each choice."""
+    gone: NDArray[np.int64]
+    """What of it is gone when a block before them runs its backward, up to what lets a choice's own
+    transients be the highest whatever comes before."""
     num_blocks: int
     """Blocks of the run."""
     counts: NDArray[np.int64]
     """Of one group: how many blocks of each kind, in the order of RECOMPUTATIONS."""
     joins: "tuple[Front, Front] | None" = None
-    """The blocks before and the last ones, where these are choices of both."""
+    """The first blocks and the others, where these are choices of both."""
     places: NDArray[np.intp]
-    """Which choice each is of the last ones. Plus, times the number of these, which it is of those
-    before."""
+    """Which choice each is of the others. Plus, times the number of these, which it is of the first
+    ones."""
 
     def counts_of(self, place: int) -> list[tuple[int, ...]]:
         """How many blocks of each kind one choice has, by group."""
         if self.joins is None:
             return [tuple(self.counts[place].tolist())] if self.num_blocks else []
-        before, last = self.joins
-        earlier, later = divmod(int(self.places[place]), len(last.seconds))
-        return [*before.counts_of(earlier), *last.counts_of(later)]
+        first, others = self.joins
+        earlier, later = divmod(int(self.places[place]), len(others.seconds))
+        return [*first.counts_of(earlier), *others.counts_of(later)]
 
 
 NO_BLOCKS = Front(
     seconds=np.zeros(1),
     kept=np.zeros(1, dtype=np.int64),
     highest=np.zeros((1, 2), dtype=np.int64),
+    gone=np.zeros(1, dtype=np.int64),
     num_blocks=0,
     counts=np.zeros((1, len(RECOMPUTATIONS)), dtype=np.int64),
     places=np.zeros(1, dtype=np.intp),
@@ -64,8 +69,25 @@ NO_BLOCKS = Front(
 Section = tuple[Group, ...]
 """Blocks behind whose transients nothing counts as gone but what later sections keep."""
 
-FrontCache = dict[Section | tuple[tuple[Section, int, int, int], ...], Front]
-"""Of a section by its blocks; of a run by its sections, and what ``behind`` is told of each."""
+
+class Beside(NamedTuple):
+    """What ``Transients`` tells of a section besides its choices, bytes."""
+
+    left_bytes: int
+    """What is not gone of what it keeps when the run before it runs its backward."""
+    come_bytes: int
+    """What has come by then."""
+    start_bytes: int
+    """What it has beside when its own backward starts."""
+    most_bytes: int
+    """More than a block before it has there in all, with what comes in its place."""
+
+
+FrontCache = dict[Section | tuple[tuple[Section, Beside], ...], Front]
+"""Of a section by its blocks; of a run by its sections, and what is beside each."""
+
+_AT_ONCE = 128
+"""Points that are compared with others at once."""
 
 
 @lru_cache(maxsize=4096)
@@ -95,11 +117,12 @@ def alike(
     tops = np.zeros((2, len(counts)), dtype=np.int64)
     for numbers, top in zip(counts.T, highest, strict=True):  # numpy is slow along short axes
         np.maximum(tops, np.array(top)[:, None], out=tops, where=numbers > 0)
-    at = undominated(*sums, tops.T)
+    at = undominated(*sums, *tops)
     return Front(
         seconds=sums[0][at],
         kept=sums[1][at],
         highest=tops.T[at],
+        gone=np.zeros_like(at),
         num_blocks=number,
         counts=counts[at],
         places=np.arange(len(at)),
@@ -108,51 +131,52 @@ def alike(
 
 def joined(front: Front, last: Front) -> Front:
     """A section and one more group of its blocks."""
-    return _product(front, last, np.zeros_like(last.highest), last.highest)
-
-
-def behind(
-    front: Front, last: Front, *, left_bytes: int, come_bytes: int, beside_bytes: int
-) -> Front:
-    """A run and one more section behind it, as ``Transients`` tells of that.
-
-    Args:
-        front: Choices for the run.
-        last: Choices for the section.
-        left_bytes: What is not gone of what it keeps when the run before it runs its backward.
-        come_bytes: What has come by then.
-        beside_bytes: What it has beside when its own backward starts.
-    """
-    gone, highest = np.zeros_like(last.highest), last.highest.copy()
-    gone[:, 0] = np.maximum(0, last.kept - left_bytes) - come_bytes
-    highest[:, 0] += beside_bytes
-    return _product(front, last, gone, highest)
-
-
-def _product(
-    front: Front, last: Front, gone: NDArray[np.int64], highest: NDArray[np.int64]
-) -> Front:
-    """All choices of both that no other beats.
-
-    Args:
-        front: Choices for a run.
-        last: Choices for the blocks behind it.
-        gone: What each of these lowers the transients of the run by.
-        highest: Their own.
-    """
-    seconds = np.add.outer(front.seconds, last.seconds).ravel()
-    kept = np.add.outer(front.kept, last.kept).ravel()
-    tops = np.maximum(front.highest[:, None] - gone, highest).reshape(-1, 2)
-    at = undominated(seconds, kept, tops)
+    seconds, kept = _sums(front, last)
+    tops = np.maximum(front.highest[:, None], last.highest).reshape(-1, 2)
+    at = undominated(seconds, kept, *tops.T)
     return Front(
         seconds=seconds[at],
         kept=kept[at],
         highest=tops[at],
+        gone=np.zeros_like(at),
         num_blocks=front.num_blocks + last.num_blocks,
         counts=NO_BLOCKS.counts,
         joins=(front, last),
         places=at,
     )
+
+
+def before(section: Front, run: Front, beside: Beside) -> Front:
+    """A run and one more section before it.
+
+    Args:
+        section: Choices for the section.
+        run: Choices for the run.
+        beside: What is beside the section's own.
+    """
+    seconds, kept = _sums(section, run)
+    starting = section.highest[:, :1] + beside.start_bytes - run.gone
+    starting = np.maximum(starting, run.highest[:, 0]).ravel()
+    ending = np.maximum.outer(section.highest[:, 1], run.highest[:, 1]).ravel()
+    goes = np.maximum(0, section.kept - beside.left_bytes) - beside.come_bytes
+    gone = np.minimum(np.add.outer(goes, run.gone).ravel(), beside.most_bytes - starting)
+    at = undominated(seconds, kept, starting, ending, -gone)
+    return Front(
+        seconds=seconds[at],
+        kept=kept[at],
+        highest=np.column_stack([starting, ending])[at],
+        gone=gone[at],
+        num_blocks=section.num_blocks + run.num_blocks,
+        counts=NO_BLOCKS.counts,
+        joins=(section, run),
+        places=at,
+    )
+
+
+def _sums(first: Front, others: Front) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Seconds and bytes kept of all choices of both."""
+    seconds = np.add.outer(first.seconds, others.seconds).ravel()
+    return seconds, np.add.outer(first.kept, others.kept).ravel()
 
 
 @cache
@@ -163,23 +187,29 @@ def all_counts(number: int) -> NDArray[np.int64]:
     return ways[ways[:, 0] >= 0]
 
 
-def undominated(
-    seconds: NDArray[np.float64], kept: NDArray[np.int64], highest: NDArray[np.int64]
-) -> NDArray[np.intp]:
-    """Places of the points that no other beats in all four, fastest first."""
-    order = np.lexsort((*highest.T, kept, seconds))
-    kept, (starting, ending) = kept[order], highest[order].T
-    worth_it = np.zeros(len(order), dtype=bool)
-    left = ~worth_it
-    while left.any():  # of those with the same transients
-        place, most = left.argmax(), np.iinfo(np.int64).max
-        start, end = starting[place], ending[place]
-        lower = np.where((starting <= start) & (ending <= end), kept, most)
-        before = np.minimum.accumulate(np.concatenate([[most], lower[:-1]]))
-        are_alike = (starting == start) & (ending == end)
-        worth_it |= are_alike & (kept < before)
-        left &= ~are_alike
-    return order[worth_it]
+def undominated(seconds: NDArray[np.float64], *sizes: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Places of the points that no other beats in seconds and all sizes, fastest first."""
+    order = np.lexsort((*reversed(sizes), seconds))
+    small = np.min_scalar_type(len(order))  # numpy compares small numbers faster
+    ranks = np.array([np.unique(each[order], return_inverse=True)[1] for each in sizes], small)
+    worth_it, found = np.empty_like(order), 0
+    for start in range(0, len(order), _AT_ONCE):
+        new = np.arange(start, min(start + _AT_ONCE, len(order)))
+        new = new[~_beat(ranks[:, worth_it[:found]], ranks[:, new]).any(axis=0)]
+        new = new[~np.triu(_beat(ranks[:, new], ranks[:, new]), 1).any(axis=0)]
+        worth_it[found : found + len(new)] = new
+        found += len(new)
+    return order[worth_it[:found]]
+
+
+def _beat(
+    points: NDArray[np.unsignedinteger], others: NDArray[np.unsignedinteger]
+) -> NDArray[np.bool_]:
+    """Which points, by row, are no larger in any size than which others, by column."""
+    beat = np.ones((points.shape[1], others.shape[1]), dtype=bool)
+    for own, its in zip(points, others, strict=True):
+        beat &= own[:, None] <= its
+    return beat
 
 
 def in_order(counts: tuple[int, ...]) -> list[str]:
