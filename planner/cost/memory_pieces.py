@@ -5,9 +5,12 @@ A piece is a storage as one layout has it: where layouts change a rank holds two
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
+from math import inf, prod
 from operator import itemgetter
+from typing import NamedTuple
 
-from planner.cost.work import Shares, backward_shares
+from planner.cost.work import Shares, sources
 from planner.graph.analysis.lifetimes import Moment, by_op, moments_of
 from planner.graph.operator_graph import OperatorGraph, OpNode, Phase, Storage, StorageKind
 
@@ -51,18 +54,29 @@ def is_copy(piece: Piece) -> bool:
     return piece[0] < 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Touch:
+class _Place(NamedTuple):
+    """A value of an activation at an op, whatever the layouts."""
+
+    value: int
+    lies_as: int | None
+    """The value as which it lies where no layout of its own is known; None for whole."""
+    storage: int
+    is_one: bool
+    """Whether its storage is one piece: no gradient of a parameter changes its layout."""
+    is_made: bool
+    """Whether the op makes its storage, as far as the op tells."""
+    reader: str
+    """Module that reads a gradient, which it gathers for itself; "" for any other touch."""
+
+
+class _Touch(NamedTuple):
     """A value that an op reads or makes."""
 
     storage: int
     piece: Piece
     is_one: bool
-    """Whether its storage is one piece, whatever the layouts."""
     is_made: bool
-    """Whether the op makes its storage, as far as the op tells."""
-    reader: str = ""
-    """Module that reads a gradient, which it gathers for itself; "" for any other touch."""
+    reader: str
 
 
 _Named = tuple[Moment, Piece | None]
@@ -126,28 +140,17 @@ class Pieces:
         for op in moment.ops:
             forward = op if op.forward_op is None else graph.nodes[op.forward_op]
             share = self._shares.get(forward.id, _WHOLE)
-            read = {graph.values[value].storage for value in op.inputs}
-            summed = self._summed(op)
-            for value, part in _parts(graph, op, forward, share):
-                part = part if op.inputs else 1.0  # code that makes a tensor makes all of it
-                part = part if summed is None else min(part, self._own[summed])
-                storage = graph.storages[graph.values[value].storage]
-                if storage.kind is StorageKind.ACTIVATION:
-                    # What attention exchanges is counted with what it keeps, and no gradient of a
-                    # parameter changes its layout.
-                    is_one = share.is_copied(value) or storage.id in graph.parameter_gradients
-                    piece = self._piece(storage, part, op.phase)
-                    is_read = storage.id in read
-                    reader = op.module if is_read and storage.gradient_of is not None else ""
-                    yield _Touch(storage.id, piece, is_one, not is_read, reader)
-
-    def _summed(self, op: OpNode) -> int | None:
-        """Value whose gradients an op adds up, which lie on ranks as it does."""
-        if op.phase is Phase.FORWARD or op.name != "add":
-            return None
-        values = (self._graph.values[value] for value in (*op.inputs, *op.outputs))
-        *parts, whole = [self._graph.storages[each.storage].gradient_of for each in values]
-        return whole if None not in parts and whole in self._own else None
+            summed, places = _places(graph, op, forward)
+            most = inf if summed is None else self._own.get(summed, inf)
+            for place in places:
+                value = place.value
+                # Code that makes a tensor makes all of it.
+                part = prod(each.as_of(value, place.lies_as) for each in share.axes)
+                part = min(part if op.inputs else 1.0, most)
+                piece = self._piece(graph.storages[place.storage], part, op.phase)
+                # What attention exchanges is counted with what it keeps.
+                is_one = place.is_one or share.is_copied(value)
+                yield _Touch(place.storage, piece, is_one, place.is_made, place.reader)
 
     def _named(self, moment: Moment, touches: Iterable[_Touch]) -> Iterator[_Named]:
         touched: set[Hashable] = set()
@@ -217,10 +220,36 @@ def _in_time(named: Sequence[Sequence[_Named]]) -> list[Moment]:
     return [moment for _, _, moment in sorted(placed, key=itemgetter(0, 1))]
 
 
-def _parts(
-    graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
-) -> Iterator[tuple[int, float]]:
-    """Each value that an op reads or makes, and the share of it that the rank holds."""
-    reads, writes = backward_shares(graph, op, forward, share)
-    yield from zip(op.inputs, reads, strict=True)
-    yield from zip(op.outputs, writes, strict=True)
+def _places(
+    graph: OperatorGraph, op: OpNode, forward: OpNode
+) -> tuple[int | None, Sequence[_Place]]:
+    """The value whose gradients an op adds up, which lie as it does; and what the op touches."""
+    key = "places", op.id
+    if key not in graph.wiring:
+        graph.wiring[key] = _summed(graph, op), [*_found_places(graph, op, forward)]
+    found: tuple[int | None, Sequence[_Place]] = graph.wiring[key]
+    return found
+
+
+def _summed(graph: OperatorGraph, op: OpNode) -> int | None:
+    if op.phase is Phase.FORWARD or op.name != "add":
+        return None
+    values = (graph.values[value] for value in (*op.inputs, *op.outputs))
+    *parts, whole = [graph.storages[each.storage].gradient_of for each in values]
+    return None if None in parts else whole
+
+
+def _found_places(graph: OperatorGraph, op: OpNode, forward: OpNode) -> Iterator[_Place]:
+    read = {graph.values[value].storage for value in op.inputs}
+    for value, lies_as in chain(*sources(graph, op, forward)):
+        storage = graph.storages[graph.values[value].storage]
+        if storage.kind is StorageKind.ACTIVATION:
+            is_read = storage.id in read
+            yield _Place(
+                value=value,
+                lies_as=lies_as,
+                storage=storage.id,
+                is_one=storage.id in graph.parameter_gradients,
+                is_made=not is_read,
+                reader=op.module if is_read and storage.gradient_of is not None else "",
+            )

@@ -86,6 +86,12 @@ class Shares:
             share = self.copies.get(value, 1) / self.ranks if layout.is_shard else 1.0
         return share if self.around is None else share * self.around(value)
 
+    def as_of(self, value: int, other: int | None) -> float:
+        """The share of a value, of another where its own layout is not known."""
+        if value in self.layouts:
+            return self(value)
+        return 1.0 if other is None else self(other)
+
 
 def shares_of(strategy: NodeStrategy, ranks: int) -> Shares:
     """Shares from the layouts of a strategy; values without a layout are whole."""
@@ -174,8 +180,7 @@ def unowned_work(op: OpNode, share: float) -> OpWork:
 def backward_work(graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares) -> OpWork:
     """Work of a backward op on one rank, from the layouts of its forward op.
 
-    Values that the forward op or a layout knows have their forward share, others that of
-    ``gradient_share``.
+    Values of which a layout is known have that share, others that of ``_lies_as``.
 
     Args:
         graph: The op's graph.
@@ -224,32 +229,41 @@ def _backward_shares(
     graph: OperatorGraph, op: OpNode, forward: OpNode, share: Shares
 ) -> tuple[list[float], list[float]]:
     """Those over one axis."""
-    touched = (*forward.inputs, *forward.outputs)
-    known = {*touched, *share.layouts}
-    values = graph.values
-    storages = {values[each].storage for each in touched}
-
-    def part(value: int) -> float:
-        if value in known:
-            return share(value)
-        storage = values[value].storage  # of a known value that is transposed, say
-        viewed = (each for each in touched if values[each].storage == storage)
-        if storage in storages:
-            return share(next(viewed))
-        return gradient_share(graph, value, forward, share)
-
-    return [part(value) for value in op.inputs], [part(value) for value in op.outputs]
+    reads, writes = sources(graph, op, forward)
+    return [share.as_of(*each) for each in reads], [share.as_of(*each) for each in writes]
 
 
-def gradient_share(graph: OperatorGraph, value: int, forward: OpNode, share: Shares) -> float:
-    """Share of what backward makes: that of the value whose gradient it is.
+Sources = tuple[Sequence[tuple[int, int | None]], Sequence[tuple[int, int | None]]]
+"""Values, each with that as which it lies where no layout of its own is known; None for whole."""
 
+
+def sources(graph: OperatorGraph, op: OpNode, forward: OpNode) -> Sources:
+    """What an op reads, and what it writes; arguments as of ``backward_work``."""
+    key = "sources", op.id, forward.id
+    if key not in graph.wiring:
+        touched = (*forward.inputs, *forward.outputs)
+        graph.wiring[key] = tuple(
+            [(value, _lies_as(graph, value, touched, forward)) for value in values]
+            for values in (op.inputs, op.outputs)
+        )
+    found: Sources = graph.wiring[key]
+    return found
+
+
+def _lies_as(
+    graph: OperatorGraph, value: int, touched: Sequence[int], forward: OpNode
+) -> int | None:
+    """The value as which one lies of which no layout is known, None where it is whole.
+
+    Of a forward op what it is a view of, transposed, say; else the value whose gradient it is.
     Intermediates, and gradients of values that the forward op does not know, lie as its result.
     """
-    target = graph.storages[graph.values[value].storage].gradient_of
-    if target is not None and target in (*forward.inputs, *forward.outputs):
-        return share(target)
-    return share(forward.outputs[0]) if forward.outputs else 1.0
+    if value in touched:
+        return value
+    storage = graph.storages[graph.values[value].storage]
+    viewed = (each for each in touched if graph.values[each].storage == storage.id)
+    target = storage.gradient_of if storage.gradient_of in touched else None
+    return next((each for each in (*viewed, target, *forward.outputs) if each is not None), None)
 
 
 def _work(

@@ -296,6 +296,11 @@ class OperatorGraph:
         return {}
 
     @cached_property
+    def wiring(self) -> dict[Hashable, Any]:
+        """What hangs on no size, kept where it is looked up: graphs of one model share it."""
+        return {}
+
+    @cached_property
     def forward_flop(self) -> int:
         """FLOPs of the forward pass."""
         return self._flop({unit.structure: unit.forward_ops for unit in self.units})
@@ -371,17 +376,6 @@ class OperatorGraph:
                 if op.phase is Phase.FORWARD and storage.kind is StorageKind.ACTIVATION:
                     kept[storage.id] = None
         return tuple(kept)
-
-    @cached_property
-    def unit_of_storage(self) -> dict[int, int]:
-        """Position in ``units`` of the unit whose forward makes each activation storage."""
-        made_in: dict[int, int] = {}
-        for op in (each for each in self.nodes if each.phase is Phase.FORWARD):
-            for value in op.outputs:
-                storage = self.storages[self.values[value].storage]
-                if storage.kind is StorageKind.ACTIVATION:
-                    made_in.setdefault(storage.id, self.unit_of_op[op.id])
-        return made_in
 
     @property
     def saved_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """What prices take from a graph under any layout: each is read off it once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
@@ -15,7 +16,7 @@ from planner.graph.analysis.shared import (
 from planner.graph.operator_graph import OperatorGraph, StorageKind, Unit, UnitKind
 from planner.runtime.op_rules import MATMULS
 from planner.strategy.expert_strategies import experts_of
-from planner.strategy.nodes import FoldedUnit, NodeKind, UnitFolder
+from planner.strategy.nodes import FoldedUnit, NodeKind, fold_unit
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 
@@ -25,27 +26,17 @@ class GraphSizes:
     Graphs have tens of thousands of ops, and a search asks of each graph under a dozen choices.
     """
 
-    def __init__(self, graph: OperatorGraph, like: "GraphSizes | None" = None) -> None:
-        """Keep the graph; nothing is read yet.
-
-        Args:
-            graph: The graph.
-            like: Sizes of one that differs in them alone.
-        """
+    def __init__(self, graph: OperatorGraph) -> None:
+        """Keep the graph; nothing is read yet."""
         self.graph = graph
-        self._like = like
         self._folded: dict[int, FoldedUnit] = {}
         self._with_experts: dict[int, bool] = {}
 
     def folded(self, unit: Unit) -> FoldedUnit:
-        """``UnitFolder.fold``."""
+        """``fold_unit``."""
         if unit.index not in self._folded:
-            self._folded[unit.index] = self._folder.fold(unit)
+            self._folded[unit.index] = fold_unit(self.graph, unit)
         return self._folded[unit.index]
-
-    @cached_property
-    def _folder(self) -> UnitFolder:
-        return UnitFolder(self.graph, None if self._like is None else self._like._folder)
 
     @cached_property
     def representatives(self) -> list[Unit]:
@@ -71,23 +62,21 @@ class GraphSizes:
             self._with_experts[unit.index] = found
         return self._with_experts[unit.index]
 
-    @cached_property
+    @property
     def loss_rows(self) -> LossRows | str:
         """The end of the model that can run some rows at a time, or why there is none."""
-        known = None if self._like is None else self._like.loss_rows
-        return known.sized(self.graph) if isinstance(known, LossRows) else loss_rows(self.graph)
+        return loss_rows(self.graph)
 
     @cached_property
     def shared(self) -> tuple[SharedActivation, ...]:
         """Activations that units share."""
-        if self._like is not None:
-            storages = self.graph.storages
-            return tuple(
-                replace(each, size_bytes=storages[each.storage].size_bytes)
-                for each in self._like.shared
-            )
-        sized = {unit.structure: unit for unit in self.representatives}
-        return shared_activations(self.graph, sized)
+        storages, wiring = self.graph.storages, self.graph.wiring
+        if "shared" not in wiring:
+            sized = {unit.structure: unit for unit in self.representatives}
+            wiring["shared"] = shared_activations(self.graph, sized)
+        return tuple(
+            replace(each, size_bytes=storages[each.storage].size_bytes) for each in wiring["shared"]
+        )
 
     @cached_property
     def crossing_bytes(self) -> tuple[int, ...]:
@@ -105,11 +94,15 @@ class GraphSizes:
             sum(storages[storage].size_bytes for storage in counted) for counted in self._received
         )
 
-    @cached_property
-    def _received(self) -> tuple[frozenset[int], ...]:
+    @property
+    def _received(self) -> Sequence[frozenset[int]]:
         """Storages whose bytes these are."""
-        if self._like is not None:
-            return self._like._received
+        if "received" not in self.graph.wiring:
+            self.graph.wiring["received"] = self._found_received()
+        found: Sequence[frozenset[int]] = self.graph.wiring["received"]
+        return found
+
+    def _found_received(self) -> Sequence[frozenset[int]]:
         graph = self.graph
         received: list[frozenset[int]] = [frozenset()] * len(graph.units)
         for cut in graph.cuts:
@@ -119,7 +112,7 @@ class GraphSizes:
             for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
                 counted &= kept_storages(graph, unit, kind)
             received[unit.index] = counted
-        return tuple(received)
+        return received
 
     @cached_property
     def buffer_bytes(self) -> int:

@@ -41,10 +41,7 @@ class UnitSolver:
     def sizes(self, microbatch_size: int) -> GraphSizes:
         """The graph at a microbatch size, with what is read off it once."""
         if microbatch_size not in self._sizes:
-            evaluates = self._graphs.evaluates
-            alike = (known for size, known in self._sizes.items() if evaluates(size))
-            like = next(alike, None) if evaluates(microbatch_size) else None
-            self._sizes[microbatch_size] = GraphSizes(self._graphs.at(microbatch_size), like)
+            self._sizes[microbatch_size] = GraphSizes(self._graphs.at(microbatch_size))
         return self._sizes[microbatch_size]
 
     def solve(

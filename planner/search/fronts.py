@@ -3,6 +3,7 @@
 Only counts per kind matter, so that a choice is a point: its seconds, kept bytes and transients.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -66,6 +67,9 @@ NO_BLOCKS = Front(
 """The one choice where there is nothing to choose."""
 
 
+Ranks = Sequence[NDArray[np.unsignedinteger]]
+"""Sizes of points, each as its place in order."""
+
 Section = tuple[Group, ...]
 """Blocks behind whose transients nothing counts as gone but what later sections keep."""
 
@@ -88,6 +92,9 @@ FrontCache = dict[Section | tuple[tuple[Section, Beside], ...], Front]
 
 _AT_ONCE = 128
 """Points that are compared with others at once."""
+
+_FEW_KINDS = 64
+"""Kinds of points, up to which comparing kinds is faster."""
 
 
 @lru_cache(maxsize=4096)
@@ -187,27 +194,63 @@ def all_counts(number: int) -> NDArray[np.int64]:
     return ways[ways[:, 0] >= 0]
 
 
-def undominated(seconds: NDArray[np.float64], *sizes: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Places of the points that no other beats in seconds and all sizes, fastest first."""
-    order = np.lexsort((*reversed(sizes), seconds))
-    small = np.min_scalar_type(len(order))  # numpy compares small numbers faster
-    ranks = np.array([np.unique(each[order], return_inverse=True)[1] for each in sizes], small)
-    worth_it, found = np.empty_like(order), 0
-    for start in range(0, len(order), _AT_ONCE):
-        new = np.arange(start, min(start + _AT_ONCE, len(order)))
-        new = new[~_beat(ranks[:, worth_it[:found]], ranks[:, new]).any(axis=0)]
-        new = new[~np.triu(_beat(ranks[:, new], ranks[:, new]), 1).any(axis=0)]
-        worth_it[found : found + len(new)] = new
-        found += len(new)
-    return order[worth_it[:found]]
+def undominated(
+    seconds: NDArray[np.float64], kept: NDArray[np.int64], *others: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Places of the points that no other beats in seconds and all sizes, fastest first.
+
+    Points whose sizes are alike but for ``kept`` beat each other as they come in order; where there
+    are few such kinds of points, kinds are compared, else points.
+    """
+    order = np.lexsort((*reversed(others), kept, seconds))
+    kept = kept[order]
+    kinds = [_ranks(each[order]) for each in others]
+    of_kind = np.zeros(len(order), dtype=np.int64)
+    for each in kinds:
+        of_kind = of_kind * len(order) + each
+    _, listed, of_kind = np.unique(of_kind, return_index=True, return_inverse=True)
+    if len(listed) > _FEW_KINDS:
+        return order[_compared([_ranks(kept), *kinds])]
+    own = [each[listed] for each in kinds]
+    return order[_beaten_by_none(kept, of_kind, _beat(own, own))]
 
 
-def _beat(
-    points: NDArray[np.unsignedinteger], others: NDArray[np.unsignedinteger]
+def _ranks(sizes: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
+    """Numbers in the same order, as small as can be: they are compared faster."""
+    ranks = np.unique(sizes, return_inverse=True)[1]
+    return ranks.astype(np.min_scalar_type(len(sizes)))
+
+
+def _beaten_by_none(
+    kept: NDArray[np.int64], of_kind: NDArray[np.intp], beat: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
+    """Which points no earlier one beats: none of a kind that beats theirs keeps as little."""
+    worth_it = np.zeros(len(kept), dtype=bool)
+    most = np.iinfo(kept.dtype).max
+    for kind, beating in enumerate(beat.T):
+        lower = np.where(beating[of_kind], kept, most)
+        before = np.minimum.accumulate(np.concatenate([[most], lower[:-1]]))
+        worth_it |= (of_kind == kind) & (kept < before)
+    return worth_it
+
+
+def _compared(ranks: Ranks) -> NDArray[np.intp]:
+    """Places of the points that no earlier one beats."""
+    found = np.empty(0, dtype=np.intp)
+    for start in range(0, len(ranks[0]), _AT_ONCE):
+        new = np.arange(start, min(start + _AT_ONCE, len(ranks[0])))
+        earlier, own = [each[found] for each in ranks], [each[new] for each in ranks]
+        left = np.flatnonzero(~_beat(earlier, own).any(axis=0))
+        own = [each[left] for each in own]
+        left = left[~np.triu(_beat(own, own), 1).any(axis=0)]
+        found = np.concatenate([found, new[left]])
+    return found
+
+
+def _beat(points: Ranks, others: Ranks) -> NDArray[np.bool_]:
     """Which points, by row, are no larger in any size than which others, by column."""
-    beat = np.ones((points.shape[1], others.shape[1]), dtype=bool)
-    for own, its in zip(points, others, strict=True):
+    beat = points[0][:, None] <= others[0]
+    for own, its in zip(points[1:], others[1:], strict=True):
         beat &= own[:, None] <= its
     return beat
 

@@ -13,7 +13,7 @@ from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Uni
 from planner.graph.sizes.family import GraphFamily
 from planner.runtime.op_rules import ATTENTIONS
 from planner.strategy.expert_strategies import experts_of
-from planner.strategy.nodes import NodeKind, UnitFolder
+from planner.strategy.nodes import NodeKind, fold_unit
 from planner.vocabulary import RECOMPUTATIONS
 
 SEQUENCE_DIM = 1
@@ -134,8 +134,7 @@ def _of_one_sample(found: LossRows | str, samples: int) -> LossRows | str:
 def _experts(graph: OperatorGraph) -> tuple[int, ...]:
     """Numbers of experts of the blocks' modules."""
     blocks = {unit.structure: unit for unit in graph.units if unit.kind is UnitKind.BLOCK}
-    folder = UnitFolder(graph)
-    nodes = (node for unit in blocks.values() for node in folder.fold(unit).nodes)
+    nodes = (node for unit in blocks.values() for node in fold_unit(graph, unit).nodes)
     found = (experts_of(node, graph) for node in nodes if node.kind is NodeKind.MODULE)
     return tuple(dict.fromkeys(each.number for each in found if each is not None))
 

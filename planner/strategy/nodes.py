@@ -8,7 +8,7 @@ a few strategies.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import networkx as nx
@@ -19,7 +19,6 @@ from planner.strategy.parameter_readers import (
     Readers,
     leaf_of,
     parameter_modules,
-    readers_like,
     readers_of_parameters,
 )
 from planner.strategy.sharding import SplitParameter
@@ -140,51 +139,52 @@ _Group = tuple[NodeKind, str, list[int]]
 """Kind, module path and ops of a node."""
 
 
-class UnitFolder:
-    """Folds the units of one graph; what all of them share is read off it once."""
-
-    def __init__(self, graph: OperatorGraph, like: "UnitFolder | None" = None) -> None:
-        """Read who holds and who reads each parameter.
-
-        Args:
-            graph: The graph.
-            like: That of a graph which differs in sizes alone: what they share is not read again.
-        """
-        self._graph = graph
-        self._leaves: frozenset[str] = parameter_modules(graph) if like is None else like._leaves
-        self._readers: dict[int, Readers] = (
-            readers_of_parameters(graph, self._leaves)
-            if like is None
-            else readers_like(graph, like._graph, like._readers)
-        )
-        self._reads: _Reads = _forward_reads(graph) if like is None else like._reads
-
-    def fold(self, unit: Unit) -> FoldedUnit:
-        """Fold the forward ops of a unit into nodes.
-
-        Args:
-            unit: One of the graph's units.
-
-        Returns:
-            Modules, regions and (at most one) node of constants, with the values between them.
-        """
-        graph = self._graph
-        entering, leaving = _boundary(graph, unit, self._reads)
-        constants = _constants(graph, unit, entering)
-        groups = _group(graph, unit, self._leaves, constants, entering)
-        return FoldedUnit(
-            unit=unit,
-            nodes=tuple(_nodes(graph, groups, entering, leaving, constants)),
-            boundary_inputs=tuple(entering),
-            boundary_outputs=tuple(leaving),
-            constants=frozenset(constants),
-            readers=self._readers,
-        )
-
-
 def fold_unit(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
-    """Fold one unit of a graph (``UnitFolder.fold``)."""
-    return UnitFolder(graph).fold(unit)
+    """Fold the forward ops of a unit into nodes.
+
+    Sizes have no part in it: what is folded in a graph is so in all that differ in them alone.
+
+    Args:
+        graph: The graph.
+        unit: One of its units.
+
+    Returns:
+        Modules, regions and (at most one) node of constants, with the values between them.
+    """
+    key = "folded", unit.index
+    if key not in graph.wiring:
+        graph.wiring[key] = _folded(graph, unit)
+    folded: FoldedUnit = graph.wiring[key]
+    return replace(folded, unit=unit)
+
+
+def _folded(graph: OperatorGraph, unit: Unit) -> FoldedUnit:
+    wiring = _wiring(graph)
+    entering, leaving = _boundary(graph, unit, wiring.reads)
+    constants = _constants(graph, unit, entering)
+    groups = _group(graph, unit, wiring.leaves, constants, entering)
+    return FoldedUnit(
+        unit=unit,
+        nodes=tuple(_nodes(graph, groups, entering, leaving, constants)),
+        boundary_inputs=tuple(entering),
+        boundary_outputs=tuple(leaving),
+        constants=frozenset(constants),
+        readers=wiring.readers,
+    )
+
+
+def _wiring(graph: OperatorGraph) -> "_Wiring":
+    """What all units of a graph are folded by."""
+    key = "folded"
+    if key not in graph.wiring:
+        leaves = parameter_modules(graph)
+        graph.wiring[key] = _Wiring(
+            leaves=leaves,
+            readers=readers_of_parameters(graph, leaves),
+            reads=_forward_reads(graph),
+        )
+    found: _Wiring = graph.wiring[key]
+    return found
 
 
 def _nodes(
@@ -237,6 +237,17 @@ def _read(graph: OperatorGraph, ops: list[int]) -> dict[int, None]:
 
 _Reads = Mapping[int, Sequence[tuple[int, int]]]
 """Where the forward reads each value: op and place among its inputs, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wiring:
+    """Who holds and who reads what in a graph."""
+
+    leaves: frozenset[str]
+    """``parameter_modules``."""
+    readers: Mapping[int, Readers]
+    """``readers_of_parameters``."""
+    reads: _Reads
 
 
 def _forward_reads(graph: OperatorGraph) -> _Reads:

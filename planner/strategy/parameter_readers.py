@@ -1,7 +1,6 @@
 """Who reads the parameters of a model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.graph.operator_graph import OperatorGraph
 
@@ -12,7 +11,7 @@ class Readers:
 
     modules: frozenset[str]
     """Modules that hold it, by path."""
-    structures: frozenset[str]
+    num_structures: int
     """Structures of the units in which they run."""
     others: bool
     """Whether something else reads it: a head that is a product with ``embedding.weight``, a
@@ -60,20 +59,8 @@ def readers_of_parameters(graph: OperatorGraph, leaves: frozenset[str]) -> dict[
     return {
         storage: Readers(
             modules=frozenset(module for module, _ in found if module in owners[storage] - {""}),
-            structures=frozenset(structure for _, structure in found),
+            num_structures=len({structure for _, structure in found}),
             others=any(module not in owners[storage] - {""} for module, _ in found),
         )
         for storage, found in reads.items()
-    }
-
-
-def readers_like(
-    graph: OperatorGraph, other: OperatorGraph, readers: Mapping[int, Readers]
-) -> dict[int, Readers]:
-    """Who reads each parameter, from what another graph tells that differs in sizes alone."""
-    units = zip(other.units, graph.units, strict=True)
-    structure = {each.structure: unit.structure for each, unit in units}
-    return {
-        storage: replace(each, structures=frozenset(structure[s] for s in each.structures))
-        for storage, each in readers.items()
     }

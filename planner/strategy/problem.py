@@ -300,7 +300,7 @@ def _of_readers(
     if any(each.others or len(each.modules) > 1 for each in readers) and context.axis is Axis.TP:
         dropped.add(Style.ON_PART)
     if any(each.others for each in readers) or any(
-        len(folded.readers[storage].structures) > 1 for storage in own - tables
+        folded.readers[storage].num_structures > 1 for storage in own - tables
     ):
         dropped |= {Style.EXPERTS, *SPLIT_STYLES}
     return tuple(strategy for strategy in found if strategy.style not in dropped)

@@ -82,9 +82,7 @@ def _assignments(
                 # A value that its module cannot give in any allowed layout has no candidates.
                 partial = _branch(partial, value, candidates.get(value, ()), context)
         before = partial
-        partial = [
-            extended for layouts in before if (extended := _run(op, layouts, context)) is not None
-        ]
+        partial = [*_run(op, before, context)]
         if len(partial) > MAX_STRATEGIES:
             partial = [layouts for layouts in partial if _all_replicated(layouts)]
         yield op, before, partial
@@ -113,19 +111,29 @@ def _branch(
     return extended
 
 
-def _run(op: OpNode, layouts: _Assignment, context: UnitContext) -> _Assignment | None:
-    """Add the layouts of an op's outputs, None where the op cannot run on its inputs."""
-    known = [
-        REPLICATE if context.is_parameter(value) else layouts.get(value) for value in op.inputs
-    ]
-    outputs = (
+def _run(op: OpNode, partial: Sequence[_Assignment], context: UnitContext) -> Iterator[_Assignment]:
+    """Add the layouts of an op's outputs to those assignments on which it can run."""
+    is_parameter = [context.is_parameter(value) for value in op.inputs]
+    given = list(zip(op.inputs, is_parameter, strict=True))
+    found: dict[tuple[Layout | None, ...], Sequence[Layout | None] | None] = {}
+    for layouts in partial:
+        known = tuple([REPLICATE if whole else layouts.get(value) for value, whole in given])
+        if known not in found:  # most assignments differ in what the op does not read
+            found[known] = _outputs(op, known, context)
+        outputs = found[known]
+        if outputs is not None:
+            yield {**layouts, **dict(zip(op.outputs, outputs, strict=True))}
+
+
+def _outputs(
+    op: OpNode, known: Sequence[Layout | None], context: UnitContext
+) -> Sequence[Layout | None] | None:
+    """Layouts of an op's outputs, None where it cannot run on its inputs."""
+    return (
         _loss_layouts(op, known, context)
         or _attention_layouts(op, known, context)
         or output_layouts(context.graph, op, known, context.ranks)
     )
-    if outputs is None:
-        return None
-    return {**layouts, **dict(zip(op.outputs, outputs, strict=True))}
 
 
 def _loss_layouts(

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.analysis.retained import block_ops, saved_values
-from planner.graph.operator_graph import CutPoint, OperatorGraph, StorageKind, Unit, UnitKind
+from planner.graph.operator_graph import (
+    CutPoint,
+    OperatorGraph,
+    Phase,
+    StorageKind,
+    Unit,
+    UnitKind,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,7 @@ def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     for value in _entering(graph, unit):
         storage = graph.values[value].storage
         is_constant = value not in graph.parametric_values
-        if is_constant or graph.unit_of_storage[storage] < unit.index - 1:
+        if is_constant or _unit_of_storage(graph)[storage] < unit.index - 1:
             found.add(storage)
     return frozenset(found)
 
@@ -135,6 +142,21 @@ def _entering(graph: OperatorGraph, unit: Unit) -> list[int]:
             value
             for op_id in unit.forward_ops
             for value in graph.nodes[op_id].inputs
-            if graph.unit_of_storage.get(graph.values[value].storage, unit.index) < unit.index
+            if _unit_of_storage(graph).get(graph.values[value].storage, unit.index) < unit.index
         )
     )
+
+
+def _unit_of_storage(graph: OperatorGraph) -> Mapping[int, int]:
+    """Position of the unit whose forward makes each activation storage."""
+    key = "unit of storage"
+    if key not in graph.wiring:
+        made_in: dict[int, int] = {}
+        for op in (each for each in graph.nodes if each.phase is Phase.FORWARD):
+            for value in op.outputs:
+                storage = graph.storages[graph.values[value].storage]
+                if storage.kind is StorageKind.ACTIVATION:
+                    made_in.setdefault(storage.id, graph.unit_of_op[op.id])
+        graph.wiring[key] = made_in
+    found: Mapping[int, int] = graph.wiring[key]
+    return found

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 
 from planner.errors import ModelError, PlannerError, RequestError
+from planner.graph.analysis.loss_rows import tell_loss_rows
 from planner.graph.division.structure import structure_hashes
 from planner.graph.division.units import Layout, assemble, find_layout
 from planner.graph.loading.hints import check_hints_used
@@ -27,7 +28,7 @@ _FIRST_SIZES = (1, 2, 4, 8)
 
 _OF_NO_SIZE = (
     *("parameter_gradients", "parametric_values", "saved_storages", "table_storages"),
-    *("unit_of_op", "unit_of_storage", "whole_gradients"),
+    *("unit_of_op", "whole_gradients", "wiring"),
 )
 """What a graph tells of its wiring alone, which is read off one graph for all sizes."""
 
@@ -163,6 +164,7 @@ class GraphFamily:
         alike = (known for size, known in self._graphs.items() if self.evaluates(size))
         for known in islice(alike, 1):
             vars(graph).update({name: getattr(known, name) for name in _OF_NO_SIZE})
+            tell_loss_rows(known, graph)
         return graph
 
     def _record(self, microbatch_size: int) -> Recording:

@@ -1,6 +1,7 @@
 """Ops and tensors of one size, each made of that of another when somebody asks for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Generic, TypeVar, overload
 
 Item = TypeVar("Item")
@@ -49,6 +50,15 @@ class Grown(Sequence[Item], Generic[Item, Growth]):
             item, growth = self._low[at], self._growths.get(at)
             self._items[at] = item if growth is None else self._grow(item, growth)
         return self._items[at]
+
+    def __iter__(self) -> Iterator[Item]:
+        """Go through the items; most readers stop early, or have gone through all before."""
+        is_made = len(self._items) == len(self)
+        return iter(self._all) if is_made else map(self.__getitem__, range(len(self)))
+
+    @cached_property
+    def _all(self) -> tuple[Item, ...]:
+        return tuple(map(self.__getitem__, range(len(self))))
 
     def __len__(self) -> int:
         return len(self._low)
