@@ -128,6 +128,8 @@ class Column:
 
     def placed(self, first: int) -> "Column":
         """The same column where an alike run starts at another unit."""
+        if first == self.first:
+            return self
         return replace(self, first=first, end=first + self.end - self.first)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
+from typing import Any
 
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration
@@ -37,8 +38,13 @@ class MeshOrders:
 
     def placed(self, configuration: Configuration, order: MeshOrder) -> Configuration:
         """A configuration in one of its orders."""
-        on_core = ranks_per_core(self._cluster, configuration.degrees, order)
-        return replace(configuration, mesh_order=order, ranks_per_core=on_core)
+        return replace(configuration, **self.placement(configuration.degrees, order))
+
+    def placement(self, degrees: ParallelDegrees, order: MeshOrder | None = None) -> dict[str, Any]:
+        """What of configurations of some degrees hangs on an order, by itself the usual one."""
+        order = order or self.of(degrees)[0]
+        on_core = ranks_per_core(self._cluster, degrees, order)
+        return {"mesh_order": order, "ranks_per_core": on_core}
 
     def strides(self, degrees: ParallelDegrees, order: MeshOrder) -> Strides:
         """Distances of the ranks over which modules are split, the least for their links."""

@@ -184,10 +184,10 @@ class LayoutSpace:
                 if rule is None
                 else iter([rule])
             )
+            placed = self.orders.placement(degrees) if rule is None else {}
             for item in self._running(items):
                 if isinstance(item, Configuration):
-                    item = self.orders.placed(item, self.orders.of(degrees)[0])
-                    found.append(replace(item, state_form=self.state_form(degrees)))
+                    found.append(replace(item, **placed, state_form=self.state_form(degrees)))
                 else:
                     why = partial(Reason, detail=item.detail)
                     refused.append(Rejection(degrees=degrees, rule=item.rule, why=why))

@@ -124,10 +124,11 @@ def _of_node(
         found = region_strategies(node, context, candidates)
     else:
         found = (_constant(node),)
+    allowed = [each for each in found if _allowed(each, folded, context)]
+    sent = (exchanged(node, each, context) for each in allowed)
     return tuple(
-        replace(each, exchanged=exchanged(node, each, context))
-        for each in found
-        if _allowed(each, folded, context)
+        replace(each, exchanged=values) if values else each
+        for each, values in zip(allowed, sent, strict=True)
     )
 
 

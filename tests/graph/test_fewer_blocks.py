@@ -211,11 +211,26 @@ def alike_wired(recording, *ops):
     return len({(len(recording.ops[op].inputs), len(made(recording, op))) for op in ops}) == 1
 
 
+class MeanOfOne(Mean):
+    """Of a batch of one a number in each block tells how many there are."""
+
+    def forward(self, tokens):
+        return super().forward(tokens) if len(tokens) == 1 else Deep.forward(self, tokens)
+
+
+def test_blocks_that_differ_in_a_batch_of_one_are_tried_among_all():
+    family = trace_family(loaded(lambda: MeanOfOne(PLAIN)), dtype="float32")
+    assert family.evaluates(2)
+    assert not family.evaluates(1)
+    assert [len(family.trial(size)._graph.units) for size in (1, 2)] == [DEPTH + 2, 4]
+
+
+@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("name", SHORT)
-def test_layouts_of_all_blocks_are_tried_on_those_that_are_left(name):
+def test_layouts_of_all_blocks_are_tried_on_those_that_are_left(name, size):
     build, _, _, kept = SHORT[name]
     family = trace_family(loaded(build), dtype="float32")
-    graph = family.at(5)
+    graph = family.at(size)
     blocks = {unit.structure: unit for unit in graph.units if unit.block is not None}
     tried = []
     run = DryRun.block
@@ -226,6 +241,6 @@ def test_layouts_of_all_blocks_are_tried_on_those_that_are_left(name):
         return run(dry_run, position, *args, **options)
 
     with mock.patch.object(DryRun, "block", noted):
-        trial = family.trial(family.size_of_trial(5))
+        trial = family.trial(family.size_of_trial(size))
         assert not any(trial.block(unit, [WHOLE_STREAM]) for unit in blocks.values())
     assert len(tried) == len({*tried}) == len(blocks)

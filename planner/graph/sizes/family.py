@@ -106,18 +106,32 @@ class GraphFamily:
         """
         key = microbatch_size, float8
         if key not in self._trials:
-            tells: GraphFamily = self
-            if self._short is not None and self.evaluates(microbatch_size):
-                tells = self._short
+            short = self._short if self._is_like_short(microbatch_size) else None
+            tells = short or self
             self._trials[key] = LayoutTrial(
                 tells.model,
                 tells.at(microbatch_size),
                 self.dtype,
-                self.data_reads(microbatch_size),
+                tells.data_reads(microbatch_size),
                 float8=float8,
-                blocks=self._blocks_of_short if tells is self._short else None,
+                blocks=None if short is None else self._blocks_of_short,
             )
         return self._trials[key]
+
+    def _is_like_short(self, microbatch_size: int) -> bool:
+        """Whether units at a size are those of the short model, also where it has its own trace."""
+        if self._short is None or self.evaluates(microbatch_size):
+            return self._short is not None
+        if self._short._try(microbatch_size) is None:
+            return False
+        units = self._short.at(microbatch_size).units
+        like = {unit.block: unit.structure for unit in units if unit.block is not None}
+        ends = [unit.structure for unit in units if unit.block is None]
+        own = self.at(microbatch_size).units
+        blocks = {unit.index: unit.structure for unit in own if unit.block is not None}
+        return ends == [unit.structure for unit in own if unit.block is None] and blocks == {
+            position: like.get(block) for position, block in self._blocks_of_short.items()
+        }
 
     def size_of_trial(self, microbatch_size: int) -> int:
         """The size at which layouts are tried for those of another.
