@@ -77,6 +77,7 @@ def record_step(
     progress: ProgressCallback | None = None,
 ) -> Recording:
     """Run forward and backward on the meta device and record every op; see ``trace_model``."""
+    _load_compiler()
     compute = getattr(torch, dtype)
     built = model.build_meta(dtype)
     module = built.module
@@ -94,6 +95,14 @@ def record_step(
         recording = freeze(recorder, module, batch, microbatch_size)
     notes = (*model.notes, *built.notes, *notes)
     return replace(recording, model=model.description, dtype=dtype, autocast=autocast, notes=notes)
+
+
+def _load_compiler() -> None:
+    """Let torch load its compiler, as the first op does that asks whether it is compiled.
+
+    The frames of an import in a step would outlive it, and so would all that its code names.
+    """
+    torch.compiler.disable(_load_compiler)  # type: ignore[no-untyped-call]
 
 
 def _run_step(

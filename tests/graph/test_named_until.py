@@ -1,5 +1,8 @@
 """Until when code holds what it makes, as the trace sees it."""
 
+import subprocess
+import sys
+
 import pytest
 
 import planner
@@ -73,3 +76,25 @@ def test_what_code_names_is_held_until_it_ends_to_name_it(tmp_path, body, last):
         assert storage.named_until is not None
         assert graph.nodes[storage.named_until].name == last
         assert graph.nodes[storage.named_until].module.startswith(op.module.removesuffix(".up"))
+
+
+TWICE = """
+import sys
+from planner.graph.loading.load import load_model
+from planner.graph.trace import record_step
+
+model = load_model(sys.argv[1])
+first, second = (
+    record_step(model, microbatch_size=2, dtype="float32").storages for _ in range(2)
+)
+assert first == second
+"""
+
+
+def test_the_first_step_of_a_process_is_as_any(tmp_path):
+    """Its first op loads modules of torch."""
+    text = MODEL.format(body=HANDED).replace("return x\n", "return self.blocks[0].up(x).mean(1)\n")
+    (tmp_path / "model.py").write_text(text.replace("randn(size, 8),", "randn(size, 4, 8),"))
+    command = [sys.executable, "-c", TWICE, str(tmp_path / "model.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
