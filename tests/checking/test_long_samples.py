@@ -47,7 +47,6 @@ MASKED = MODEL.replace("is_causal=True", f"attn_mask={MASK}").replace(
 
 CASES = [
     *(({"cp": cp}, kind) for cp, kind in ((2, "none"), (8, "full"))),
-    ({"tp": 2, "cp": 4}, "none"),
     ({"tp": 2, "cp": 2, "sequence_parallel": False}, "selective"),
     ({"tp": 2, "cp": 2, "pp": 2, "schedule": "1F1B"}, "full"),
 ]
@@ -57,7 +56,7 @@ MORE = [
         ({"cp": cp}, kind)
         for cp, kind in ((8, "none"), (8, "selective"), (2, "selective"), (2, "full"))
     ),
-    *(({"tp": 2, "cp": 4}, kind) for kind in ("selective", "full")),
+    *(({"tp": 2, "cp": 4}, kind) for kind in ("none", "selective", "full")),
     ({"tp": 4, "cp": 2}, "none"),
 ]
 

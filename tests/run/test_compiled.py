@@ -56,12 +56,15 @@ def test_compiled_blocks_train_as_on_one_process(tmp_path):
 
 
 @pytest.mark.run
-def test_compiled_blocks_that_are_split_train_as_on_one_process(tmp_path):
-    layouts = {
-        "tensors": {"tp": 2, "sequence_parallel": True, "activation_checkpointing": "selective"},
-        "context": {"cp": 2, "activation_checkpointing": "full"},
-    }
-    trained_alike(tmp_path, SPLIT, layouts, "compile_split_blocks(")
+@pytest.mark.parametrize(
+    "fix",
+    [
+        {"tp": 2, "sequence_parallel": True, "activation_checkpointing": "selective"},
+        pytest.param({"cp": 2, "activation_checkpointing": "full"}, marks=pytest.mark.bench),
+    ],
+)
+def test_compiled_blocks_that_are_split_train_as_on_one_process(fix, tmp_path):
+    trained_alike(tmp_path, SPLIT, {"split": fix}, "compile_split_blocks(")
 
 
 def test_fewer_kernels_take_less_time_and_memory():
