@@ -1,6 +1,7 @@
 """What is said of a script that failed: the error, the rank, and where all that it printed lies."""
 
 import re
+import signal
 import tempfile
 
 from planner.errors import CheckError
@@ -10,6 +11,9 @@ _RANK = re.compile(r"^rank (\d+) failed: (.*)$", re.MULTILINE)
 
 _REFUSED = re.compile(r": error: (.+)$", re.MULTILINE)
 """How it prints what it refuses."""
+
+_KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
+"""How its launcher says that a signal ended a rank."""
 
 
 def script_failure(printed: str, *, code: int) -> CheckError:
@@ -25,6 +29,13 @@ def script_failure(printed: str, *, code: int) -> CheckError:
     refused = _REFUSED.search(printed)
     if refused:
         return failure(f"the script refused to run: {refused[1]}", printed)
+    killed = _KILLED.search(printed)
+    if killed:
+        number, rank = map(int, killed.groups())
+        words = f"signal {number} ended rank {rank}"
+        if number == signal.SIGKILL:
+            words += ", as where a machine has no memory left: all ranks ran on this one"
+        return failure(words, printed)
     return failure(f"the script ended with code {code}", printed)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -406,6 +408,21 @@ torch.errors.ChildFailedError: train.py FAILED
     failed = script_failure(printed, code=1)
     said = "the script failed on rank 1: ValueError: a part is missing\n"
     assert str(failed).startswith(said)
+    Path(str(failed).split()[-1]).unlink()
+
+
+def test_a_rank_that_the_system_kills_is_named_with_what_kills(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)\n"
+    )
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    command = (*launcher, "--nproc-per-node", "2", str(script))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    failed = script_failure(done.stdout + done.stderr, code=done.returncode)
+    assert str(failed).startswith("signal 9 ended rank 1, as where a machine has no memory left")
     Path(str(failed).split()[-1]).unlink()
 
 
