@@ -248,6 +248,7 @@ class _Wiring:
     readers: Mapping[int, Readers]
     """``readers_of_parameters``."""
     reads: _Reads
+    """``_forward_reads``."""
 
 
 def _forward_reads(graph: OperatorGraph) -> _Reads:

@@ -12,7 +12,7 @@ class Readers:
     modules: frozenset[str]
     """Modules that hold it, by path."""
     num_structures: int
-    """Structures of the units in which they run."""
+    """How many structures the units have in which they run."""
     others: bool
     """Whether something else reads it: a head that is a product with ``embedding.weight``, a
     penalty on weights."""
