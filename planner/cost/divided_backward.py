@@ -72,7 +72,8 @@ def _readers(graph: OperatorGraph, forward_ops: Sequence[int]) -> Iterator[OpNod
         if weights.isdisjoint(op.inputs):
             continue
         joins = any(
-            value not in weights and storage.kind in (StorageKind.ACTIVATION, StorageKind.INPUT)
+            value not in weights
+            and (storage.kind is StorageKind.ACTIVATION or storage.kind.is_of_batch)
             for value, storage in zip(op.inputs, storages, strict=True)
         )
         if joins:

@@ -72,6 +72,9 @@ class ModelUnits:
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
     buffer_bytes: int = 0
     """The model's own buffers, all of which every rank has."""
+    unkept_input_bytes: int = 0
+    """Inputs of a microbatch that no unit behind the first keeps: every stage runs the model's code
+    on them."""
 
     @cached_property
     def blocks(self) -> range:
@@ -275,6 +278,8 @@ class ModelWork:
     """As in ``ModelUnits``."""
     buffer_bytes: int
     """As in ``ModelUnits``."""
+    unkept_input_bytes: int
+    """As in ``ModelUnits``."""
 
     def priced(self, rank: RankSpec) -> ModelUnits:
         """Price every unit."""
@@ -296,6 +301,7 @@ class ModelWork:
             sent_parts=self.sent_parts,
             epilogue_units=self.epilogue_units,
             buffer_bytes=self.buffer_bytes,
+            unkept_input_bytes=self.unkept_input_bytes,
         )
 
 

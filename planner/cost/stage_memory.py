@@ -87,7 +87,7 @@ class StageMemory:
         self.transients = Transients(model, configuration)
         """What the same stages hold for a while."""
         self.gathered = GatheredParameters(
-            model, configuration, adds_up_gradients=self.transients.adds_up_gradients
+            model, configuration, adds_up_gradients=self.transients.gradients.add_up
         )
         """What they have gathered of their parameters."""
         self._root = self.gathered.root
@@ -134,7 +134,7 @@ class StageMemory:
 
     def _late_root_shards_bytes(self, first: int, end: int) -> float:
         """Shards of the root's gradients, where no earlier backward of the step has left some."""
-        reduced_before = not self.transients.adds_up_gradients
+        reduced_before = not self.transients.gradients.add_up
         if not self._gathers or (reduced_before and self._configuration.num_microbatches > 1):
             return 0.0
         return self._root_shards_bytes(first, end)
@@ -145,7 +145,7 @@ class StageMemory:
         Those of a single backward come block by block; FSDP reduces the root's last.
         """
         sharded = self.sharded_trained_bytes(first, end)
-        if not self.transients.adds_up_gradients:
+        if not self.transients.gradients.add_up:
             sharded -= self._late_root_shards_bytes(first, end)
             # Replicas add up theirs in the last backward, and keep them on their devices till then.
             return sharded if self._adds_up_late else self._here(sharded), 0.0
@@ -294,7 +294,7 @@ class StageMemory:
         tied = [each for each in self._model.tied if each.trained_bytes]
         joined = [each for each in tied if each.copies(range(first, end))]
         new = made + sum(2 * each.gathered_bytes for each in joined)
-        summed = reduced if self.transients.adds_up_gradients else 0
+        summed = reduced if self.transients.gradients.add_up else 0
         if summed and made == reduced:
             new = 0  # each is added where it is made
         copied = summed or made

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
 
+from planner.cost.gradient_times import GradientTimes
 from planner.cost.held_stage import HeldStage
 from planner.cost.model_units import ModelUnits
 from planner.cost.sections import Sections
@@ -29,12 +30,10 @@ class Transients:
         self._received = model.received_bytes
         self._units = model.units
         self._blocks = model.blocks
+        self._input_bytes = model.unkept_input_bytes
         self._configuration = configuration
-        self._is_script = configuration.state_form != "replicated"
-        self._pipelined = configuration.degrees.pp > 1
-        self._is_reduced = configuration.degrees.shards > 1 or (
-            configuration.cpu_offload and configuration.reshard_after_forward
-        )
+        self.gradients = GradientTimes(model, configuration)
+        """When gradients come and are reduced."""
         self._like = model.first_alike_pair
         self._highest: dict[tuple[int, str], int] = {}
         self._of_stages: dict[Hashable, int] = {}
@@ -48,47 +47,9 @@ class Transients:
         form = configuration.state_form, configuration.reshard_after_forward
         degrees = configuration.degrees
         shared = configuration.cpu_offload or len(self.sections.of(0, len(self._units))) > 1
-        shares = (degrees.shards, degrees.expert_shards, self._may_have_none) if shared else ()
-        return (*form, has_one, self._pipelined, self._is_reduced, *shares)
-
-    @property
-    def adds_up_gradients(self) -> bool:
-        """Whether whole gradients wait for others before they are reduced, and are added up.
-
-        Under a pipeline those of a single microbatch wait too.
-        """
-        alone = self._configuration.num_microbatches == 1
-        return self._pipelined or not (alone or self._configuration.reshard_after_forward)
-
-    @cached_property
-    def _has_new_gradients(self) -> bool:
-        """Whether gradients of a unit are there beside those counted as the state's, for a while.
-
-        FSDP adds them to others in the optimiser's dtype when the backward of the block is over,
-        or reduces them then. (``reduced_bytes`` has them where parameters are resharded.)
-        """
-        if not self._is_script or not (
-            self._pipelined or not self._configuration.reshard_after_forward
-        ):
-            return False
-        dtypes_differ = any(
-            unit.gathered_bytes - unit.frozen_bytes != unit.trained_bytes for unit in self._units
-        )
-        return dtypes_differ or not self.adds_up_gradients
-
-    @property
-    def _reduces_root_last(self) -> bool:
-        """Whether the root's gradients wait for the end of each backward, and blocks' do not."""
-        is_fsdp = self._configuration.state_form == "fsdp"
-        return is_fsdp and self._configuration.reshard_after_forward and not self._pipelined
-
-    @cached_property
-    def _adds_new_gradients(self) -> bool:
-        """Whether each gradient is added to one of its dtype as soon as it is made."""
-        alone = self._configuration.num_microbatches == 1
-        return (
-            self._is_script and self.adds_up_gradients and not self._has_new_gradients and not alone
-        )
+        times = self.gradients
+        shares = (degrees.shards, degrees.expert_shards, times.may_be_missing) if shared else ()
+        return (*form, has_one, times.pipelined, times.are_reduced, *shares)
 
     def of(self, stage: HeldStage) -> int:
         """That of a stage at its moment."""
@@ -104,12 +65,20 @@ class Transients:
 
         Or the prologue's when all are gone; or just before, what the forward has held to its end.
         """
-        highest, released = self.last_gather_bytes, 0
+        highest, released = self.before_bytes(first), 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         return max(highest, self._before_end_bytes(first, end, kinds) - released)
+
+    def before_bytes(self, first: int) -> int:
+        """What a forward of a stage has held to its end beside what is kept.
+
+        A stage behind the first runs the model's code, which holds inputs until it returns.
+        """
+        has_inputs = first > 0 and self.gradients.is_script
+        return self.last_gather_bytes + self._input_bytes * has_inputs
 
     def _before_end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient of the units before the epilogue, less what is gone of those behind."""
@@ -141,23 +110,13 @@ class Transients:
             read = (each for each in self._shared if not each.units.isdisjoint(section))
             left = sum(each.size_bytes for each in read)
             left += self._received[section.start] if self._received else 0
-            if self._is_script and self._pipelined and self._may_have_none:
+            times = self.gradients
+            if times.is_script and times.pipelined and times.may_be_missing:
                 left += sum(unit.trained_bytes for unit in units)
-            if self._frees_each_time and self._configuration.degrees.shards > 1:
+            if times.free_each_time and self._configuration.degrees.shards > 1:
                 left += min(units[0].activation_bytes.values())
             self._left[section] = left
         return self._left[section]
-
-    @cached_property
-    def _may_have_none(self) -> bool:
-        """Whether some rank of a pipeline may be fullest where it has no gradients yet."""
-        configuration = self._configuration
-        return not all(
-            stage.has_gradients or stage.is_ending
-            for rank in range(configuration.degrees.pp)
-            for moment in configuration.fullest_moments(rank)
-            for stage in moment
-        )
 
     def come_of(self, section: range) -> int:
         """What has come of its gradients by then, less what is no longer gathered of it.
@@ -165,11 +124,11 @@ class Transients:
         Of a step of one backward: others have gradients from the start. Parameters that were
         gathered for all blocks go with each.
         """
-        configuration = self._configuration
-        if not self._is_script or self._pipelined or configuration.num_microbatches > 1:
+        times, alone = self.gradients, self._configuration.num_microbatches == 1
+        if not times.is_script or times.pipelined or not alone:
             return 0
         units = [self._units[index] for index in section]
-        goes = sum(unit.inner_gathered_bytes for unit in units) * self._goes_with_each
+        goes = sum(unit.inner_gathered_bytes for unit in units) * times.end_gathers
         return round(sum(map(self._share_bytes, units))) - goes
 
     def reduced_behind(self, section: range, end: int) -> int:
@@ -177,7 +136,7 @@ class Transients:
 
         ``reduced_bytes`` takes it for what was gathered of that, and ``come_of`` that for gone.
         """
-        if section.stop >= min(end, self._blocks.stop) or not self._goes_with_each:
+        if section.stop >= min(end, self._blocks.stop) or not self.gradients.end_gathers:
             return 0
         return self._units[section.stop].inner_gathered_bytes
 
@@ -190,17 +149,6 @@ class Transients:
         joined = 2 * sum(tied.gathered_bytes for tied in self._tied)
         come = sum(max(0, self.come_of(block)) + 1 for block in each)
         return max(own, default=0) + max(beside, default=0) + joined + come
-
-    @property
-    def _goes_with_each(self) -> bool:
-        """Whether parameters are gathered for all blocks, and of each until its backward is over.
-
-        Under a pipeline they stay.
-        """
-        is_fsdp = self._configuration.state_form == "fsdp"
-        alone = self._configuration.num_microbatches == 1
-        gathers_once = is_fsdp and not self._configuration.reshard_after_forward
-        return gathers_once and alone and not self._pipelined
 
     def _share_bytes(self, unit: PricedUnit) -> float:
         """A rank's share of what is trained of a unit."""
@@ -215,7 +163,8 @@ class Transients:
         microbatches without resharding the first alone gathers, when gradients have not come; and a
         backward that gathers has more by then, a block and the next.
         """
-        if self._pipelined or not self._is_script or not self._is_reduced or self.adds_up_gradients:
+        times = self.gradients
+        if times.pipelined or not times.is_script or not times.are_reduced or times.add_up:
             return 0
         blocks = [
             unit for unit in map(self._units.__getitem__, self._blocks) if unit.inner_gathered_bytes
@@ -246,13 +195,14 @@ class Transients:
         From the last reader's backward to the first one's their sum waits, and is added to by each.
         It is counted already where it lies behind the blocks to the end of the backward.
         """
-        if not (self._has_new_gradients or self._adds_new_gradients or self._reduces_root_last):
+        times = self.gradients
+        if not (times.lie_beside or times.are_added_at_once or times.reduce_root_last):
             return 0
         joined = 0
         for tied in self._tied:
             readers = [unit for unit in tied.units if first <= unit < end]
             if tied.trained_bytes and readers and readers[0] <= index < readers[-1]:
-                is_kept = self._root_gradients_last and readers[-1] >= self._blocks.stop
+                is_kept = self.gradients.keep_root_to_end and readers[-1] >= self._blocks.stop
                 joined += tied.gathered_bytes * ((not is_kept) + (index in readers))
         return joined
 
@@ -278,7 +228,7 @@ class Transients:
 
         Gradients that are kept as they come are among those of the stage by then.
         """
-        if self._configuration.state_form == "plain" and not self._adds_new_gradients:
+        if self._configuration.state_form == "plain" and not self.gradients.are_added_at_once:
             return self._units[index].temporary_bytes[kind]
         return self.unit_bytes(index, kind)
 
@@ -292,9 +242,9 @@ class Transients:
     def _new_unit_bytes(self, index: int, kind: str) -> int:
         unit = self._units[index]
         own = unit.temporary_bytes
-        if self._has_new_gradients or (self._frees_each_time and index in self._blocks):
+        if self.gradients.lie_beside or (self.gradients.free_each_time and index in self._blocks):
             own = unit.gradient_temporary_bytes
-        elif self._adds_new_gradients:
+        elif self.gradients.are_added_at_once:
             own = unit.added_temporary_bytes
         highest = own[kind] + self.reduced_bytes(index, kind)
         return max(highest, self._reducing_bytes(index), self._copied_bytes(index))
@@ -324,7 +274,7 @@ class Transients:
         parameters were gathered for all blocks, a block whose gradients are reduced is no longer
         gathered: what an input is more than that counts.
         """
-        if not self._reduces_each_time or index not in self._blocks:
+        if not self.gradients.are_reduced_each_time or index not in self._blocks:
             return 0
         (new, own), (new_behind, behind) = map(self._reduction_bytes, (index, index + 1))
         if not self._configuration.reshard_after_forward:
@@ -333,20 +283,9 @@ class Transients:
             return 0  # a rank by itself has nothing to wait for
         return max(0, behind - self._gone_bytes(index, kind))
 
-    @property
-    def _reduces_each_time(self) -> bool:
-        """Whether gradients of a block are reduced in each backward."""
-        waits = self._pipelined or self.adds_up_gradients
-        return self._is_script and self._is_reduced and not waits
-
-    @property
-    def _frees_each_time(self) -> bool:
-        """Whether they are, and its gathered parameters freed before."""
-        return self._reduces_each_time and self._configuration.reshard_after_forward
-
     def _reducing_bytes(self, index: int) -> int:
         """The input of a block's reduction, when its parameters and new gradients are gone."""
-        if not self._frees_each_time:
+        if not self.gradients.free_each_time:
             return 0
         new, own = self._reduction_bytes(index)
         return max(0, own - new)
@@ -383,18 +322,13 @@ class Transients:
         """
         unit = self._units[index]
         released = unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
-        if self._root_gradients_last and not unit.lasting_bytes:
+        if self.gradients.keep_root_to_end and not unit.lasting_bytes:
             released -= unit.gathered_bytes - unit.frozen_bytes
         return released
 
     def left_gradient_bytes(self, first: int, end: int) -> int:
         """What of that the units of a stage behind the blocks have left to its end."""
-        if not self._root_gradients_last:
+        if not self.gradients.keep_root_to_end:
             return 0
         behind = self._units[max(first, self._blocks.stop) : end]
         return sum(unit.gathered_bytes - unit.frozen_bytes for unit in behind)
-
-    @property
-    def _root_gradients_last(self) -> bool:
-        """Whether new gradients of the root lie in the compute dtype to the end of a backward."""
-        return self._has_new_gradients or self._reduces_root_last

@@ -20,7 +20,13 @@ class StorageKind(StrEnum):
     PARAMETER = "parameter"
     BUFFER = "buffer"
     INPUT = "input"
+    TARGET = "target"
     ACTIVATION = "activation"
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether the batch brings them."""
+        return self in (StorageKind.INPUT, StorageKind.TARGET)
 
 
 class Phase(StrEnum):
@@ -335,7 +341,7 @@ class OperatorGraph:
             self.values[op.inputs[0]].storage
             for op in self.nodes
             if op.name == "embedding"
-            and self.storages[self.values[op.inputs[1]].storage].kind is StorageKind.INPUT
+            and self.storages[self.values[op.inputs[1]].storage].kind.is_of_batch
         )
 
     def parameters_of(self, module: str) -> Mapping[str, Parameter]:

@@ -149,20 +149,20 @@ def _place_batch(recorder: Recorder, batch: Batch, compute: torch.dtype) -> Batc
     """Move a batch to the meta device as the script would cast it; its data stays known."""
     counter = iter(range(1 << 30))
 
-    def place(tensor: Tensor, *, cast: bool) -> Tensor:
+    def place(tensor: Tensor, kind: StorageKind) -> Tensor:
         meta = torch.empty_like(tensor, device="meta")
-        if cast and tensor.is_floating_point():
+        if kind is StorageKind.INPUT and tensor.is_floating_point():
             meta = meta.to(compute)
-        value = recorder.table.register(meta, StorageKind.INPUT, f"input{next(counter)}")
+        value = recorder.table.register(meta, kind, f"input{next(counter)}")
         if not tensor.is_meta:
             recorder.known.seed(value, tensor.to(meta.dtype))
         return meta
 
     args, kwargs = torch_private.tree_map_only(
-        Tensor, lambda tensor: place(tensor, cast=True), (batch.args, batch.kwargs)
+        Tensor, lambda tensor: place(tensor, StorageKind.INPUT), (batch.args, batch.kwargs)
     )
     targets = torch_private.tree_map_only(
-        Tensor, lambda tensor: place(tensor, cast=False), batch.targets
+        Tensor, lambda tensor: place(tensor, StorageKind.TARGET), batch.targets
     )
     return Batch(args=args, kwargs=kwargs, targets=targets)
 

@@ -122,6 +122,13 @@ class GraphSizes:
         return sum(each.size_bytes for each in own if each.kind is StorageKind.BUFFER)
 
     @cached_property
+    def unkept_input_bytes(self) -> int:
+        """Bytes of the model's inputs, without targets, that no unit behind the first keeps."""
+        kept = {each.storage for each in self.shared if not each.units <= {0}}
+        inputs = (each for each in self.graph.storages if each.kind is StorageKind.INPUT)
+        return sum(each.size_bytes for each in inputs if each.id not in kept)
+
+    @cached_property
     def matmul_flop(self) -> tuple[int, ...]:
         """FLOPs of each unit's forward products with parameters: as many in all of a structure."""
         flop = {unit.structure: self._matmul_flop(unit) for unit in self.representatives}

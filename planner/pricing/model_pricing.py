@@ -240,8 +240,7 @@ def model_work(
         known: What was counted before with these kernels; more is added.
     """
     graph = sizes.graph
-    has_epilogue = graph.units[-1].kind is UnitKind.EPILOGUE
-    loss_apart = kernels.loss_apart and has_epilogue
+    loss_apart = kernels.loss_apart and graph.units[-1].kind is UnitKind.EPILOGUE
     works: dict[str, UnitWork] = {}
     for structure, solution in solutions.items():
         is_end = solution.problem.unit.kind is UnitKind.EPILOGUE
@@ -270,6 +269,7 @@ def model_work(
         received_bytes=tuple(received),
         sent_parts=_sent_parts(choice, kernels),
         buffer_bytes=sizes.buffer_bytes,
+        unkept_input_bytes=sizes.unkept_input_bytes,
         epilogue_units=1 + loss_apart,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.graph.analysis.patterns import find_pattern, unit_letters
 from planner.graph.analysis.summary import batch_words, parameter_words, shape_words, tensor_words
-from planner.graph.operator_graph import OperatorGraph, OpNode, StorageKind, Unit, UnitKind
+from planner.graph.operator_graph import OperatorGraph, OpNode, Unit, UnitKind
 from planner.units import format_bytes, format_count, format_flop
 
 _HEAD = """digraph model {
@@ -115,7 +115,7 @@ def _inputs(drawing: _Drawing) -> Iterator[str]:
     made = {value for op in graph.nodes for value in op.outputs}
     for value in graph.values:
         storage = graph.storages[value.storage]
-        if storage.kind is not StorageKind.INPUT or value.id in made:
+        if not storage.kind.is_of_batch or value.id in made:
             continue
         node = f"value{value.id}"
         drawing.add_input(value.id, node)

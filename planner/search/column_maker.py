@@ -260,9 +260,9 @@ class ColumnMaker:
         held = [units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         transients = self.table.memory.transients
-        highest, released, prologue = transients.last_gather_bytes, 0, 0
+        highest, released, prologue = transients.before_bytes(first), 0, 0
         if end == self._last + 1:
-            highest = transients.start_bytes(self._last, end, none)
+            highest = max(highest, transients.unit_bytes(self._last, Recomputation.NONE))
             released = transients.released_bytes(self._last)
         if first == 0 < self._last:
             prologue = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)

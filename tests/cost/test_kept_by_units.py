@@ -6,7 +6,6 @@ import pytest
 
 from planner.graph.analysis.retained import by_unit, retained_bytes
 from planner.graph.loading.load import load_model
-from planner.graph.operator_graph import StorageKind
 from planner.graph.sizes.family import trace_family
 from planner.hardware.profiles import load_cluster
 from planner.pricing.choice import ShardingChoice
@@ -34,8 +33,7 @@ def test_units_keep_together_what_the_model_keeps(name):
     shared_bytes = sum(
         each.size_bytes
         for each in model.shared
-        if each.counts(0, len(model.units))
-        and graph.storages[each.storage].kind is not StorageKind.INPUT
+        if each.counts(0, len(model.units)) and not graph.storages[each.storage].kind.is_of_batch
     )
     for recomputation in RECOMPUTATIONS:
         kinds = by_unit(graph, recomputation)

@@ -3,7 +3,6 @@
 from real_runs import load
 
 from planner.graph.analysis.shared import passing_storages, shared_activations
-from planner.graph.operator_graph import StorageKind
 from planner.graph.trace import trace_model
 
 
@@ -18,7 +17,7 @@ def all_shared_of(name):
 
 
 def is_input(graph, shared):
-    return graph.storages[shared.storage].kind is StorageKind.INPUT
+    return graph.storages[shared.storage].kind.is_of_batch
 
 
 def test_inputs_are_kept_by_who_saves_them():

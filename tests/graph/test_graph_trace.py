@@ -48,7 +48,7 @@ def test_values_without_a_producer_are_parameters_buffers_and_inputs(gpt):
         for value in op.inputs
         if value not in made
     }
-    assert kinds == {StorageKind.PARAMETER, StorageKind.INPUT}
+    assert kinds == {StorageKind.PARAMETER, StorageKind.INPUT, StorageKind.TARGET}
 
 
 def test_the_loss_is_reachable_from_the_embedding(gpt):

@@ -112,7 +112,9 @@ def models(draw, *, always_alike=False):
             ),
         )
     buffer_bytes = draw(st.sampled_from([0, 300])) * MIB
-    return model_units(tuple(every), tuple(entering), tied, shared, buffer_bytes)
+    input_bytes = draw(st.sampled_from([0, 0, 50, 400])) * MIB
+    model = model_units(tuple(every), tuple(entering), tied, shared, buffer_bytes)
+    return replace(model, unkept_input_bytes=input_bytes)
 
 
 def model_units(all_units, entering, tied, shared, buffer_bytes=0):

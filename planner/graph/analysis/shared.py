@@ -127,7 +127,7 @@ def _kept_inputs(graph: OperatorGraph, unit: Unit) -> set[int]:
     """Inputs of the model that a unit keeps: those saved, and those that a block begins with."""
     read = {value for op_id in block_ops(unit) for value in graph.nodes[op_id].inputs}
     kept = {graph.values[value].storage for value in read | saved_values(graph, unit.forward_ops)}
-    return {each for each in kept if graph.storages[each].kind is StorageKind.INPUT}
+    return {each for each in kept if graph.storages[each].kind.is_of_batch}
 
 
 def cut_storages(graph: OperatorGraph, cut: CutPoint) -> frozenset[int]:

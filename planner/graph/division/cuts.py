@@ -28,7 +28,7 @@ from planner.graph.operator_graph import ModuleOutput, Phase, RefusedCut, Storag
 from planner.graph.recording.known_values import SHAPE_ONLY_OPS
 from planner.graph.recording.recording import ModuleCall, Recording
 
-_TOLD_BY_DATA = (StorageKind.INPUT, StorageKind.PARAMETER)
+_TOLD_BY_DATA = (StorageKind.INPUT, StorageKind.TARGET, StorageKind.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,8 +97,8 @@ class AffineSteps:
                 growth_bytes = self._sizes.get(self.low.values[like].storage)
                 if storages.setdefault(storage, growth_bytes) != growth_bytes:
                     raise NotAffineError
-        activations = (StorageKind.ACTIVATION, StorageKind.INPUT)
-        if any(each.kind in activations and each.id not in storages for each in whole.storages):
+        kept = (StorageKind.PARAMETER, StorageKind.BUFFER)
+        if any(each.kind not in kept and each.id not in storages for each in whole.storages):
             raise NotAffineError  # no op says how it grows
         steps._shapes = {value: grown for value, grown in values.items() if grown is not None}
         steps._sizes = {each: grown for each, grown in storages.items() if grown is not None}
