@@ -65,6 +65,7 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install torch==2.13.0
 	$(BIN)/python -m pip install -e '.[dev]'
+	$(BIN)/python -m compileall -q planner
 	@rm -f $(VENV)/ready-*
 	@touch $@
 

@@ -86,6 +86,12 @@ class _Stage(PipelineStage):
 
     split: tuple[int, int] | None = None
     """As in ``pipeline_schedule``."""
+    _handed_on: list[dist.P2POp] | None = None
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return what sends a microbatch's gradients; schedules keep the list to the next one's."""
+        self._handed_on = super().get_bwd_send_ops(bwd_chunk_id)
+        return self._handed_on
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> Tree:
         """Run the forward of a microbatch, which is received in buffers of one size.
@@ -116,6 +122,8 @@ class _Stage(PipelineStage):
         After the latter, torch leaves the inputs' gradients at the buffers that they were received
         in, to the end of the step.
         """
+        if self._handed_on:
+            self._handed_on.clear()  # sends that have begun hold what they send themselves
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         for received in self.args_recv_info[bwd_chunk_id]:
             if received.buffer is not None:

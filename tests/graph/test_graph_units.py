@@ -15,6 +15,7 @@ from graph_models import (
 )
 from torch import nn
 
+from planner.graph.loading.load import load_model
 from planner.graph.operator_graph import ModuleOutput, Phase, UnitKind
 from planner.graph.trace import trace_model
 
@@ -529,3 +530,16 @@ def test_a_module_whose_parameters_others_read_is_no_block(shared, blocks):
     )
     assert [unit.name for unit in graph.units if unit.kind is UnitKind.BLOCK] == blocks
     assert ("layers.0.weight" in graph.no_cut_reason) == (shared == "all")
+
+
+@pytest.mark.parametrize(
+    ("factory", "names"),
+    [
+        ("unet", ["first", *(f"{way}{i}" for way in ("down", "up") for i in (1, 2, 3)), "head"]),
+        ("halves", [f"{way}.{i}" for way in ("downs", "ups") for i in range(3)]),
+        ("stages", [f"stages.{i}.{half}" for i in range(3) for half in "ab"]),
+    ],
+)
+def test_a_convolution_with_its_norm_and_activation_is_no_list_of_blocks(factory, names):
+    graph = trace(load_model(f"{ZOO / 'double_convs.py'}:{factory}"), dtype="float64")
+    assert [unit.name for unit in graph.units if unit.kind is UnitKind.BLOCK] == names

@@ -4,12 +4,15 @@ Candidates are the children of module lists. A list counts where its children ru
 other, each on what comes from the one before. Of lists inside one another the outermost one with
 alike children is taken (transformer layers rather than what they are made of); where no two
 children are alike (the stages of a vision network, the halves of a U-Net), the lists inside of
-them are looked at. What a block *computes* decides whether two are alike, not its class.
+them are looked at. Where most of their children do no work (a convolution with its norm and its
+activation) they are one layer. Attributes that run one after the other stand for a list where there
+is none: alike ones, or many of the model itself. What a block *computes* decides whether two are
+alike, not its class.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 
 from planner.graph.operator_graph import Phase
 from planner.graph.recording.recording import ModuleCall, Recording
@@ -20,6 +23,9 @@ layers of a time embedding, of a head)."""
 
 _COVERED_SHARE = 0.75
 """Share of a child's work that the lists inside of it must hold to take its place."""
+
+_MANY = 4
+"""Children of the model itself that are its blocks though no two are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +76,19 @@ class _BlockFinder:
 
     def candidates(self) -> list[Block]:
         """Blocks, whoever reads their parameters."""
-        blocks = self._among(self._listed())
-        if not blocks:
-            alike = [each for each in self._attributes() if each.alike]
-            blocks = self._among(alike)
+        listed = self._listed()
+        lists, attributes = (
+            [each for each in found if self._mostly_works(each.calls)]
+            for found in (listed, self._attributes({each.path for each in listed}))
+        )
+        children = {call.module for each in lists for call in each.calls}
+        layers = [
+            self._layer(each) for each in listed if each not in lists and each.path not in children
+        ]
+        alike = [each for each in attributes if each.alike]
+        own = [each for each in attributes if not each.path and self._share_work(each.calls)]
+        choices = ((lists, layers), (alike, ()), (own, ()), (listed, ()))
+        blocks = next(filter(None, starmap(self._among, choices)), [])
         blocks.sort(key=lambda call: call.first_op)
         if any(left.end_op > right.first_op for left, right in pairwise(blocks)):
             return []
@@ -90,8 +105,8 @@ class _BlockFinder:
                 found.append(self._list(listing.path, calls))
         return found
 
-    def _attributes(self) -> list[_List]:
-        """Children of plain modules that run one after the other."""
+    def _attributes(self, lists: Set[str]) -> list[_List]:
+        """Children of modules but lists that run one after the other."""
         children: dict[str, list[Block]] = {}
         for path, calls in self._calls.items():
             if len(calls) == 1 and path and calls[0].first_op < calls[0].end_op:
@@ -99,7 +114,7 @@ class _BlockFinder:
         return [
             self._list(path, calls)
             for path, calls in children.items()
-            if len(calls) > 1 and self._is_chain(calls)
+            if path not in lists and len(calls) > 1 and self._is_chain(calls)
         ]
 
     def _list(self, path: str, calls: Sequence[Block]) -> _List:
@@ -143,15 +158,29 @@ class _BlockFinder:
 
     # Choice ------------------------------------------------------------------------------------
 
-    def _among(self, lists: Sequence[_List]) -> list[Block]:
-        """Blocks among lists: the outermost ones with enough work, divided where that helps."""
-        listed = {call.module for each in lists for call in each.calls}
+    def _layer(self, each: _List) -> _List:
+        """A list that is one layer, as the call of it where it is called."""
+        calls = self._calls.get(each.path, ())
+        own = tuple(_block(each.path, call) for call in calls)
+        return _List(path=each.path, calls=own, alike=False) if len(own) == 1 else each
+
+    def _among(self, lists: Sequence[_List], layers: Sequence[_List]) -> list[Block]:
+        """Blocks among lists: the outermost ones with enough work, divided where that helps.
+
+        Args:
+            lists: What may be outermost.
+            layers: What may be a part of their children.
+        """
+        every = (*lists, *layers)
+        listed = {call.module for each in every for call in each.calls}
         inside: dict[str, list[_List]] = {}
-        for each in lists:
-            inside.setdefault(_owner(each.path, listed), []).append(each)
+        for each in every:
+            owner = _owner(each.path, listed - {call.module for call in each.calls})
+            inside.setdefault(owner, []).append(each)
         return [
             call
             for each in inside.get("", ())
+            if each in lists
             if self._work(each.calls) >= _LEAST_SHARE * self._work_before[-1]
             for call in self._divided(each, inside)
         ]
@@ -169,6 +198,16 @@ class _BlockFinder:
             taken = covered and len(parts) > 1 and (not each.alike or self._all_alike(parts))
             found.extend(parts if taken else (call,))
         return found
+
+    def _mostly_works(self, calls: Sequence[ModuleCall]) -> bool:
+        """Whether most of some calls do a share of their work that is worth the name."""
+        least = _LEAST_SHARE * self._work(calls) / len(calls)
+        return 2 * sum(self._work((call,)) >= least for call in calls) > len(calls)
+
+    def _share_work(self, calls: Sequence[ModuleCall]) -> bool:
+        """Whether some calls are many, and none does more than all others."""
+        largest = max(self._work((call,)) for call in calls)
+        return len(calls) >= _MANY and 2 * largest <= self._work(calls)
 
     def _all_alike(self, calls: Sequence[ModuleCall]) -> bool:
         return len({self._signature(call) for call in calls}) == 1
