@@ -92,6 +92,8 @@ class TensorParallel:
     """The ranks that share experts: those of the axis over ep."""
     _made: dict[int, nn.Parameter] = field(default_factory=dict)
     """New parameter by the old one's id: tied parameters stay tied."""
+    _done: set[int] = field(default_factory=set)
+    """Modules that are sharded, by id: one may be listed under each of its names."""
     _stream: Stream = field(default_factory=Stream)
 
     @classmethod
@@ -152,6 +154,9 @@ class TensorParallel:
             self._split_stream(shard(self.sequence_dim))
 
     def _shard(self, module: nn.Module, prefix: str, sharding: ModuleSharding) -> None:
+        if id(module) in self._done:
+            return
+        self._done.add(id(module))
         if sharding.style == "on_part" and not self.axis.is_context:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
