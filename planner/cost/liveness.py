@@ -86,13 +86,13 @@ class _Replay:
         self._saved = pieces.of((op, value) for op, values in saved.items() for value in values)
         # A weight that units share: the other's gradient, and their sum, are there on some stages.
         joined = _joined_gradients(graph, backward_ops)
+        elsewhere = {each for each in pieces.entered if each[0] in beside.kept_elsewhere}
+        own = {piece: size for piece, size in pieces.sizes.items() if piece not in elsewhere}
         self._sizes = {
-            piece: size
-            for piece, size in pieces.sizes.items()
-            if piece[0] not in graph.parameter_gradients
+            piece: size for piece, size in own.items() if piece[0] not in graph.parameter_gradients
         }
         self._with_gradients = {
-            piece: size for piece, size in pieces.sizes.items() if piece[0] not in joined
+            piece: size for piece, size in own.items() if piece[0] not in joined
         }
 
     def checkpointed(self, inputs: Set[Piece], kept: Set[Piece]) -> UnitPeaks:

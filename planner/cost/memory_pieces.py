@@ -27,6 +27,8 @@ class KernelMemory:
     """Storages of saved values that are not kept gathered."""
     copies_operands: bool = False
     """Beside the collective of a change of layout there is a copy of the larger side."""
+    kept_elsewhere: Set[int] = frozenset()
+    """Storages that enter and stay, counted with who keeps them."""
     enters_whole: bool = False
     """Ranks hold all of what other units made; else parts of what flows between units."""
     names_hold: bool = True

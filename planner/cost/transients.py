@@ -101,16 +101,18 @@ class Transients:
     def left_of(self, section: range) -> int:
         """What of a section's activations is not gone when the one before it runs its backward.
 
-        Its input, which the one before may keep as its output; and in their place gradients of
-        what it read from further back, and under a pipeline its own, where the first backward may
-        be the fullest. What ``reduced_bytes`` of the block before takes for gone is no more.
+        In their place gradients of what it read from further back; under a pipeline its own, where
+        the first backward may be the fullest, and what it keeps that may have been sent on. What
+        ``reduced_bytes`` of the block before takes for gone is no more.
         """
         if section not in self._left:
             units = [self._units[index] for index in section]
             read = (each for each in self._shared if not each.units.isdisjoint(section))
             left = sum(each.size_bytes for each in read)
-            left += self._received[section.start] if self._received else 0
             times = self.gradients
+            if times.is_script and times.pipelined:
+                kept = (each for each in self._shared if not each.owners.isdisjoint(section))
+                left += sum(each.size_bytes for each in kept if each.received)
             if times.is_script and times.pipelined and times.may_be_missing:
                 left += sum(unit.trained_bytes for unit in units)
             if times.free_each_time and self._configuration.degrees.shards > 1:

@@ -211,6 +211,7 @@ class _UnitView:
             workspaces=found,
             gathered_again=self._gathered_again,
             copies_operands=self.kernels.copies_operands,
+            kept_elsewhere=self._passing,
             enters_whole=not self.problem.boundary.is_shard,
             names_hold=self._fusion is None,
             stops_before=end if self.kernels.recompute_stops_early else None,

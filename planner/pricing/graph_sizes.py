@@ -145,17 +145,6 @@ class GraphSizes:
             (index, tuple(units)) for index, units in sorted(readers.items()) if len(units) > 1
         )
 
-    def saved_before(self, unit: Unit) -> frozenset[int]:
-        """Storages that the unit before one keeps for its own backward."""
-        if unit.index == 0:
-            return frozenset()
-        graph = self.graph
-        return frozenset(
-            graph.values[value].storage
-            for op in graph.units[unit.index - 1].forward_ops
-            for value in (*graph.nodes[op].saved_inputs, *graph.nodes[op].saved_outputs)
-        )
-
     def _matmul_flop(self, unit: Unit) -> int:
         ops = (self.graph.nodes[op] for op in unit.forward_ops)
         return sum(op.flop for op in ops if op.name in MATMULS and self._reads_parameter(op.inputs))

@@ -13,6 +13,7 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
 from planner.graph.analysis.loss_rows import LossRows
+from planner.graph.analysis.shared import saved_before
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -253,8 +254,7 @@ def model_work(
             known[key] = solution, count(sizes, solution, choice, kernels)
         works[structure] = known[key][1]
     units = [works[unit.structure] for unit in graph.units]
-    entering = _entering_bytes(sizes, choice, kernels)
-    received = _received_bytes(sizes, choice)
+    entering, received = _entering_bytes(sizes, choice, kernels), _received_bytes(sizes, choice)
     if loss_apart:
         epilogue = solutions[graph.units[-1].structure]
         units.append(_loss_work(sizes, epilogue, choice, kernels))
@@ -287,7 +287,7 @@ def _solution_work(
         problem,
         solution.chosen,
         (*solution.conversions, *stream_crossings(solution, choice)),
-        saved_before=sizes.saved_before(problem.unit),
+        saved_before=saved_before(sizes.graph, problem.unit),
         kernels=_forms(kernels, choice, problem.unit.kind),
         part=part,
     )

@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -81,17 +82,22 @@ def _leave() -> None:
     """Stands for ``FSDPModule.reshard``."""
 
 
+class _Sends(list[dist.P2POp]):
+    """Sends of a microbatch's gradients, which a stage knows as long as a schedule holds them."""
+
+
 class _Stage(PipelineStage):
     """A stage that keeps no gradient which it has handed on, and seeds what a microbatch draws."""
 
     split: tuple[int, int] | None = None
     """As in ``pipeline_schedule``."""
-    _handed_on: list[dist.P2POp] | None = None
+    _handed_on: Callable[[], _Sends | None] = staticmethod(lambda: None)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return what sends a microbatch's gradients; schedules keep the list to the next one's."""
-        self._handed_on = super().get_bwd_send_ops(bwd_chunk_id)
-        return self._handed_on
+        """Return what sends a microbatch's gradients; some schedules hold it to the next one's."""
+        sends = _Sends(super().get_bwd_send_ops(bwd_chunk_id))
+        self._handed_on = weakref.ref(sends)
+        return sends
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Tree, **kwargs: Tree) -> Tree:
         """Run the forward of a microbatch, which is received in buffers of one size.
@@ -122,8 +128,8 @@ class _Stage(PipelineStage):
         After the latter, torch leaves the inputs' gradients at the buffers that they were received
         in, to the end of the step.
         """
-        if self._handed_on:
-            self._handed_on.clear()  # sends that have begun hold what they send themselves
+        if (sends := self._handed_on()) is not None:
+            sends.clear()  # those that have begun hold what they send themselves
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         for received in self.args_recv_info[bwd_chunk_id]:
             if received.buffer is not None:

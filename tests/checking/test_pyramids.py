@@ -44,3 +44,21 @@ def test_memory_is_as_planned(model, fix, recompute, request_, most, tmp_path):
     check = check_plan(tmp_path / "plan")
     assert check.traffic_holds
     assert all(abs(stage.error) <= most for stage in check.stages), [s.error for s in check.stages]
+
+
+DOUBLE_CONVS = Path(__file__).parents[1] / "graph" / "zoo" / "double_convs.py"
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_blocks_that_get_wide_again_hold_what_they_read_from_afar_once(recompute, tmp_path):
+    """A U-Net's skips lie in the blocks that made them; its last block's input goes with it."""
+    planner.plan(
+        f"{DOUBLE_CONVS}:unet",
+        gpus=1,
+        cluster="h100-sxm",
+        dtype="float32",
+        global_batch_size=64,
+        fix={"microbatch_size": 64, "activation_checkpointing": recompute},
+    ).save(tmp_path / "plan")
+    (stage,) = check_plan(tmp_path / "plan").stages
+    assert abs(stage.error) <= 0.03, stage.error

@@ -53,6 +53,17 @@ class SharedActivation:
         )
 
 
+def saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
+    """Storages that the unit before one keeps for its own backward."""
+    key = "saved before", unit.index
+    if key not in graph.wiring:
+        ops = graph.units[unit.index - 1].forward_ops if unit.index else ()
+        values = saved_values(graph, ops)
+        graph.wiring[key] = frozenset(graph.values[value].storage for value in values)
+    found: frozenset[int] = graph.wiring[key]
+    return found
+
+
 def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     """Activations that a unit reads from further back than the unit before it.
 
@@ -99,10 +110,14 @@ def shared_activations(
         saved = saved_values(graph, sized.forward_ops)
         pairs = zip(_entering(graph, unit), _entering(graph, sized), strict=True)
         for value, alike in pairs:
-            if graph.values[alike].storage in passing[unit.structure]:
-                units[graph.values[value].storage].add(unit.index)
+            storage = graph.values[value].storage
+            known, like = graph.values[alike].storage, saved_before(graph, sized)
+            # What the unit before one keeps is counted there; that before its like may not keep it.
+            is_left_out = known in like and storage not in saved_before(graph, unit)
+            if known in passing[unit.structure] or (alike in saved and is_left_out):
+                units[storage].add(unit.index)
             elif alike in saved:
-                owners[graph.values[value].storage].add(unit.index)
+                owners[storage].add(unit.index)
     for unit in graph.units:
         for storage in _kept_inputs(graph, unit):
             units[storage].add(unit.index)

@@ -41,7 +41,8 @@ class Up(nn.Module):
         self.conv = DoubleConv(2 * out, out)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.conv(torch.cat([skip, self.larger(x)], 1))
+        larger = self.larger(x)  # is there until this returns
+        return self.conv(torch.cat([skip, larger], 1))
 
 
 class UNet(nn.Module):
