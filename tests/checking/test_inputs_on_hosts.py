@@ -16,7 +16,9 @@ LONG = model(64).replace("max_seq_len=256", "max_seq_len=16384")
         pytest.param({"dp_shard": 2, "reshard_after_forward": True}, marks=pytest.mark.bench),
         pytest.param({"cp": 2, "dp_shard": 2}, marks=pytest.mark.bench),
         {"tp": 2, "sequence_parallel": True},
-        {"tp": 2, "sequence_parallel": False, "cpu_offload": True},
+        pytest.param(
+            {"tp": 2, "sequence_parallel": False, "cpu_offload": True}, marks=pytest.mark.bench
+        ),
     ],
 )
 def test_every_rank_holds_what_is_planned(fix, tmp_path):

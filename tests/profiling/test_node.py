@@ -10,7 +10,7 @@ from planner.profiling.points import MARK
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.bench), 1])
 def test_memory_beyond_tensors_is_that_of_the_first_host(host, tmp_path):
     """Another host's ranks would measure it beside those of the first, which time ops."""
     task = {

@@ -64,7 +64,7 @@ def children(process):
     return [each for child in found for each in (int(child), *children(int(child)))]
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.bench), 3])
 def test_two_nodes_stop_go_on_and_end_together(processes, tmp_path):
     """Three processes are two on the first node and one on the last."""
     plan = make_plan(SHALLOW_GPT, dp_shard=processes, global_batch_size=12, dtype="float32")

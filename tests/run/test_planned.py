@@ -302,6 +302,8 @@ SIBLINGS = {
     *("routed_attention-tp_2_ep_2_of_4", "routed_attention-tp_2_ep_2_hsdp"),
     *("routed_attention-cp_2_ep_4_pp_2", "routed_experts-ep_2_pp_2", "gpt-kinds_pp_2"),
     *("llama-tp_2_sequence", "llama-cp_2_tp_2_zero_bubble", "packed_attention-cp_2"),
+    *("gpt-dp_shard_4", "gpt-tp_4_sequence", "odd_vocabulary-tp_2_pp_2", "gpt-slow"),
+    "routed_attention-tp_2_ep_2",
 }
 """What another case, or one of ``test_layouts``, has all mechanisms of: run in the bench."""
 
