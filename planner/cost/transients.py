@@ -27,7 +27,6 @@ class Transients:
         self._shared = model.shared
         self.sections = Sections(model)
         """Of whose blocks nothing counts as gone before others of theirs."""
-        self._received = model.received_bytes
         self._units = model.units
         self._blocks = model.blocks
         self._input_bytes = model.unkept_input_bytes

@@ -124,9 +124,12 @@ class GraphSizes:
     @cached_property
     def unkept_input_bytes(self) -> int:
         """Bytes of the model's inputs, without targets, that no unit behind the first keeps."""
-        kept = {each.storage for each in self.shared if not each.units <= {0}}
-        inputs = (each for each in self.graph.storages if each.kind is StorageKind.INPUT)
-        return sum(each.size_bytes for each in inputs if each.id not in kept)
+        storages, wiring = self.graph.storages, self.graph.wiring
+        if "unkept inputs" not in wiring:
+            kept = {each.storage for each in self.shared if not each.units <= {0}}
+            inputs = {each.id for each in storages if each.kind is StorageKind.INPUT}
+            wiring["unkept inputs"] = sorted(inputs - kept)
+        return sum(storages[each].size_bytes for each in wiring["unkept inputs"])
 
     @cached_property
     def matmul_flop(self) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ def shared_activations(
         for value, alike in pairs:
             storage = graph.values[value].storage
             known, like = graph.values[alike].storage, saved_before(graph, sized)
-            # What the unit before one keeps is counted there; that before its like may not keep it.
+            # Its like leaves out what the unit before that keeps; the one before this may not.
             is_left_out = known in like and storage not in saved_before(graph, unit)
             if known in passing[unit.structure] or (alike in saved and is_left_out):
                 units[storage].add(unit.index)

@@ -77,14 +77,12 @@ class _BlockFinder:
     def candidates(self) -> list[Block]:
         """Blocks, whoever reads their parameters."""
         listed = self._listed()
-        lists, attributes = (
-            [each for each in found if self._mostly_works(each.calls)]
-            for found in (listed, self._attributes({each.path for each in listed}))
-        )
+        paths = {each.path for each in listed}
+        attributes = [each for each in self._attributes(paths) if self._mostly_works(each)]
+        lists = [each for each in listed if self._mostly_works(each)]
         children = {call.module for each in lists for call in each.calls}
-        layers = [
-            self._layer(each) for each in listed if each not in lists and each.path not in children
-        ]
+        others = (each for each in listed if not self._mostly_works(each))
+        layers = [self._layer(each) for each in others if each.path not in children]
         alike = [each for each in attributes if each.alike]
         own = [each for each in attributes if not each.path and self._share_work(each.calls)]
         choices = ((lists, layers), (alike, ()), (own, ()), (listed, ()))
@@ -175,12 +173,13 @@ class _BlockFinder:
         listed = {call.module for each in every for call in each.calls}
         inside: dict[str, list[_List]] = {}
         for each in every:
-            owner = _owner(each.path, listed - {call.module for call in each.calls})
-            inside.setdefault(owner, []).append(each)
+            own = {call.module for call in each.calls}
+            inside.setdefault(_owner(each.path, listed, own), []).append(each)
+        outermost = set(map(id, lists))
         return [
             call
             for each in inside.get("", ())
-            if each in lists
+            if id(each) in outermost
             if self._work(each.calls) >= _LEAST_SHARE * self._work_before[-1]
             for call in self._divided(each, inside)
         ]
@@ -199,13 +198,13 @@ class _BlockFinder:
             found.extend(parts if taken else (call,))
         return found
 
-    def _mostly_works(self, calls: Sequence[ModuleCall]) -> bool:
-        """Whether most of some calls do a share of their work that is worth the name."""
-        least = _LEAST_SHARE * self._work(calls) / len(calls)
-        return 2 * sum(self._work((call,)) >= least for call in calls) > len(calls)
+    def _mostly_works(self, each: _List) -> bool:
+        """Whether most children do a share of the work that is worth the name."""
+        least = _LEAST_SHARE * self._work(each.calls) / len(each.calls)
+        return 2 * sum(self._work((call,)) >= least for call in each.calls) > len(each.calls)
 
     def _share_work(self, calls: Sequence[ModuleCall]) -> bool:
-        """Whether some calls are many, and none does more than all others."""
+        """Whether some calls are many, and none does more than all others together."""
         largest = max(self._work((call,)) for call in calls)
         return len(calls) >= _MANY and 2 * largest <= self._work(calls)
 
@@ -276,8 +275,8 @@ def _block(place: str, call: ModuleCall) -> Block:
     )
 
 
-def _owner(path: str, listed: set[str]) -> str:
-    """The listed module that a list lies in or is, "" where there is none."""
-    while path and path not in listed:
+def _owner(path: str, listed: Set[str], own: Set[str]) -> str:
+    """The listed module that a list lies in or is, none of its own; "" where there is none."""
+    while path and (path not in listed or path in own):
         path = path.rpartition(".")[0]
     return path
