@@ -296,18 +296,16 @@ def _check_product(request: PlanRequest, fixed: Mapping[str, str]) -> None:
 
 
 def _check_experts(request: PlanRequest, fixed: Mapping[str, str]) -> None:
-    """The ranks of ep are those of tp or cp, and some of dp_shard."""
+    """The ranks of ep are those of tp and cp, and some of dp_shard."""
     ep = int(fixed.get(Axis.EP, "1"))
     named = {axis: int(fixed[axis]) for axis in (Axis.DP_SHARD, Axis.TP, Axis.CP) if axis in fixed}
-    others = [degree for axis, degree in named.items() if axis != Axis.DP_SHARD]
-    # Beside ep one of tp and cp is 1, so that one above it says what the other is.
-    are_known = Axis.DP_SHARD in named and (len(others) == 2 or math.prod(others) > 1)
+    are_known = len(named) == 3
     ranks = math.prod(named.values()) if are_known else request.gpus
     if ranks % ep:
         settings = " ".join(f"--fix {axis}={degree}" for axis, degree in named.items())
         of_whom = settings if are_known else f"{request.gpus} GPUs"
         raise RequestError(
-            f"--fix ep={ep} with {of_whom}: ep borrows its ranks from dp_shard and tp or cp, and "
+            f"--fix ep={ep} with {of_whom}: ep borrows its ranks from dp_shard, cp and tp, and "
             f"{ranks} % {ep} = {ranks % ep}",
             hint=f"Use an ep that divides {ranks}.",
         )

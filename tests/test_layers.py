@@ -144,6 +144,7 @@ ORDERS = {
         ("module_strategies",),
         ("expert_strategies", "inner_strategies", "region_strategies"),
         ("problem",),
+        ("inside_context",),
         ("facts",),
         ("rules",),
         ("fixed_rules", "parameter_rules"),

@@ -326,6 +326,6 @@ def _counted(count: int, one: str, ending: str) -> str:
 def _layout_words(degrees: ParallelDegrees, order: Sequence[str]) -> str:
     used = [f"{axis} {getattr(degrees, axis)}" for axis in order if getattr(degrees, axis) > 1]
     if degrees.ep > 1:
-        beside = f" and {degrees.sample_axis}" if degrees.sample_ranks > 1 else ""
-        used.append(f"ep {degrees.ep} (of {Axis.DP_SHARD}{beside})")
+        lenders = (Axis.DP_SHARD, *degrees.sample_axes)
+        used.append(f"ep {degrees.ep} (of {' and '.join(lenders)})")
     return " x ".join(used) or "one device"

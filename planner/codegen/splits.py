@@ -23,6 +23,7 @@ def split_source(plan: Plan) -> dict[str, object]:
         "is_split": bool(axes),
         "splits": [_axis_split(plan, axis) for axis in axes],
         "ep": plan.degrees.ep,
+        "lenders": " and ".join((Axis.DP_SHARD, *plan.degrees.sample_axes)),
         "sequence_dim": plan.sequence_dim if plan.splits_stream else None,
         "stream_axes": " and ".join(axis for axis in axes if splits_stream(plan, axis)),
         "stream_parts": " * ".join(f'MESH["{axis}"]' for axis in axes if splits_stream(plan, axis)),

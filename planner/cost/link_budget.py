@@ -11,8 +11,14 @@ Neighbouring units are taken to be alike: what hides behind a unit is its own tr
 price does not depend on where a stage is cut, and sums over units are additive.
 """
 
-from planner.cost.unit_pricing import PricedUnit
+from collections.abc import Sequence
+from itertools import compress
+from operator import add
+
+from planner.cost.unit_pricing import Beside, PricedUnit
 from planner.framework.spec import FrameworkSpec
+from planner.strategy.mesh import BESIDE
+from planner.vocabulary import Axis
 
 
 def exposed_s(traffic_s: float, *, busy_s: float, window_s: float) -> float:
@@ -34,7 +40,7 @@ class UnitPasses:
         framework: FrameworkSpec,
         *,
         tp_shares_link: bool,
-        second_shares_link: bool = False,
+        beside_share_link: Sequence[bool] = (False,) * len(BESIDE),
         hides: bool = True,
     ) -> None:
         """Keep the framework's overlap.
@@ -42,36 +48,36 @@ class UnitPasses:
         Args:
             framework: How much of its collectives and reductions it hides.
             tp_shares_link: Data-parallel traffic crosses a link of the tensor-parallel group.
-            second_shares_link: It crosses one of the second axis (``second_axis``).
+            beside_share_link: It crosses one of each axis beside that (``BESIDE``).
             hides: Whether traffic runs beside compute at all.
         """
-        self.key = (framework, tp_shares_link, second_shares_link, hides)
+        self.key = (framework, tp_shares_link, tuple(beside_share_link), hides)
         """Passes with equal keys are alike."""
         self._hides = hides
         self._exposed = 1 - framework.tp_overlap
         self._beside_weights = framework.hides_backward_collectives
         self._reducing = framework.gradient_overlap
         self._shares = tp_shares_link
-        self._second_share = second_shares_link
+        self._beside_share = beside_share_link
 
-    def busy_s(self, comm_s: float, second_s: float) -> float:
+    def busy_s(self, comm_s: float, beside_s: Beside) -> float:
         """Collectives of a pass that cross a link of data-parallel traffic.
 
         Args:
             comm_s: All of them.
-            second_s: Those of them over the second axis.
+            beside_s: Those of them over the axes beside the split one.
         """
-        others_s = comm_s - second_s if self._shares else 0.0
-        return others_s + (second_s if self._second_share else 0.0)
+        busy = compress(beside_s, self._beside_share)
+        return sum(busy, comm_s - sum(beside_s) if self._shares else 0.0)
 
-    def second_comm_s(self, unit: PricedUnit) -> float:
-        """What of the exposed collectives is over the second axis."""
-        exposed = 0.0
-        for comm_s, second_s, exposed_comm_s in (
-            (unit.forward_comm_s, unit.forward_second_comm_s, self.forward_comm_s(unit)),
-            (unit.backward_comm_s, unit.backward_second_comm_s, self.backward_comm_s(unit)),
+    def beside_comm_s(self, unit: PricedUnit, axis: Axis) -> float:
+        """What of the exposed collectives is over an axis beside the split one."""
+        at, exposed = BESIDE.index(axis), 0.0
+        for comm_s, beside_s, exposed_comm_s in (
+            (unit.forward_comm_s, unit.forward_beside_s[at], self.forward_comm_s(unit)),
+            (unit.backward_comm_s, unit.backward_beside_s[at], self.backward_comm_s(unit)),
         ):
-            exposed += exposed_comm_s * second_s / comm_s if second_s else 0.0
+            exposed += exposed_comm_s * beside_s / comm_s if beside_s else 0.0
         return exposed
 
     def forward_comm_s(self, unit: PricedUnit) -> float:
@@ -96,7 +102,7 @@ class UnitPasses:
             return gathers_s
         return exposed_s(
             gathers_s,
-            busy_s=self.busy_s(unit.forward_comm_s, unit.forward_second_comm_s),
+            busy_s=self.busy_s(unit.forward_comm_s, unit.forward_beside_s),
             window_s=unit.forward_s + self.forward_comm_s(unit),
         )
 
@@ -116,7 +122,7 @@ class UnitPasses:
         again = unit.recompute[kind]
         busy_s = self.busy_s(
             unit.backward_comm_s + again.comm_s,
-            unit.backward_second_comm_s + again.second_comm_s,
+            tuple(map(add, unit.backward_beside_s, again.beside_comm_s)),
         )
         window_s = unit.backward_s + self.backward_comm_s(unit) + self.recompute_s(unit, kind)
         return max(

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.float8 import Float8Products
@@ -17,6 +17,7 @@ from planner.hardware.topology import CommGroup
 from planner.runtime.layout import Layout
 from planner.strategy.nodes import Node, NodeStrategy
 from planner.strategy.problem import ShardingProblem
+from planner.vocabulary import Axis
 
 _COLLECTIVE_S = {
     "all_gather": all_gather_s,
@@ -36,8 +37,8 @@ class RankSpec:
     """Compute dtype."""
     tp_group: CommGroup
     """Ranks and links of the axis over which modules are split: tp, cp or ep."""
-    second_group: CommGroup | None = None
-    """The same of the second axis, cp around tp or ep; None where there is none."""
+    beside: Mapping[Axis, CommGroup] = field(default_factory=dict)
+    """The same of the axes beside it (``BESIDE``)."""
     host: HostSpec | None = None
     """What a host gives it, None where nothing is known of it."""
     float8: bool = False
@@ -158,7 +159,6 @@ def conversion_s(
 
 
 def comm_s(work: CommWork, rank: RankSpec) -> float:
-    """Seconds of one collective over the split axis, or over the second."""
-    group = rank.second_group if work.over_second else rank.tp_group
-    assert group is not None
+    """Seconds of one collective over the split axis, or over one beside it."""
+    group = rank.tp_group if work.beside is None else rank.beside[work.beside]
     return _COLLECTIVE_S[work.kind](work.num_bytes, group)

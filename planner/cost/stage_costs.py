@@ -34,6 +34,7 @@ from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.hardware.topology import CommGroup, comm_group, shares_link
 from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import BESIDE
 from planner.strategy.placement import axis_group, copy_axes
 from planner.vocabulary import Axis, Recomputation
 
@@ -100,11 +101,12 @@ class StageCosts:
 
     def _unit_passes(self, ranks: CommGroup) -> UnitPasses:
         """What traffic of units crosses links of the data-parallel ranks."""
-        second = self._group(self.configuration.degrees.second_axis)
         return UnitPasses(
             self.framework,
             tp_shares_link=self._tp_shares_link,
-            second_shares_link=ranks.num_ranks > 1 and shares_link(ranks, second),
+            beside_share_link=[
+                ranks.num_ranks > 1 and shares_link(ranks, self._group(axis)) for axis in BESIDE
+            ],
             hides=self.cluster.hides_traffic,
         )
 
@@ -131,7 +133,8 @@ class StageCosts:
             "tp": sums(
                 lambda i: passes.forward_comm_s(units[i]) + passes.backward_comm_s(units[i])
             ),
-            "second": sums(lambda i: passes.second_comm_s(units[i])),
+            Axis.CP: sums(lambda i: passes.beside_comm_s(units[i], Axis.CP)),
+            Axis.EP: sums(lambda i: passes.beside_comm_s(units[i], Axis.EP)),
             "tp_busy": sums(lambda i: units[i].backward_comm_s),
             "summed": sums(lambda i: units[i].summed_gradient_bytes),
         }
@@ -256,7 +259,8 @@ class StageCosts:
             compute_s=compute_s,
             recompute_s=recompute_s,
             tp_comm_s=tp_s,
-            second_comm_s=total("second", first, end),
+            context_comm_s=total(Axis.CP, first, end),
+            expert_comm_s=total(Axis.EP, first, end),
             dp_comm_s=every_s,
             pp_comm_s=transfers_s,
             forward_s=forward_s,

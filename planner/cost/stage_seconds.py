@@ -13,9 +13,11 @@ class StageSeconds:
     """What recomputation adds: its kernels and collectives, less the data-parallel traffic that
     hides behind them."""
     tp_comm_s: float
-    """Exposed collectives over the split axis and the second beside it (``second_axis``)."""
-    second_comm_s: float
-    """Those of them over the latter."""
+    """Exposed collectives over the split axis and those beside it."""
+    context_comm_s: float
+    """Those of them over cp around tp."""
+    expert_comm_s: float
+    """Those of them over ep."""
     dp_comm_s: float
     """Exposed parameter gathers (and gradient reductions) of every microbatch."""
     pp_comm_s: float

@@ -15,6 +15,7 @@ from planner.cost.stage_seconds import StageSeconds
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import ClusterSpec
 from planner.strategy.configuration import Configuration
+from planner.strategy.mesh import BESIDE
 from planner.strategy.moments import RankMoment, StageMoment
 from planner.strategy.placement import axis_group
 from planner.vocabulary import Axis, Recomputation
@@ -129,10 +130,13 @@ def _breakdown(
         slowest, passes = max(ranks, key=lambda held: sum(time.microbatch_s for time in held)), m
     busy_s = passes * sum(time.microbatch_s for time in slowest)
     split_s = passes * sum(time.tp_comm_s for time in slowest)
+    by_axis = {
+        Axis.CP: passes * sum(time.context_comm_s for time in slowest),
+        Axis.EP: passes * sum(time.expert_comm_s for time in slowest),
+    }
     axis = configuration.degrees.split_axis
-    second = configuration.degrees.second_axis
-    second_s = split_s if axis is Axis.EP else passes * sum(time.second_comm_s for time in slowest)
-    by_axis = {axis: split_s - second_s} | {second: second_s}
+    rest_s = split_s - sum(by_axis.values())
+    by_axis[axis] = by_axis.get(axis, 0.0) + rest_s
     return CostBreakdown(
         compute_s=passes * sum(time.compute_s for time in slowest),
         recompute_s=passes * sum(time.recompute_s for time in slowest),
@@ -159,7 +163,7 @@ def rank_spec(
         device=cluster.device,
         dtype=dtype,
         tp_group=axis_group(cluster, degrees, degrees.split_axis, order),
-        second_group=axis_group(cluster, degrees, degrees.second_axis, order),
+        beside={axis: axis_group(cluster, degrees, axis, order) for axis in BESIDE},
         host=cluster.host,
         splits_ops=degrees.tp * degrees.cp > 1,
         compiled=configuration.compile,

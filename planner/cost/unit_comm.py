@@ -17,6 +17,7 @@ from planner.strategy.conversion import (
 )
 from planner.strategy.nodes import Node, NodeStrategy, RoutedRows
 from planner.strategy.problem import ShardingProblem
+from planner.vocabulary import Axis
 
 Comm = Sequence[CommWork]
 """Collectives of one pass."""
@@ -88,14 +89,14 @@ def node_comm(
         change_comm(graph, value, source, target, around.ranks, share=read(value))
         for value, source, target in around.conversions.get(node.index, ())
     ]
-    entries = entry_comm(strategy) + [_over_second(pair) for pair in second]
+    entries = entry_comm(strategy) + [_over_context(pair) for pair in second]
     exits = exit_comm(graph, strategy, ranks, left=left, inside=context, chunks=chunks)
     beyond = exit_comm(graph, outer, around.ranks, left=own, inside=own)
-    return entries, exits + [_over_second(pair) for pair in beyond]
+    return entries, exits + [_over_context(pair) for pair in beyond]
 
 
-def _over_second(pair: Pair) -> Pair:
-    forward, backward = ([replace(each, over_second=True) for each in comm] for comm in pair)
+def _over_context(pair: Pair) -> Pair:
+    forward, backward = ([replace(each, beside=Axis.CP) for each in comm] for comm in pair)
     return forward, backward
 
 
@@ -151,7 +152,7 @@ def entry_comm(strategy: NodeStrategy) -> list[Pair]:
 
 
 def _exchange(num_bytes: int) -> CommWork:
-    return CommWork(kind="all_to_all", num_bytes=num_bytes, over_second=True)
+    return CommWork(kind="all_to_all", num_bytes=num_bytes, beside=Axis.EP)
 
 
 def routing_works(routed: RoutedRows) -> tuple[list[OpWork], list[OpWork]]:

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from planner.cost.node_pricing import RankSpec, comm_s
 from planner.cost.op import op_s
 from planner.cost.unit_work import RankWork, UnitWork
+from planner.strategy.mesh import BESIDE
 from planner.units import DTYPE_BYTES
 from planner.vocabulary import Dtype, Recomputation
+
+Beside = tuple[float, ...]
+"""Seconds over each of ``BESIDE``."""
+NOTHING_BESIDE: Beside = (0.0,) * len(BESIDE)
+"""Where the split axis is the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +24,8 @@ class Recompute:
     """Kernels run again, and copies of its input to host memory and back."""
     comm_s: float
     """Collectives run again."""
-    second_comm_s: float = 0.0
-    """Those of them that are over the second axis: cp around tp, or ep."""
+    beside_comm_s: Beside = NOTHING_BESIDE
+    """Those of them that are over axes beside the split one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class PricedUnit:
     weight_backward_s: float
     """The part of ``backward_s`` that only the parameters' gradients need."""
     forward_comm_s: float
-    """Collectives of the forward pass over the split axis and the second beside it."""
+    """Collectives of the forward pass over the split axis and those beside it."""
     backward_comm_s: float
     """Those of the backward pass."""
     recompute: Mapping[str, Recompute]
@@ -57,9 +63,9 @@ class PricedUnit:
     """All its parameters in the compute dtype, as gathered for its forward."""
     summed_gradient_bytes: int
     """Gradients of whole parameters on a split stream, summed over tp once a step."""
-    forward_second_comm_s: float = 0.0
-    """Those of ``forward_comm_s`` that are over the second axis."""
-    backward_second_comm_s: float = 0.0
+    forward_beside_s: Beside = NOTHING_BESIDE
+    """Those of ``forward_comm_s`` that are over axes beside the split one."""
+    backward_beside_s: Beside = NOTHING_BESIDE
     """Those of ``backward_comm_s``."""
     last_trained_bytes: int = 0
     """Those of ``trained_bytes`` that the last trained parameter of the module has."""
@@ -117,8 +123,8 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
         weight_backward_s=_pass_s(weight, rank)[0],
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
-        forward_second_comm_s=_second_s(work.forward, rank),
-        backward_second_comm_s=_second_s(whole, rank),
+        forward_beside_s=_beside_s(work.forward, rank),
+        backward_beside_s=_beside_s(whole, rank),
         recompute={kind: _recompute(work, kind, rank, forward_s) for kind in work.recompute},
         activation_bytes=work.activation_bytes,
         temporary_bytes=work.temporary_bytes,
@@ -153,7 +159,7 @@ def _recompute(work: UnitWork, kind: str, rank: RankSpec, forward_s: float) -> R
         compute_s += _pass_s(work.forward, rank, more_s=more_s)[0] - forward_s
     if kind == Recomputation.FULL:
         compute_s += _copies_s(work, rank)
-    return Recompute(compute_s=compute_s, comm_s=again_comm_s, second_comm_s=_second_s(again, rank))
+    return Recompute(compute_s=compute_s, comm_s=again_comm_s, beside_comm_s=_beside_s(again, rank))
 
 
 def _pinned_bytes(size_bytes: int) -> int:
@@ -195,9 +201,13 @@ def _pass_s(work: RankWork, rank: RankSpec, *, more_s: float = 0.0) -> tuple[flo
     return max(kernels_s, issued_s - collectives_s), collectives_s
 
 
-def _second_s(work: RankWork, rank: RankSpec) -> float:
-    """Seconds of the collectives over the second axis."""
-    return sum(comm_s(comm, rank) for comm in work.comm if comm.over_second)
+def _beside_s(work: RankWork, rank: RankSpec) -> Beside:
+    """Seconds of the collectives over each axis beside the split one."""
+    by_axis = dict.fromkeys(BESIDE, 0.0)
+    for comm in work.comm:
+        if comm.beside is not None:
+            by_axis[comm.beside] += comm_s(comm, rank)
+    return tuple(by_axis.values())
 
 
 def master_bytes(dtype: str) -> int:

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 from planner.cost.op import OpWork
 from planner.strategy.conversion import Collective
+from planner.vocabulary import Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommWork:
-    """One collective over the split axis, tp, cp or ep, or over the second axis beside it."""
+    """One collective over the split axis, tp, cp or ep, or over one beside it."""
 
     kind: Collective
     """Which."""
     num_bytes: float
     """Bytes of the whole tensor; of one that ranks exchange, what one of them hands out."""
-    over_second: bool = False
-    """Whether it is over the second: the ranks of cp around tp, or those that share experts."""
+    beside: Axis | None = None
+    """Another axis that it is over: cp around tp, or ep."""
     copied_bytes: tuple[float, ...] = ()
     """Of each kernel that puts in order what it carries, before or behind it."""
 

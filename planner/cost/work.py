@@ -135,7 +135,7 @@ def context_strategy(
         is_split = strategy.layouts.get(value) == shard(HEADS)
         heads = values[value].shape[HEADS] // (problem.context.ranks if is_split else 1)
         sent[value] = head_copies(heads, problem.around.ranks)
-    return replace(outer, exchanged=sent)
+    return replace(outer, exchanged=sent, routed=None)  # what goes to experts does so once
 
 
 def op_kind(name: str) -> OpKind:

@@ -62,22 +62,19 @@ def _units(plan: Plan) -> Iterator[str]:
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
-    """Every degree is 1 or more, of tp, cp and ep one is 1.
-
-    ep divides dp_shard and tp or cp, and holds the latter.
-    """
+    """Every degree is 1 or more; ep divides dp_shard x cp x tp, and holds the latter two."""
     degrees = plan.degrees
     for axis in (*MESH_ORDER, Axis.EP):
         if getattr(degrees, axis) < 1:
             yield f"{axis} is {getattr(degrees, axis)}"
-    axis, ranks = degrees.sample_axis, degrees.sample_ranks
-    if degrees.tp > 1 < degrees.cp and degrees.ep > 1:
-        yield f"ep is {degrees.ep} beside tp {degrees.tp} and cp {degrees.cp}"
-    elif degrees.ep > 1 and degrees.dp_shard * ranks % degrees.ep:
-        lenders = f"dp_shard {degrees.dp_shard} x {axis} {ranks}"
+    if degrees.ep == 1:
+        return
+    inside = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in degrees.sample_axes)
+    if degrees.dp_shard * degrees.sample_ranks % degrees.ep:
+        lenders = " x ".join(filter(None, (f"dp_shard {degrees.dp_shard}", inside)))
         yield f"ep is {degrees.ep}, but does not divide {lenders}"
-    elif degrees.ep > 1 and degrees.ep % ranks:
-        yield f"ep is {degrees.ep}, but no multiple of {axis} {ranks}"
+    elif degrees.ep % degrees.sample_ranks:
+        yield f"ep is {degrees.ep}, but no multiple of {inside}"
 
 
 def _mesh(plan: Plan) -> Iterator[str]:

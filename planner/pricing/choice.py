@@ -8,12 +8,12 @@ from planner.pricing.graph_sizes import GraphSizes
 from planner.runtime.layout import SplitAxis
 from planner.strategy.configuration import Configuration
 from planner.strategy.facts import SEQUENCE_DIM
+from planner.strategy.inside_context import inside_context
 from planner.strategy.mesh import split_axis
 from planner.strategy.nodes import FoldedUnit
 from planner.strategy.problem import (
     ContextLayouts,
     ShardingProblem,
-    inside_context,
     sharding_problem,
 )
 from planner.vocabulary import Axis
@@ -31,7 +31,7 @@ class ShardingChoice:
     cp: int = 1
     """Context-parallel ranks, of which each has a part that tp splits in turn."""
     ep: int = 1
-    """Expert-parallel ranks, those of tp or cp among them."""
+    """Expert-parallel ranks, those of tp and cp among them."""
     sequence_parallel: bool
     """The stream is split over the sequence inside blocks."""
     split_tables: bool

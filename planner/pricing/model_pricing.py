@@ -109,16 +109,16 @@ class ModelPricer:
                 cp, by which layouts are chosen.
         """
         strides = strides or self._side_by_side(choice)
-        if choice.context is None:
-            stride = strides.split if choice.over.is_inside_blocks else 1
-            second = MeshAxis(size=choice.ep, stride=stride)
-        else:
-            second = MeshAxis(size=choice.cp, stride=strides.second)
+        over_experts = strides.split if choice.over.is_inside_blocks else 1
+        beside = {
+            Axis.CP: MeshAxis(size=choice.cp, stride=strides.second),
+            Axis.EP: MeshAxis(size=choice.ep, stride=over_experts),
+        }
         return RankSpec(
             device=self.cluster.device,
             dtype=self._dtype,
             tp_group=comm_group(self.cluster, MeshAxis(size=choice.ranks, stride=strides.split)),
-            second_group=comm_group(self.cluster, second),
+            beside={axis: comm_group(self.cluster, each) for axis, each in beside.items()},
             host=self.cluster.host,
             float8=choice.float8,
             splits_ops=choice.ranks > 1 and not choice.over.is_inside_blocks,
@@ -214,8 +214,8 @@ class ModelPricer:
             replace(link, latency_s=0.0, base_latency_s=0.0, ramp_bytes=0.0) for link in node.links
         ]
         group = comm_group(replace(node, links=tuple(links)), MeshAxis(size=choice.tp, stride=1))
-        experts = self.rank(choice).second_group
-        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, second_group=experts)
+        beside = self.rank(choice).beside
+        return RankSpec(device=node.device, dtype=self._dtype, tp_group=group, beside=beside)
 
 
 UnitWorks = dict[tuple[int, bool, KernelForms, int], tuple[ShardingSolution, UnitWork]]

@@ -124,11 +124,11 @@ class _Counted:
 
     def _between_parts(self, stage: StagePlan) -> Iterator[_Moved]:
         """What the layouts of the units move in every microbatch."""
-        axis, second = self._plan.degrees.split_axis, self._plan.degrees.second_axis
+        axis = self._plan.degrees.split_axis
         for unit, kind in zip(self._units(stage), stage.activation_checkpointing, strict=True):
             passes = (unit.forward, unit.input_backward, unit.weight_backward, unit.recompute[kind])
             for comm in (comm for each in passes for comm in each.comm):
-                over = second if comm.over_second else axis
+                over = comm.beside or axis
                 yield _Moved(comm.kind, over, self._plan.num_microbatches, comm.num_bytes)
 
     def _summed(self, stages: list[StagePlan]) -> Iterator[_Moved]:

@@ -253,7 +253,8 @@ def _context_words(plan: Plan) -> str:
 
 def _expert_words(plan: Plan) -> str:
     degrees = plan.degrees
-    included = f", those of {degrees.sample_axis} among them," if degrees.sample_ranks > 1 else ""
+    inside = " and ".join(degrees.sample_axes)
+    included = f", those of {inside} among them," if inside else ""
     return (
         f"{degrees.ep} ranks{included} share the experts of a block, and send each token to the "
         "ranks of its own; priced with as many tokens for each rank: one that gets more takes "

@@ -13,7 +13,7 @@ from .split_part import SplitPart
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
-    """Return the mesh with dp_shard and tp or cp as others: dp_shard_mod_ep, and ep inside it.
+    """Return the mesh with dp_shard, cp and tp as others: dp_shard_mod_ep, and ep inside it.
 
     All ranks ask for it at the same time, since its groups are made here.
     """
@@ -48,7 +48,7 @@ def average_experts(parts: Sequence[SplitPart], batches: int) -> None:
 
     Args:
         parts: What this rank trains.
-        batches: Microbatches whose tokens the ranks of ep have: one for all ranks of tp or cp.
+        batches: Microbatches whose tokens the ranks of ep have: one for all ranks of tp and cp.
     """
     for part in parts:
         for module in part.expert_modules:

@@ -3,8 +3,8 @@
 Lepikhin et al. 2021 (2006.16668). Each rank has samples of its own and some of the experts. In
 front of such a module its rows are put in the order of their experts and exchanged; the module
 runs as it is written on the rows that came, each with one expert; behind it the results go back
-and those of a row are added up. Ranks of tp have the same rows, those of cp
-have parts of the same samples: each exchanges its part.
+and those of a row are added up. Ranks of tp have the same rows, those of cp have parts of the same
+samples: each exchanges its part.
 """
 
 from collections.abc import Sequence
@@ -104,13 +104,16 @@ class _Returned(torch.autograd.Function):
 
 
 class RowsEdge(Protocol):
-    """What ranks of tp or cp do with the rows of their samples."""
+    """What ranks of tp and cp do with the rows of their samples."""
 
     def split(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return this rank's part of all tensors among arguments, as plain ones."""
+        """Return this rank's part of all tensors among arguments."""
 
-    def joined(self, rows: Tensor) -> Tensor:
-        """Return what comes of the parts of all ranks."""
+    def wrapped(self, rows: Tensor) -> Tensor:
+        """Take rows for this rank's part of those of all."""
+
+    def left(self, rows: Tensor) -> Tensor:
+        """Bring rows of all ranks into the layout in which they are left."""
 
 
 class Experts:
@@ -122,7 +125,7 @@ class Experts:
         names: Sequence[str],
         number: int,
         ranks: Ranks,
-        edge: RowsEdge | None = None,
+        edges: Sequence[RowsEdge],
     ) -> None:
         """Keep what to exchange.
 
@@ -131,10 +134,11 @@ class Experts:
             names: Of its parameters, of which this rank has a part along the first dim.
             number: Experts of all ranks.
             ranks: The ranks that share them.
-            edge: Takes this rank's part of the rows of samples that ranks of tp or cp have in
-                common, None where the samples are its own.
+            edges: Take this rank's part of the rows of samples that ranks of tp and cp have in
+                common, the one over the inner axis first; others may come to them. None where its
+                samples are its own.
         """
-        self._edge = edge
+        self._edges = edges
         self._path = path
         self._names = tuple(names)
         self._number = number
@@ -152,8 +156,8 @@ class Experts:
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Give the module the rows of its experts, and show their parameters."""
         self._cover(module)
-        if self._edge is not None:
-            args, kwargs = self._edge.split(args, kwargs)
+        for edge in reversed(self._edges):
+            args, kwargs = edge.split(args, kwargs)
         tensors = tensors_of((args, kwargs))
         rows, chosen, weights = self._roles(tensors)
         self._route, ids = self._routed(tensors[chosen])
@@ -173,8 +177,10 @@ class Experts:
         assert route is not None
         results = first_tensor(output)[: sum(route.come)]
         whole = _Returned.apply(results, route)  # type: ignore[no-untyped-call]
-        if self._edge is not None:
-            whole = self._edge.joined(whole)
+        for edge in self._edges:
+            whole = edge.wrapped(whole)
+        for edge in reversed(self._edges):
+            whole = edge.left(whole)
         return with_tensors(output, {0: whole})
 
     def _roles(self, tensors: Sequence[Tensor]) -> tuple[int, int, int]:

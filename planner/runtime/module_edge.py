@@ -182,18 +182,20 @@ class ModuleEdge:
         return target
 
     def split(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return this rank's part of all rows."""
+        """Return this rank's part of all tensors among arguments, which are rows."""
 
         def part(x: Tensor) -> Tensor:
             return unwrapped(self._shared(x, self._in_pieces(x, self.sharding.input_layout)))
 
         return _with_all(args, kwargs, part)
 
-    def joined(self, rows: Tensor) -> Tensor:
-        """Bring what comes of them into the layout of the output."""
-        part = self._in_pieces(rows, self.sharding.input_layout)
-        whole = wrapped(rows, part, self.ranks)
-        return changed(whole, self._in_pieces(whole, self.sharding.output_layout), self.ranks)
+    def wrapped(self, rows: Tensor) -> Tensor:
+        """Take rows for this rank's part of those of all."""
+        return wrapped(rows, self._in_pieces(rows, self.sharding.input_layout), self.ranks)
+
+    def left(self, rows: Tensor) -> Tensor:
+        """Bring rows of all ranks into the layout of the output."""
+        return changed(rows, self._in_pieces(rows, self.sharding.output_layout), self.ranks)
 
     def leave(self, _: nn.Module, __: Args, output: Tree) -> Tree:
         """Bring the output into its layout."""

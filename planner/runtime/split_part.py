@@ -39,7 +39,8 @@ class SplitPart(Part):
         self.first_block = first_block
         self.last_block = self.blocks[-1] if self.blocks else ""
         self.sequence_modules: list[nn.Module] = []
-        self.expert_modules: list[nn.Module] = []
+        self.expert_modules: dict[nn.Module, list[Tree]] = {}
+        """Modules of experts, each with what splits their rows over axes (``RowsEdge``)."""
         self.receive: Callable[[Tensor], Tensor] = _as_it_is
         self.send: Callable[[Tensor], Tensor] = _as_it_is
         self.make_whole: Callable[[Tensor], Tensor] = _as_it_is

@@ -1,4 +1,4 @@
-"""Modules that are split over the ranks of the tp, the cp or the ep axis, or tp or cp and ep.
+"""Modules that are split over the ranks of the tp, the cp or the ep axis, or several of them.
 
 Where a module begins and ends, its input and its output are brought into the layouts that the plan
 says; what lies between follows by the rules of ``op_rules``. Parameters that are split are DTensors
@@ -12,7 +12,7 @@ Over tp and cp, tp splits what a rank of cp has. Its shardings are applied first
 their layout over tp first, and outputs over cp.
 
 Over ep ranks have samples of their own, and modules of experts alone are split (``experts``). The
-ranks of tp or cp may be among those of ep: each then takes its part of the rows of their samples.
+ranks of tp and cp may be among those of ep: each then takes its part of the rows of their samples.
 """
 
 import functools
@@ -157,6 +157,10 @@ class TensorParallel:
         if id(module) in self._done:
             return
         self._done.add(id(module))
+        if module in self.part.expert_modules:  # of which the axis inside has left a rank its own
+            edge = ModuleEdge(sharding, self.axis, self.ranks, {}, self._stream)
+            self.part.expert_modules[module].append(edge)
+            return
         if sharding.style == "on_part" and not self.axis.is_context:
             self.part.sequence_modules.append(module)
         parts = {name: shard(dim, fused) for name, dim, fused in sharding.split}
@@ -177,9 +181,9 @@ class TensorParallel:
                 self.part.orders[first] = RankOrder(layout, shared.ranks.size)
         edge = ModuleEdge(sharding, self.axis, self.ranks, layouts, self._stream)
         if sharding.style == "experts":
-            self.part.expert_modules.append(module)
-            rows = None if self.axis.is_inside_blocks else edge
-            Experts(path, tuple(parts), number, shared.ranks, rows).register(module)
+            edges = [] if self.axis.is_inside_blocks else [edge]
+            self.part.expert_modules[module] = edges
+            Experts(path, tuple(parts), number, shared.ranks, edges).register(module)
             return
         # Parts over tp lie inside those over cp: they are made last, and made whole first.
         is_around = self.axis.is_context

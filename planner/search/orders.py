@@ -59,15 +59,17 @@ class MeshOrders:
             return mixed
         if self.of(degrees):
             return None
-        axis, ranks = degrees.sample_axis, degrees.sample_ranks
-        lenders = Axis.DP_SHARD, axis
+        inside = degrees.sample_axes
+        lenders = Axis.DP_SHARD, *inside
         outer = [axis for axis in self._kept if axis not in lenders]
         works = ORDER_SIGN.join([*outer, *(axis for axis in lenders if axis in self._kept)])
+        axes = " and ".join(inside)
+        ranks = " and ".join(f"{axis} {getattr(degrees, axis)}" for axis in inside)
         return BrokenRule(
-            rule=f"mesh_order with ep and {axis}",
-            detail=f"mesh_order={ORDER_SIGN.join(self._kept)} with ep {degrees.ep} and {axis} "
-            f"{ranks}: the ranks of ep are those of {axis} and neighbours on dp_shard, so that "
-            f"dp_shard around {axis} lies inside all other axes; mesh_order can be {works}, "
+            rule=f"mesh_order with ep and {axes}",
+            detail=f"mesh_order={ORDER_SIGN.join(self._kept)} with ep {degrees.ep} and {ranks}: "
+            f"the ranks of ep are those of {axes} and neighbours on dp_shard, so that "
+            f"dp_shard around {axes} lies inside all other axes; mesh_order can be {works}, "
             "or ep 1",
         )
 
@@ -104,5 +106,5 @@ class MeshOrders:
         if splits:
             words += ", modules laid out as on the innermost links"
         if any(each.ep > 1 < each.sample_ranks for each in layouts):
-            words += ", ep with tp or cp innermost"
+            words += ", ep with tp and cp innermost"
         return (words,)

@@ -186,8 +186,8 @@ def _is_number(value: TensorValue) -> bool:
 def expert_strategies(node: Node, context: UnitContext) -> tuple[NodeStrategy, ...] | None:
     """Give the ways to run a module of experts that ranks share, None for other modules.
 
-    Each rank of tp or cp takes its part of the rows, as the stream lies, and what comes of it stays
-    so or is gathered. There is no way where the rows, or the experts, do not divide.
+    Each rank of tp and cp takes its part of the rows, as the stream lies, and what comes of it
+    stays so or is gathered. There is no way where the rows, or the experts, do not divide.
     """
     graph = context.graph
     experts = experts_of(node, graph)

@@ -37,16 +37,15 @@ def split_axis(degrees: SplitDegrees) -> Axis:
     return Axis.EP if degrees.ep > 1 else Axis.TP
 
 
-def second_axis(degrees: SplitDegrees) -> Axis:
-    """Return the axis whose ranks exchange beside those: of cp around tp, or of ep, if any."""
-    return Axis.CP if degrees.tp > 1 < degrees.cp else Axis.EP
+BESIDE = (Axis.CP, Axis.EP)
+"""Axes whose ranks exchange beside those of the split axis: of cp around tp, and of ep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
     """Size of every mesh axis.
 
-    The ranks of ``ep`` are those of tp or cp, and neighbours on dp_shard.
+    The ranks of ``ep`` are those of tp and cp, and neighbours on dp_shard.
     """
 
     dp_replicate: int = 1
@@ -67,22 +66,17 @@ class ParallelDegrees:
     def split_axis(self) -> Axis:
         """The axis over which modules are split: tp (of one rank where none is), cp or ep.
 
-        Under tp and cp, experts may be those of the ranks of ep; tp may split what ranks of cp
-        have.
+        tp may split what ranks of cp have. Under either or both, experts may be those of the
+        ranks of ep.
         """
         return split_axis(self)
-
-    @property
-    def second_axis(self) -> Axis:
-        """The axis whose ranks exchange beside those: cp around tp, else ep."""
-        return second_axis(self)
 
     @property
     def split_axes(self) -> tuple[Axis, ...]:
         """The axes over which modules are split, the inner one first."""
         if not self.splits_modules:
             return ()
-        around = (Axis.CP,) if self.second_axis is Axis.CP else ()
+        around = (Axis.CP,) if self.tp > 1 < self.cp else ()
         return (self.split_axis, *around)
 
     @property
@@ -114,9 +108,9 @@ class ParallelDegrees:
         return self.dp_shard * self.sample_ranks // self.ep if self.ep > 1 else self.shards
 
     @property
-    def sample_axis(self) -> Axis:
-        """The axis whose ranks have the same samples, where it is one of the two."""
-        return Axis.CP if self.cp > 1 else Axis.TP
+    def sample_axes(self) -> tuple[Axis, ...]:
+        """The axes whose ranks have the same samples, in the usual order."""
+        return tuple(axis for axis in (Axis.CP, Axis.TP) if getattr(self, axis) > 1)
 
     @property
     def sample_ranks(self) -> int:

@@ -42,7 +42,7 @@ class RoutedRows:
     ranks: int
     """Ranks that share the experts."""
     readers: int
-    """Ranks that read the same rows, each with its part of them: those of tp."""
+    """Ranks that read the same rows, each with its part of them: those of tp and cp."""
     weights: frozenset[int]
     """Values that are weights of experts, of which a rank has its own."""
 
@@ -56,6 +56,15 @@ class RoutedRows:
     """Their weights."""
     has_trained_weights: bool
     """Whether the weights' gradients come back."""
+
+    def within(self, ranks: int) -> "RoutedRows":
+        """The same where the rows are a part that one of so many other ranks has."""
+        return replace(
+            self,
+            readers=self.readers * ranks,
+            rows_bytes=self.rows_bytes // ranks,
+            weights_bytes=self.weights_bytes // ranks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,17 +17,17 @@ from planner.vocabulary import MESH_ORDER, Axis
 
 MeshOrder = tuple[str, ...]
 """Every axis of a mesh, from the outermost to the innermost; ranks of ep are
-those of tp or cp and neighbours on dp_shard."""
+those of tp and cp and neighbours on dp_shard."""
 
 
 def mesh_axis(degrees: ParallelDegrees, axis: str, order: MeshOrder = MESH_ORDER) -> MeshAxis:
-    """Where the ranks of an axis lie; those of ep are the innermost of dp_shard and tp or cp."""
-    place = axis
+    """Where the ranks of an axis lie; those of ep are the innermost of dp_shard, cp and tp."""
+    places: tuple[str, ...] = (axis,)
     if axis == Axis.EP:
-        place = degrees.sample_axis if degrees.sample_ranks > 1 else Axis.DP_SHARD
+        places = degrees.sample_axes or (Axis.DP_SHARD,)
     stride = 1
     for inner in reversed(order):
-        if inner == place:
+        if inner in places:
             return MeshAxis(size=getattr(degrees, axis), stride=stride)
         stride *= getattr(degrees, inner)
     raise AssertionError(f"no mesh axis {axis}")
@@ -111,11 +111,17 @@ def _permutations(degrees: ParallelDegrees) -> Iterator[MeshOrder]:
     """Orders of the axes that have several ranks; the others stay at their places."""
     used = [axis for axis in MESH_ORDER if getattr(degrees, axis) > 1]
     for permutation in permutations(used):
-        inside = (*(axis for axis in (Axis.DP_SHARD, degrees.sample_axis) if axis in used),)
-        if degrees.ep > 1 < degrees.sample_ranks and permutation[-len(inside) :] != inside:
-            continue  # ranks of ep are those of tp or cp and neighbours on dp_shard
+        if degrees.ep > 1 < degrees.sample_ranks and not _lends(degrees, permutation):
+            continue
         left = iter(permutation)
         yield tuple(next(left) if axis in used else axis for axis in MESH_ORDER)
+
+
+def _lends(degrees: ParallelDegrees, order: MeshOrder) -> bool:
+    """Whether ranks of ep, those of tp and cp and neighbours on dp_shard, lie side by side."""
+    within = len(degrees.sample_axes)
+    around = order[:-within][-1:] if degrees.dp_shard > 1 else (Axis.DP_SHARD,)
+    return {*order[-within:]} == {*degrees.sample_axes} and around == (Axis.DP_SHARD,)
 
 
 def _links_of_axes(

@@ -10,12 +10,7 @@ from planner.strategy.expert_strategies import expert_strategies
 from planner.strategy.inner_strategies import inner_strategies
 from planner.strategy.module_strategies import module_strategies
 from planner.strategy.nodes import FoldedUnit, Node, NodeKind, NodeStrategy
-from planner.strategy.region_strategies import (
-    HEADS,
-    exchanged,
-    obstacle_of,
-    region_strategies,
-)
+from planner.strategy.region_strategies import exchanged, obstacle_of, region_strategies
 from planner.strategy.unit_context import UnitContext
 from planner.vocabulary import SPLIT_STYLES, Axis, Style, split_styles
 
@@ -91,7 +86,7 @@ def sharding_problem(
     """
     unit = folded.unit
     context = _context(graph, folded, over, sequence_dim)
-    if (misfit := _misfit(folded, context)) is not None:
+    if (misfit := misfit_of(folded, context)) is not None:
         return _unsplit(folded, context, misfit)
     modules = _module_strategies(folded, unit, context, split_tables=split_tables)
     _leave_whole(modules, folded, unit, whole, context.axis)
@@ -142,21 +137,6 @@ def _unsplit(folded: FoldedUnit, context: UnitContext, misfit: tuple[int, ...]) 
         obstacle=f"a tensor of {misfit} enters or leaves it, and {context.ranks} ranks cannot have "
         f"equal parts of its dim {context.stream.dim} as of a sequence",
     )
-
-
-def inside_context(problem: ShardingProblem, around: ContextLayouts) -> ShardingProblem:
-    """The same problem on the parts that ranks of cp have of the unit.
-
-    What is local to the ranks of each axis by itself is local to those of both where the sizes that
-    both split divide: the sequence of the stream, and the heads inside attention.
-    """
-    both = replace(problem.context, ranks=problem.context.ranks * around.ranks)
-    fits = around.boundary != problem.boundary or _misfit(problem.folded, both) is None
-    strategies = tuple(
-        tuple(each for each in ways if fits and _leaves_heads(node, each, problem.context, around))
-        for node, ways in zip(problem.folded.nodes, problem.strategies, strict=True)
-    )
-    return replace(problem, strategies=strategies, around=around)
 
 
 def _context(
@@ -359,20 +339,7 @@ def _constant(node: Node) -> NodeStrategy:
     return NodeStrategy(style="region", inputs={}, outputs={}, layouts={})
 
 
-def _leaves_heads(
-    node: Node, strategy: NodeStrategy, context: UnitContext, around: ContextLayouts
-) -> bool:
-    """Whether attention has as many heads for each rank of cp of those that tp leaves it."""
-    graph = context.graph
-    queries = {op.inputs[0] for op in map(graph.nodes.__getitem__, node.ops) if op.inputs}
-    return all(
-        graph.values[query].shape[HEADS] // context.ranks % around.ranks == 0
-        for query in queries & around.chosen[node.index].exchanged.keys()
-        if strategy.layouts.get(query) == shard(HEADS)
-    )
-
-
-def _misfit(folded: FoldedUnit, context: UnitContext) -> tuple[int, ...] | None:
+def misfit_of(folded: FoldedUnit, context: UnitContext) -> tuple[int, ...] | None:
     """Shape of a value at the unit's boundary that cannot lie in the stream layout, if any."""
     stream = context.stream
     if not stream.is_shard:

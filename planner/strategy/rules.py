@@ -19,7 +19,7 @@ from planner.vocabulary import (
 )
 
 SPLIT_AXES: tuple[Axis, ...] = (Axis.TP, Axis.CP, Axis.EP)
-"""Axes over which modules are split: tp inside cp, or either with experts over ep."""
+"""Axes over which modules are split: tp inside cp, or either, with experts over ep."""
 
 LONG_SEQUENCE = 32_768
 """Tokens of a sample from which on cp is tried unasked."""
@@ -100,8 +100,7 @@ def enumerate_degrees(
                             pp=pp,
                             ep=ep,
                         )
-                        goes = fixed.ep is not None or not (tp > 1 < cp and ep > 1)
-                        if _keeps(degrees, fixed) and goes:
+                        if _keeps(degrees, fixed):
                             yield degrees
 
 
@@ -210,16 +209,10 @@ def _context_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | N
 
 
 def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | None:
-    """Expert parallelism gives each rank as many experts as others, those of tp or cp included."""
+    """Expert parallelism gives each rank as many experts as others, those of tp and cp included."""
     ep = degrees.ep
     if ep == 1:
         return None
-    if degrees.tp > 1 < degrees.cp:
-        return BrokenRule(
-            rule="ep with tp and cp",
-            detail=f"ep {ep} with tp {degrees.tp} and cp {degrees.cp}: the ranks of one of the two "
-            "are among those that share experts; ep can be 1, or tp, or cp",
-        )
     if not facts.experts:
         return BrokenRule(
             rule="ep needs experts",
@@ -234,11 +227,14 @@ def _expert_rule(degrees: ParallelDegrees, facts: ModelFacts) -> BrokenRule | No
                 detail=f"experts {size} % ep {ep} = {size % ep}; ep can be "
                 f"{listed(divisors(size))}",
             )
-    axis, ranks = degrees.sample_axis, degrees.sample_ranks
+    ranks = degrees.sample_ranks
     if ep % ranks:
+        axes = " * ".join(degrees.sample_axes)
+        by = " * ".join(f"{axis} {getattr(degrees, axis)}" for axis in degrees.sample_axes)
+        by = by if len(degrees.sample_axes) == 1 else f"({by} = {ranks})"
         return BrokenRule(
-            rule=f"ep % {axis}",
-            detail=f"ep {ep} % {axis} {ranks} = {ep % ranks}: the ranks of {axis} are among "
+            rule=f"ep % {axes}",
+            detail=f"ep {ep} % {by} = {ep % ranks}: the ranks of {axes} are among "
             f"those that share experts; ep can be 1 or a multiple of {ranks}",
         )
     return None

@@ -93,11 +93,15 @@ def in_bench(*values):
         in_bench({"tp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
         in_bench({"tp": 2, "dp_shard": 4, "ep": 4, "sequence_parallel": False}),
         in_bench({"tp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
-        {"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"},
+        in_bench({"tp": 2, "dp_shard": 4, "ep": 8, "activation_checkpointing": "selective"}),
         in_bench({"tp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
         in_bench({"cp": 2, "dp_shard": 4, "ep": 4, "reshard_after_forward": True}),
         in_bench({"cp": 4, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
         in_bench({"cp": 2, "pp": 2, "dp_shard": 2, "ep": 4, "schedule": "1F1B"}),
+        {"cp": 2, "tp": 2, "dp_shard": 2, "ep": 8, "activation_checkpointing": "selective"},
+        in_bench({"cp": 2, "tp": 2, "dp_shard": 2, "ep": 4, "sequence_parallel": False}),
+        in_bench({"cp": 2, "tp": 2, "dp_shard": 2, "ep": 4, "activation_checkpointing": "full"}),
+        in_bench({"cp": 2, "tp": 2, "pp": 2, "ep": 4, "schedule": "1F1B"}),
     ],
 )
 def test_experts_on_different_ranks(fix, tmp_path, capsys):

@@ -365,7 +365,7 @@ MUTATIONS = {
     "a degree is 0": ("flat", "degrees", change_degrees(dp_replicate=0)),
     "a degree is negative": ("both", "degrees", change_degrees(tp=-2, pp=-2)),
     "cp beside tp without split modules": ("tensor", "split modules", change_degrees(cp=2)),
-    "ep beside tp and cp": ("tensor", "degrees", change_degrees(cp=2, ep=4)),
+    "ep without the ranks of tp and cp": ("tensor", "degrees", change_degrees(cp=2, ep=2)),
     "ep does not divide dp_shard": ("flat", "degrees", change_degrees(ep=5)),
     "ep without experts": ("flat", "split modules", change_degrees(ep=2)),
     "cp without split modules": ("flat", "split modules", change_degrees(cp=2)),

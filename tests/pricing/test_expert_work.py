@@ -42,6 +42,20 @@ def routed():
     return works_of(trace_family(load_model(str(ROUTED)), dtype="float32"))
 
 
+@pytest.fixture(scope="module")
+def inside():
+    """A block of which tp, cp, and both have parts, on the ranks that share its experts."""
+    file = ROUTED.with_name("routed_attention.py")
+    graphs = trace_family(load_model(str(file)), dtype="float32")
+    pricer = ModelPricer(graphs, load_cluster("h100-sxm", gpus=8), "float32")
+    (_, block, *_) = [u.index for u in graphs.at(2).units if u.kind is UnitKind.BLOCK]
+    layout = {"sequence_parallel": True, "split_tables": False, "microbatch_size": 2}
+    return [
+        pricer.work(ShardingChoice(ep=EP, tp=tp, cp=cp, **layout)).units[block]
+        for tp, cp in ((2, 1), (1, 2), (2, 2))
+    ]
+
+
 def flop_of(*passes):
     return sum(op.flop for each in passes for op in each.ops)
 
@@ -72,6 +86,31 @@ def test_rows_go_and_come_once_in_each_pass(routed):
     assert kinds == {"all_to_all"}
     assert len(shared.recompute["full"].comm) >= 3
     assert not shared.recompute["none"].comm
+
+
+def test_rows_that_tp_and_cp_have_in_parts_go_once(inside):
+    """Parts of both, to the experts of each rank: not over tp and over cp again."""
+    over_tp, over_cp, both = inside
+    for part in ("forward", "input_backward"):
+        tp, cp, found = (
+            sorted(c.num_bytes for c in getattr(each, part).comm if c.beside == "ep")
+            for each in (over_tp, over_cp, both)
+        )
+        assert tp == cp
+        counts = [EXPERTS * 8] * (part == "forward")
+        halves = [size // 2 for size in tp if [size] != counts]
+        assert found == sorted([*counts, *halves])
+    assert both.experts_trained_elements == over_tp.experts_trained_elements == ELEMENTS // EP
+
+
+def test_experts_compute_the_part_of_both(inside):
+    over_tp, over_cp, both = (
+        [op for op in each.forward.ops if op.name in ("bmm", "index", "_grouped_mm")]
+        for each in inside
+    )
+    assert sum(op.flop for op in both) > 0
+    assert sum(op.flop for op in both) == pytest.approx(sum(op.flop for op in over_tp) / 2)
+    assert sum(op.flop for op in both) == pytest.approx(sum(op.flop for op in over_cp) / 2)
 
 
 def test_weights_are_looked_up_as_often(routed):

@@ -35,8 +35,8 @@ def flop_of(*passes, kind):
     return sum(op.flop for each in passes for op in each.ops if op.kind == kind)
 
 
-def moved(work, *, second):
-    return Counter((c.kind, c.num_bytes) for c in work.comm if c.over_second == second)
+def moved(work, *, beside=None):
+    return Counter((c.kind, c.num_bytes) for c in work.comm if c.beside == beside)
 
 
 @pytest.mark.parametrize("kind", ["matmul", "attention"])
@@ -54,14 +54,14 @@ def test_a_rank_computes_its_share_of_both(works, kind):
 
 def test_each_axis_moves_the_part_that_the_other_leaves(works):
     over_tp, over_cp, both = works
-    assert not moved(over_tp.forward, second=True)
+    assert not moved(over_tp.forward, beside="cp")
     for part in ("forward", "input_backward"):
-        inner, alone = moved(getattr(both, part), second=False), getattr(over_tp, part)
+        inner, alone = moved(getattr(both, part), beside=None), getattr(over_tp, part)
         assert inner == {(kind, size / CP): n for (kind, size), n in
-                         moved(alone, second=False).items()}  # fmt: skip
-        outer, alone = moved(getattr(both, part), second=True), getattr(over_cp, part)
+                         moved(alone, beside=None).items()}  # fmt: skip
+        outer, alone = moved(getattr(both, part), beside="cp"), getattr(over_cp, part)
         assert outer == {(kind, size / TP): n for (kind, size), n in
-                         moved(alone, second=False).items()}  # fmt: skip
+                         moved(alone, beside=None).items()}  # fmt: skip
         assert {kind for kind, _ in outer} == {"all_to_all"}
 
 
@@ -86,5 +86,5 @@ def test_bytes_are_those_of_queries_keys_and_values(works, big_gpt):
     graph = big_gpt.at(SIZE)
     stream = graph.values[graph.cuts[0].values[0]]
     assert DTYPE_BYTES[stream.dtype] == 2
-    exchanged = moved(works[2].forward, second=True)
+    exchanged = moved(works[2].forward, beside="cp")
     assert exchanged == {("all_to_all", stream.size_bytes / TP / CP): 4}

@@ -137,3 +137,6 @@ def test_meshes_of_the_state_and_of_experts_keep_the_order():
     assert ranks_of(experts["ep"]) == [5, 7]
     assert ranks_of(experts["dp_shard_mod_ep"]) == [1, 5]
     assert ranks_of(experts["pp"]) == [4, 5]
+    experts = expert_mesh(device_mesh("cpu", {"dp_shard": 2, "tp": 2, "cp": 2}), 4)
+    assert ranks_of(experts["ep"]) == [4, 5, 6, 7]
+    assert ranks_of(experts["dp_shard_mod_ep"]) == [1, 5]

@@ -205,6 +205,39 @@ CASES = {
         "routed_attention",
         {"cp": 2, "dp_shard": 2, "ep": 2, "activation_checkpointing": "selective"},
     ),
+    "routed_attention-cp_2_tp_2_ep_4": (
+        "routed_attention",
+        {"cp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "microbatch_size": 2},
+    ),
+    "experts_first-cp_2_tp_2_ep_4_whole_stream": (
+        "experts_first",
+        {
+            **{"cp": 2, "tp": 2, "ep": 4, "sequence_parallel": False, "mesh_order": "tp-cp"},
+            **{"activation_checkpointing": "selective", "microbatch_size": 4},
+        },
+    ),
+    "routed_attention-cp_2_tp_2_ep_8_full": (
+        "routed_attention",
+        {
+            **{"cp": 2, "tp": 2, "dp_shard": 2, "ep": 8, "sequence_parallel": True},
+            **{"activation_checkpointing": "full", "reshard_after_forward": True},
+        },
+    ),
+    "routed_attention-cp_2_tp_2_ep_4_of_8": (
+        "routed_attention",
+        {"cp": 2, "tp": 2, "dp_shard": 2, "ep": 4, "sequence_parallel": False},
+    ),
+    "routed_attention-cp_2_tp_2_ep_4_pp_2": (
+        "routed_attention",
+        {
+            **{"cp": 2, "tp": 2, "ep": 4, "sequence_parallel": True},
+            **{"pp": 2, "schedule": "InterleavedZeroBubble", "loss_chunks": 2},
+        },
+    ),
+    "routed_attention-cp_2_tp_2_ep_4_hsdp": (
+        "routed_attention",
+        {"cp": 2, "tp": 2, "dp_replicate": 2, "ep": 4, "sequence_parallel": True},
+    ),
     "routed_attention-cp_2_ep_4_pp_2": (
         "routed_attention",
         {**{"cp": 2, "dp_shard": 2, "ep": 4}, **{"pp": 2, "schedule": "Interleaved1F1B"}},
@@ -303,7 +336,10 @@ SIBLINGS = {
     *("routed_attention-cp_2_ep_4_pp_2", "routed_experts-ep_2_pp_2", "gpt-kinds_pp_2"),
     *("llama-tp_2_sequence", "llama-cp_2_tp_2_zero_bubble", "packed_attention-cp_2"),
     *("gpt-dp_shard_4", "gpt-tp_4_sequence", "odd_vocabulary-tp_2_pp_2", "gpt-slow"),
-    "routed_attention-tp_2_ep_2",
+    *("routed_attention-tp_2_ep_2", "routed_attention-tp_2_ep_4_full"),
+    *("experts_first-cp_2_tp_2_ep_4_whole_stream", "routed_attention-cp_2_tp_2_ep_8_full"),
+    *("routed_attention-cp_2_tp_2_ep_4_of_8", "routed_attention-cp_2_tp_2_ep_4_pp_2"),
+    "routed_attention-cp_2_tp_2_ep_4_hsdp",
 }
 """What another case, or one of ``test_layouts``, has all mechanisms of: run in the bench."""
 
@@ -491,29 +527,31 @@ def test_expert_parallel_plans_split_experts_alone(plans):
         }  # fmt: skip
 
 
-def test_over_tp_and_ep_heads_are_split_and_experts_whole(plans):
-    for name, (_, fix) in CASES.items():
-        if "ep" not in fix or "tp" not in fix:
-            continue
-        styles = {
-            module.module: (module.style, module.output_layout)
-            for sharding in plans(name).shardings
-            for module in sharding.modules
-        }
-        assert styles["attention.query"] == ("column", "Shard(-1)")
-        assert styles["ffn.experts"][0] == "experts"
-        if fix["sequence_parallel"]:
-            assert styles["ffn.gate"] == ("on_part", "Shard(0)")
+@pytest.mark.parametrize(
+    "name", chosen(n for n, (_, fix) in CASES.items() if fix.keys() >= {"ep", "tp"})
+)
+def test_over_tp_and_ep_heads_are_split_and_experts_whole(plans, name):
+    styles = {
+        module.module: (module.style, module.output_layout)
+        for sharding in plans(name).shardings
+        for module in sharding.modules
+        if sharding.axis == "tp"
+    }
+    assert styles["attention.query"] == ("column", "Shard(-1)")
+    assert styles["ffn.experts"][0] == "experts"
+    if CASES[name][1]["sequence_parallel"]:
+        assert styles["ffn.gate"] == ("on_part", "Shard(0)")
 
 
-def test_over_cp_and_ep_all_but_experts_run_on_a_part(plans):
-    for name, (_, fix) in CASES.items():
-        if "ep" in fix and "cp" in fix:
-            modules = [each for sharding in plans(name).shardings for each in sharding.modules]
-            styles = {module.module: module.style for module in modules}
-            assert styles.pop("ffn.experts") == "experts"
-            assert set(styles.values()) == {"on_part"}
-            assert {"attention.query", "ffn.gate"} <= styles.keys()
+@pytest.mark.parametrize(
+    "name", chosen(n for n, (_, fix) in CASES.items() if fix.keys() >= {"ep", "cp"})
+)
+def test_over_cp_and_ep_all_but_experts_run_on_a_part(plans, name):
+    shardings = [each for each in plans(name).shardings if each.axis == "cp"]
+    styles = {module.module: module.style for each in shardings for module in each.modules}
+    assert styles.pop("ffn.experts") == "experts"
+    assert set(styles.values()) == {"on_part"}
+    assert {"attention.query", "ffn.gate"} <= styles.keys()
 
 
 PACKED = {("in_proj_weight", 0, 3), ("in_proj_bias", 0, 3), ("out_proj.weight", 1, 1)}

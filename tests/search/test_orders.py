@@ -88,7 +88,7 @@ def test_on_one_link_there_is_one_order():
         ((), ParallelDegrees(dp_shard=4, pp=4), "beside the usual for layouts within 5% of the"),
         ((), SPLIT, LAID_OUT),
         (("dp_shard", "pp"), ParallelDegrees(dp_shard=4, pp=2, tp=2), "with dp_shard around pp"),
-        ((), ParallelDegrees(dp_replicate=2, pp=2, tp=4, ep=4), "ep with tp or cp innermost"),
+        ((), ParallelDegrees(dp_replicate=2, pp=2, tp=4, ep=4), "ep with tp and cp innermost"),
     ],
 )
 def test_limits_say_what_was_searched(kept, degrees, words):
@@ -96,14 +96,15 @@ def test_limits_say_what_was_searched(kept, degrees, words):
     assert words in limit
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp"])
+@pytest.mark.parametrize("axes", [("tp",), ("cp",), ("cp", "tp")])
 @pytest.mark.parametrize("shards", [(), ("dp_shard",)])
-def test_an_order_against_ep_with_tp_or_cp_is_refused_with_what_works(shards, axis):
-    kept = (*shards, "pp", axis) if shards else (axis, "pp")
-    works = "-".join(("pp", *shards, axis))
-    degrees = ParallelDegrees(dp_shard=2, pp=2, dp_replicate=2, ep=4, **{axis: 2})
+def test_an_order_against_ep_with_tp_and_cp_is_refused_with_what_works(shards, axes):
+    kept = (*shards, "pp", *axes) if shards else (*axes, "pp")
+    works = "-".join(("pp", *shards, *axes))
+    degrees = ParallelDegrees(dp_shard=2, pp=2, dp_replicate=2, ep=4, **dict.fromkeys(axes, 2))
     rule = MeshOrders(TWO_NODES, kept).broken_rule(degrees)
-    assert f"mesh_order={'-'.join(kept)} with ep 4 and {axis} 2" in rule.detail
+    ranks = " and ".join(f"{axis} 2" for axis in axes)
+    assert f"mesh_order={'-'.join(kept)} with ep 4 and {ranks}" in rule.detail
     assert f"mesh_order can be {works}, or ep 1" in rule.detail
     assert MeshOrders(TWO_NODES, tuple(works.split("-"))).broken_rule(degrees) is None
     assert MeshOrders(TWO_NODES, kept).broken_rule(replace(degrees, ep=1)) is None

@@ -71,19 +71,17 @@ def test_cp_is_tried_where_it_is_asked_for():
 
 
 @given(st.integers(1, 96))
-def test_ep_takes_the_ranks_of_tp_or_cp_and_some_of_dp_shard(gpus):
+def test_ep_takes_the_ranks_of_tp_and_cp_and_some_of_dp_shard(gpus):
     found = list(enumerate_degrees(gpus, FixedValues(), contexts=True, experts=True))
     assert len(set(found)) == len(found)
     assert all(each.world_size == gpus for each in found)
     shared = [each for each in found if each.ep > 1]
-    assert all(1 in (each.cp, each.tp) for each in shared)
     ranks = [each.tp * each.cp for each in shared]
     for each, inside in zip(shared, ranks, strict=True):
         assert each.ep % inside == 0
         assert each.expert_shards * each.ep == each.dp_shard * inside
-    without = [each for each in found if each.ep == 1 and 1 in (each.cp, each.tp)]
-    beside = sum(each.tp > 1 < each.cp for each in found)
-    assert len(found) - beside == sum(
+    without = [each for each in found if each.ep == 1]
+    assert len(found) == sum(
         len(divisors(each.dp_shard)) + (each.tp * each.cp > 1) for each in without
     )
 
@@ -103,7 +101,7 @@ def test_ep_is_tried_where_it_is_asked_for():
         ({"cp": 4}, {"heads": (6,), "kv_heads": (6,)}, "heads % cp", "6 % cp 4 = 2"),
         ({"cp": 4}, {"sequence": 65}, "sequence % cp", "sequence 65 % cp 4 = 1; cp can be 1, 5"),
         ({"cp": 2}, {"sequence": None}, "cp needs a sequence", "(batch, sequence, features)"),
-        ({"cp": 2, "tp": 2, "ep": 4}, {}, "ep with tp and cp", "ep 4 with tp 2 and cp 2"),
+        ({"cp": 2, "tp": 2, "ep": 2}, {}, "ep % cp * tp", "ep 2 % (cp 2 * tp 2 = 4) = 2: the"),
         ({"ep": 16}, {}, "experts % ep", "experts 8 % ep 16 = 8; ep can be 1, 2, 4, 8"),
         ({"ep": 3}, {"experts": (6, 8)}, "experts % ep", "experts 8 % ep 3 = 2"),
         ({"ep": 2}, {"experts": ()}, "ep needs experts", "no module of a block takes (tokens,"),
