@@ -53,6 +53,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 2 x ep 4": {"tp": 2, "dp_shard": 2, "ep": 4},
     "cp 2 x ep 2": {"cp": 2, "ep": 2},
     "cp 2 x ep 4": {"cp": 2, "dp_shard": 2, "ep": 4},
+    "tp 2 x cp 2 x ep 4": {"tp": 2, "cp": 2, "ep": 4},
     "2 chunks": {"dp_shard": 2, "loss_chunks": 2},
     "2 chunks x pp 2": {"dp_shard": 2, "pp": 2, "loss_chunks": 2},
     "2 chunks x tp 2": {"tp": 2, "loss_chunks": 2},

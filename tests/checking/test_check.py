@@ -122,8 +122,9 @@ def test_experts_on_different_ranks(fix, tmp_path, capsys):
         groups[each["kind"]].add(each["group_size"])
     tp, cp, ep = fix.get("tp", 1), fix.get("cp", 1), fix["ep"]
     assert {ep} <= groups["all_to_all"] <= {ep, cp}
-    experts = fix["dp_shard"] * tp * cp // ep
-    assert groups["all_gather"] - {cp} == {fix["dp_shard"] * cp, experts, tp} - {1, cp}
+    shards = fix.get("dp_shard", 1)
+    experts = shards * tp * cp // ep
+    assert groups["all_gather"] - {cp} == {shards * cp, experts, tp} - {1, cp}
     assert document["holds"]
 
 

@@ -9,7 +9,10 @@ from planner.checking.check import check_plan
 LONG = model(1024).replace("max_seq_len=256", "max_seq_len=16384")
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+SELECTIVE = pytest.param("selective", marks=pytest.mark.bench)
+
+
+@pytest.mark.parametrize("recompute", ["none", SELECTIVE, "full"])
 @pytest.mark.parametrize("fix", [{"tp": 4}, {"tp": 2, "cp": 2}])
 def test_blocks_take_what_is_planned(fix, recompute, tmp_path):
     """Of activations a part of which is gathered, more than of anything else."""

@@ -75,7 +75,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.bench if name == "pp" else ()) for name in LAYOUTS],
+)
 def test_a_share_takes_the_steps_of_its_rank(name, tmp_path):
     """All microbatches of the rank that has the loss, with numbers in them, and no other rank."""
     saved = save(tmp_path, gpus=4, fix=LAYOUTS[name])

@@ -22,7 +22,7 @@ def in_bench(*values):
         in_bench({"dp_shard": 2, **FULL}, 1, "float32"),
         in_bench({"dp_shard": 8, **FULL}, 4, "bfloat16"),
         in_bench({"dp_shard": 8, "reshard_after_forward": False}, 1, "bfloat16"),
-        ({"dp_replicate": 2, "dp_shard": 2, **FULL}, 4, "bfloat16"),
+        in_bench({"dp_replicate": 2, "dp_shard": 2, **FULL}, 4, "bfloat16"),
         in_bench({"dp_replicate": 2, "dp_shard": 2, **FULL}, 1, "bfloat16"),
         ({"tp": 2, "dp_shard": 2, "reshard_after_forward": True}, 4, "bfloat16"),
         ({"pp": 2, "dp_shard": 2, "schedule": "1F1B"}, 4, "bfloat16"),

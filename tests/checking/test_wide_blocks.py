@@ -50,9 +50,12 @@ def test_every_stage_holds_what_is_planned(fix, microbatches, tmp_path):
         ({"activation_checkpointing": "none"}, 1, 1),
         ({"activation_checkpointing": "full"}, 4, 1),
         ({**PIPED, "activation_checkpointing": "selective"}, 8, 4),
-        ({"pp": 2, "virtual_stages": 2, "activation_checkpointing": "full"}, 8, 2),
+        pytest.param(
+            {"pp": 2, "virtual_stages": 2, "activation_checkpointing": "full"}, 8, 2,
+            marks=pytest.mark.bench,
+        ),
     ],
-)
+)  # fmt: skip
 def test_parameters_of_one_rank_are_held_once(fix, microbatches, gpus, tmp_path):
     """FSDP2 would hold gathered ones beside them."""
     result, check = planned(

@@ -55,7 +55,7 @@ CASES = {
     "both": {**SPLIT, **PIPELINE, "microbatch_size": 4, "activation_checkpointing": "none"},
 }
 TOLERANCE = 0.04
-MORE = ("zero_3", "zero_2", "pipeline", "whole_stream")
+MORE = ("zero_3", "zero_2", "pipeline", "whole_stream", "tensor_parallel_full")
 """For the bench: others have all of it."""
 
 

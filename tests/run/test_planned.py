@@ -351,6 +351,13 @@ def chosen(names):
     ]
 
 
+def cases_with(*settings, but=""):
+    """Those that fix some settings."""
+    return chosen(
+        name for name, (_, fix) in CASES.items() if {*settings} <= fix.keys() and but not in fix
+    )
+
+
 @pytest.fixture(scope="module")
 def fast_links(tmp_path_factory):
     """The CPU cluster with links so fast that the layouts are those of large models."""
@@ -497,39 +504,39 @@ def test_context_parallel_plans_run_all_on_parts_of_the_sequence(plans):
     }  # fmt: skip
 
 
-def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(plans):
-    for name, (model, fix) in CASES.items():
-        pays = not fix.get("cpu_offload")  # on links that cost nothing
-        if fix.get("tp", 1) == 1 or fix.get("cp", 1) == 1 or not pays:
-            continue
-        styles = {
-            axis: {
-                module.style
-                for sharding in plans(name).shardings
-                for module in sharding.modules
-                if sharding.axis == axis
-            }
-            for axis in ("tp", "cp")
+@pytest.mark.parametrize("name", cases_with("tp", "cp", but="cpu_offload"))
+def test_over_tp_and_cp_modules_are_split_on_parts_of_the_sequence(plans, name):
+    """On links that cost nothing, as those to hosts do not."""
+    styles = {
+        axis: {
+            module.style
+            for sharding in plans(name).shardings
+            for module in sharding.modules
+            if sharding.axis == axis
         }
-        assert {"column", "row"} <= styles["tp"], name
-        if model != "grouped_attention":  # whose heads have norms, and whose table is small
-            assert "vocab_embedding" in styles["tp"], name
-            assert ("on_part" in styles["tp"]) == plans(name).sequence_parallel, name
-        assert styles["cp"] == {"on_part"}, name
-
-
-def test_expert_parallel_plans_split_experts_alone(plans):
-    for name in (name for name, (model, _) in CASES.items() if model == "routed_experts"):
-        (module,) = {each for sharding in plans(name).shardings for each in sharding.modules}
-        assert (module.module, module.style) == ("ffn.experts", "experts")
-        assert {(each.name, each.dim) for each in module.split} == {
-            ("into", 0), ("out_of", 0), ("bias", 0)
-        }  # fmt: skip
+        for axis in ("tp", "cp")
+    }
+    model, fix = CASES[name]
+    assert {"column", "row"} <= styles["tp"]
+    if model != "grouped_attention" and "ep" not in fix:  # their tables are small
+        assert "vocab_embedding" in styles["tp"]
+    if model != "grouped_attention":  # whose heads have norms
+        assert ("on_part" in styles["tp"]) == plans(name).sequence_parallel
+    assert styles["cp"] == {"on_part", *(["experts"] if "ep" in fix else [])}
 
 
 @pytest.mark.parametrize(
-    "name", chosen(n for n, (_, fix) in CASES.items() if fix.keys() >= {"ep", "tp"})
+    "name", chosen(name for name, (model, _) in CASES.items() if model == "routed_experts")
 )
+def test_expert_parallel_plans_split_experts_alone(plans, name):
+    (module,) = {each for sharding in plans(name).shardings for each in sharding.modules}
+    assert (module.module, module.style) == ("ffn.experts", "experts")
+    assert {(each.name, each.dim) for each in module.split} == {
+        ("into", 0), ("out_of", 0), ("bias", 0)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases_with("tp", "ep"))
 def test_over_tp_and_ep_heads_are_split_and_experts_whole(plans, name):
     styles = {
         module.module: (module.style, module.output_layout)
@@ -539,13 +546,11 @@ def test_over_tp_and_ep_heads_are_split_and_experts_whole(plans, name):
     }
     assert styles["attention.query"] == ("column", "Shard(-1)")
     assert styles["ffn.experts"][0] == "experts"
-    if CASES[name][1]["sequence_parallel"]:
+    if CASES[name][1]["sequence_parallel"] and "cp" not in CASES[name][1]:
         assert styles["ffn.gate"] == ("on_part", "Shard(0)")
 
 
-@pytest.mark.parametrize(
-    "name", chosen(n for n, (_, fix) in CASES.items() if fix.keys() >= {"ep", "cp"})
-)
+@pytest.mark.parametrize("name", cases_with("cp", "ep"))
 def test_over_cp_and_ep_all_but_experts_run_on_a_part(plans, name):
     shardings = [each for each in plans(name).shardings if each.axis == "cp"]
     styles = {module.module: module.style for each in shardings for module in each.modules}
@@ -565,7 +570,8 @@ INNER_SPLITS = {
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (model, fix) in CASES.items() if model in INNER_SPLITS and "tp" in fix]
+    "name",
+    chosen(name for name, (model, fix) in CASES.items() if model in INNER_SPLITS and "tp" in fix),
 )
 def test_weights_of_no_linear_layer_are_split(plans, name):
     splits = {
