@@ -137,6 +137,22 @@ class GraphSizes:
         flop = {unit.structure: self._matmul_flop(unit) for unit in self.representatives}
         return tuple(flop[unit.structure] for unit in self.graph.units)
 
+    @property
+    def num_kernels(self) -> Sequence[int]:
+        """Ops of each unit that are kernels, forward and backward, of its representative."""
+        if "kernels" not in self.graph.wiring:
+            nodes = self.graph.nodes
+            counts = {
+                unit.structure: sum(
+                    not nodes[op].is_view for op in (*unit.forward_ops, *unit.backward_ops)
+                )
+                for unit in self.representatives
+            }
+            units = self.graph.units
+            self.graph.wiring["kernels"] = tuple(counts[unit.structure] for unit in units)
+        found: Sequence[int] = self.graph.wiring["kernels"]
+        return found
+
     @cached_property
     def tied(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Parameters that several units read, with these units."""

@@ -10,15 +10,17 @@ takes more than n times as long: they do at most n times the work (``GraphFamily
 and rates rise with size (``planner.cost.op``, ``planner.cost.collective``; a measured device is
 asked). So one program of the largest microbatch bounds all smaller ones, and each that is solved on
 the way those below it. Layouts that run are no faster than the fastest.
+
+Nor is any microbatch faster than the host issues its kernels (``planner.cost.unit_pricing``): as
+many of each op as it is written, however it is split and of whatever size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import lcm
 
 from planner.cost.op import rates_rise
-from planner.graph.operator_graph import UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.spec import DeviceSpec
 from planner.pricing.choice import ShardingChoice
@@ -45,7 +47,7 @@ class LeastWork:
         self._solvers = tuple(solvers)
         self._devices = tuple(devices)
         self._largest: dict[ShardingChoice, int] = {}
-        self._solved: dict[ShardingChoice, dict[int, _Least]] = {}
+        self._solved: dict[ShardingChoice, dict[int, float]] = {}
 
     @cached_property
     def _holds(self) -> bool:
@@ -55,6 +57,19 @@ class LeastWork:
         """Note a choice that may be asked for: a larger one will bound it."""
         family = _family(choice if choice.context is None else _without_context(choice))
         self._largest[family] = lcm(self._largest.get(family, 1), choice.microbatch_size)
+
+    def issued_s(self, choice: ShardingChoice) -> float:
+        """What the host takes at the least to issue the kernels of one microbatch.
+
+        Returns:
+            Seconds, forward and backward, through all units; 0 where several ops are one kernel.
+        """
+        size = choice.microbatch_size
+        if choice.compile or not self._graphs.evaluates(size):
+            return 0.0
+        sizes = self._solvers[0].sizes(self._graphs.size_of_trial(size))
+        issued_s = min(_dispatch_s(device, choice) for device in self._devices)
+        return sum(sizes.num_kernels) * issued_s
 
     def by_larger_s(self, choice: ShardingChoice) -> float:
         """What one microbatch takes at the least, by the larger ones that were solved.
@@ -74,8 +89,8 @@ class LeastWork:
             self.solved_s(replace(family, microbatch_size=self._largest[family]))
         return max(
             (
-                least.of(choice) * size / larger
-                for larger, least in self._solved[family].items()
+                least_s * size / larger
+                for larger, least_s in self._solved[family].items()
                 if larger % size == 0 and self._graphs.evaluates(larger)
             ),
             default=0.0,
@@ -85,15 +100,16 @@ class LeastWork:
         """The same by a program of its own.
 
         0 where there are no layouts. Blocks that are compiled or multiply in float8 are not
-        bounded, nor losses in chunks.
+        bounded. A loss in chunks takes no less than a whole one: as many kernels and collectives
+        for each chunk, of its part of the rows.
         """
         if choice.context is not None:
             return self._of_a_part_s(self.solved_s, choice)
         size = choice.microbatch_size
         solved = self._solved.setdefault(_family(choice), {})
         if size not in solved:
-            solved[size] = _Least() if _is_otherwise(choice) else self._solve(choice)
-        return solved[size].of(choice)
+            solved[size] = 0.0 if _is_otherwise(choice) else self._solve(choice)
+        return solved[size] if choice.loss_chunks == 1 or self._holds else 0.0
 
     def _of_a_part_s(
         self, known_s: Callable[[ShardingChoice], float], choice: ShardingChoice
@@ -105,34 +121,22 @@ class LeastWork:
         """
         return known_s(_without_context(choice)) / choice.cp if self._holds else 0.0
 
-    def _solve(self, choice: ShardingChoice) -> "_Least":
+    def _solve(self, choice: ShardingChoice) -> float:
         sizes = self._solvers[0].sizes(choice.microbatch_size)
         by_structure: dict[str, float] = {}
         for unit in sizes.representatives:
             solutions = [solver.solve(unit, choice) for solver in self._solvers]
             bounds_s = [each.bound_s for each in solutions if each is not None]
             if len(bounds_s) < len(solutions):
-                return _Least()
+                return 0.0
             by_structure[unit.structure] = min(bounds_s) * (1 - _TOLERANCE)
-        units = [(unit.kind, by_structure[unit.structure]) for unit in sizes.graph.units]
-        return _Least(
-            seconds=sum(seconds for _, seconds in units),
-            but_end_s=sum(seconds for kind, seconds in units if kind is not UnitKind.EPILOGUE),
-        )
+        return sum(by_structure[unit.structure] for unit in sizes.graph.units)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Least:
-    """What a microbatch takes at the least."""
-
-    seconds: float = 0.0
-    """Through all units."""
-    but_end_s: float = 0.0
-    """Without the epilogue, of which nothing is known where its loss is in chunks."""
-
-    def of(self, choice: ShardingChoice) -> float:
-        """Under a choice."""
-        return self.seconds if choice.loss_chunks == 1 else self.but_end_s
+def _dispatch_s(device: DeviceSpec, choice: ShardingChoice) -> float:
+    """What the host takes for an op, on parts of tensors or on whole ones."""
+    splits_ops = choice.ranks > 1 and not choice.over.is_inside_blocks
+    return device.host_dispatch_s + (device.split_dispatch_s if splits_ops else 0.0)
 
 
 def _is_otherwise(choice: ShardingChoice) -> bool:

@@ -57,13 +57,15 @@ class Prospect:
         """None of them is faster."""
 
     def sharpen(self) -> bool:
-        """Raise the bound by what larger microbatches tell, and where that is known by a program.
+        """Raise the bound: by what the host issues, by larger microbatches, then by a program.
 
         Returns:
             Whether it rose.
         """
         if self._least_work is None or self._is_solved:
             return False
+        if self._rises(self._least_work.issued_s(self.choice)):
+            return True
         if self._rises(self._least_work.by_larger_s(self.choice)):
             return True
         self._is_solved = True

@@ -1,6 +1,7 @@
 """What is not priced could not have been among the best, and what is set aside is accounted for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from searches import request_for, search_for, space_for
@@ -81,6 +82,33 @@ def test_bounds_hold_for_experts_and_contexts(mixture, llama):
     assert check_bounds(space_for(mixture, load_cluster("h100-sxm", gpus=16), pp=1)) > 0
     assert check_bounds(space_for(llama, load_cluster("h100-sxm", gpus=8), cp=2)) > 0
     assert check_bounds(space_for(mixture, load_cluster("h100-sxm", gpus=8), cp=2, ep=4)) > 0
+
+
+@pytest.mark.parametrize("fix", [{"pp": 1}, {"cp": 2}, {"tp": 2}])
+@pytest.mark.parametrize("chunks", [2, 8])
+@pytest.mark.parametrize("model", ["gpt", "llama", "mixture"])
+def test_bounds_hold_for_a_loss_in_chunks(model, chunks, fix, request):
+    """Beside a host that takes no time for an op, which is most of a small model's."""
+    cluster = load_cluster("h100-sxm", gpus=8)
+    device = replace(cluster.device, host_dispatch_s=0.0, split_dispatch_s=0.0)
+    graphs = request.getfixturevalue(model)
+    space = space_for(graphs, replace(cluster, device=device), loss_chunks=chunks, **fix)
+    assert check_bounds(space) > 0
+
+
+def test_hosts_that_issue_slowly_bound_what_is_small(gpt):
+    """As they issue as many kernels of small tensors as of large ones."""
+    cluster = load_cluster("h100-sxm", gpus=8)
+    slow = replace(cluster.device, host_dispatch_s=1e-4, split_dispatch_s=1e-3)
+    space = space_for(gpt, replace(cluster, device=slow))
+    work = space.pricer.least_work
+    for prospect in space.prospects(space.legal()[0]):
+        (unit_s,) = {unit_seconds(search.priced) for search in prospect.searches()} or {0.0}
+        if not unit_s:
+            continue
+        issued_s = work.issued_s(prospect.choice)
+        assert 0.5 * unit_s < issued_s <= unit_s, prospect.choice
+        assert issued_s > 10 * work.solved_s(prospect.choice)
 
 
 @pytest.mark.parametrize("gpus", [4, 16])
