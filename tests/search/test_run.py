@@ -320,7 +320,7 @@ def test_no_legal_layout_names_every_rule(llama):
 
 
 def test_what_is_left_names_axes_that_are_not_tried_unasked(llama, h100):
-    with pytest.raises(RequestError, match="ep 4 with tp 2 and cp 2") as error:
+    with pytest.raises(RequestError, match="ep 4 gives each rank some") as error:
         search_for(llama, h100, cp=2, tp=2, ep=4)
     assert "dp_replicate, dp_shard, cp, tp, pp (" in error.value.hint
 
