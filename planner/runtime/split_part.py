@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .part import OffersLoss, Part
+from .streams import name_again
 from .trees import Tree
 
 
@@ -41,6 +42,8 @@ class SplitPart(Part):
         self.sequence_modules: list[nn.Module] = []
         self.expert_modules: dict[nn.Module, list[Tree]] = {}
         """Modules of experts, each with what splits their rows over axes (``RowsEdge``)."""
+        self.given_again: list[nn.Module] = []
+        """Blocks that give each tensor to their modules as often as they get it."""
         self.receive: Callable[[Tensor], Tensor] = _as_it_is
         self.send: Callable[[Tensor], Tensor] = _as_it_is
         self.make_whole: Callable[[Tensor], Tensor] = _as_it_is
@@ -66,7 +69,12 @@ class SplitPart(Part):
                 yield name, buffer
 
     def register_late_hooks(self) -> None:
-        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them."""
+        """Register what looks at outputs of modules, after the hooks that FSDP2 put on them.
+
+        And what they are given more than once, before those.
+        """
+        for block in self.given_again:
+            block.register_forward_pre_hook(name_again, prepend=True, with_kwargs=True)
         if self.is_last and self.after_blocks is not None:
             last = self.model.get_submodule(self.last_block)
             last.register_forward_hook(self.after_blocks)

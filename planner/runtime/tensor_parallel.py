@@ -42,7 +42,7 @@ from .split_tensor import (
     unwrapped,
     wrapped,
 )
-from .streams import first_tensor, stream_of, with_stream, with_tensors
+from .streams import first_tensor, give_again, stream_of, with_stream, with_tensors
 from .trees import Args, Kwargs, Tree
 from .unread import SplitError
 
@@ -138,6 +138,9 @@ class TensorParallel:
         allow_split_tokens()
         by_block = {block: mods for blocks, mods in block_shardings for block in blocks}
         for index, (path, block) in enumerate(self.part.block_items(), self.part.first_block):
+            if block not in self.part.given_again:  # by an axis inside
+                self.part.given_again.append(block)
+                block.register_forward_pre_hook(give_again, with_kwargs=True)
             for sharding in by_block.get(index, ()):
                 self._shard(block.get_submodule(sharding.module), f"{path}.", sharding)
             block.register_forward_hook(self._stream.forget, always_call=True)
