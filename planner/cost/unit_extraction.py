@@ -224,10 +224,7 @@ class _UnitView:
         return storage.id if own else None
 
     def _saved(self, op_ids: Sequence[int]) -> dict[tuple[int, float, bool], int]:
-        """Bytes on a rank of each storage that some forward ops save.
-
-        A gathered copy counts beside its shard, an exchanged one that attention has beside others.
-        """
+        """Bytes on a rank of what some forward ops save; gathered or exchanged copies beside it."""
         found: dict[tuple[int, float, bool], int] = {}
         for op_id in op_ids:
             op = self.graph.nodes[op_id]
@@ -284,11 +281,13 @@ class _UnitView:
             return sum(self._saved(unit.forward_ops).values()) + self.score_bytes()
         if kind == Recomputation.SELECTIVE and self.kernels.selective == "attention":
             return sum(self._saved(unit.forward_ops).values())
-        kept = self.boundary_bytes(self.own_inputs())
-        kept += sum(self._saved(unit.forward_ops[unit.num_block_ops :]).values())
+        behind = self._saved(unit.forward_ops[unit.num_block_ops :])
+        kept = self.boundary_bytes(self.own_inputs()) + sum(behind.values())
         if kind == Recomputation.FULL:
             return kept - sum(self.offloaded_bytes())
-        return kept + sum(self._cached().values())
+        values, twice = self.graph.values, {storage for storage, *_ in behind}
+        cached = self._cached().items()
+        return kept + sum(size for each, size in cached if values[each].storage not in twice)
 
     def own_inputs(self) -> list[int]:
         """Activations that the unit before hands to it."""
