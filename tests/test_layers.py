@@ -241,7 +241,7 @@ ORDERS = {
         ("expected", "model_files", "reads"),
         ("imports", "splits"),
         ("emit", "kernels"),
-        ("split_trial",),
+        ("divided_trial", "split_trial"),
         ("trial",),
         ("files",),
     ),
@@ -335,6 +335,7 @@ ONLY_IN = {
         *("checking", "graph", "profiling", "runtime"),
         *("api.py", "model_argument.py", "questions_api.py", "trace_api.py"),
         *(
+            "codegen/divided_trial.py",
             "codegen/kernels.py",
             "codegen/split_trial.py",
             "codegen/trial.py",

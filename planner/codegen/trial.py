@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from planner.codegen.divided_trial import divide_backward
 from planner.codegen.emit import blocks_of_stage
 from planner.codegen.kernels import KernelTrial
 from planner.codegen.split_trial import draw_graphs
@@ -34,7 +35,8 @@ from planner.runtime.options import DTYPES
 from planner.runtime.pipeline import examples
 from planner.runtime.stages import Stage, StageSpec
 from planner.runtime.stand_ins import EarlierModule
-from planner.runtime.trees import Args, Kwargs, Microbatch, Tree, cast_floats
+from planner.runtime.trees import Args, Kwargs, Microbatch, Tree, cast_floats, tensors_of
+from planner.vocabulary import ZERO_BUBBLE_SCHEDULES
 
 
 class ModelTrial:
@@ -88,6 +90,8 @@ class ModelTrial:
             try:
                 with default_dtype(self._dtype):
                     self._run(stage, microbatch)
+            except CodegenError:
+                raise
             except Exception as error:  # the same
                 raise CodegenError(
                     f"stage {stage.index} of {len(stages)} does not run the model's code, of which "
@@ -109,7 +113,7 @@ class ModelTrial:
         ]
 
     def _run(self, stage: Stage, microbatch: Tree) -> None:
-        """Run the forward of a stage on the meta device."""
+        """Run the forward of a stage on the meta device, and a backward that is divided."""
         meta = stage.device = torch.device("meta")
         stage.dtype = self._dtype
         for module in stage.modules():
@@ -118,12 +122,15 @@ class ModelTrial:
             if isinstance(module, EarlierModule):
                 module.allocate(meta)
         stage.register_late_hooks()
-        received = () if stage.is_first else examples(stage, None, after=False)
+        examples_of = () if stage.is_first else examples(stage, None, after=False)
+        received = [each.detach().requires_grad_(each.requires_grad) for each in examples_of]
         inputs = cast_floats(
             tree_map_only(torch.Tensor, lambda t: t.to(meta), microbatch), self._dtype
         )
         with KnownData(inputs, microbatch, self._reads):
-            stage(*received, inputs=inputs, targets=None)
+            output = stage(*received, inputs=inputs, targets=None)
+        if self._plan.schedule in ZERO_BUBBLE_SCHEDULES and not stage.is_first:
+            divide_backward(stage, tensors_of(output), received, self._plan.schedule)
 
     def kernels(self) -> None:
         """Run the model once, and each function of torch that it calls on a CPU.
@@ -235,9 +242,10 @@ def _spec(plan: Plan, stage: StagePlan) -> StageSpec:
 class _NoLoss:
     """Stands for the model file: losses may read targets."""
 
-    def loss(self, _output: Tree, _targets: Tree) -> torch.Tensor:
-        """Return no loss."""
-        return torch.zeros(())
+    def loss(self, output: Tree, _targets: Tree) -> torch.Tensor:
+        """Return a loss of all that has a gradient."""
+        trained = (each for each in tensors_of(output) if each.requires_grad)
+        return sum((each.sum() for each in trained), torch.zeros((), device="meta"))
 
 
 def _note_arguments(

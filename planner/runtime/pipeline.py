@@ -135,6 +135,17 @@ class _Stage(PipelineStage):
             if received.buffer is not None:
                 received.buffer.grad = None
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Run the part of a microbatch's backward for the weights.
+
+        torch leaves their gradients in the strides in which they were made, which fused optimisers
+        read as those of the weights.
+        """
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        for weight in self.submod.parameters():
+            if weight.grad is not None and weight.grad.stride() != weight.stride():
+                weight.grad = torch.empty_like(weight).copy_(weight.grad)
+
 
 def pipeline_schedule(
     stages: Sequence[Stage],

@@ -24,7 +24,7 @@ from .stand_ins import (
     unbacked_zeros,
 )
 from .streams import first_tensor, with_stream, with_tensors
-from .trees import Args, Kwargs, Tree, alias_of, tensors_of, without_view
+from .trees import Args, Kwargs, Tree, alias_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ class Stage(SplitPart):
             output = run_model(self.model, self.taken(inputs))
         except StreamEnd as end:
             sent = [self.send(end.stream), *(self._sent(name) for name in self.sends)]
-            whole = tuple(without_view(tensor.contiguous()) for tensor in sent)
+            dense = [tensor.contiguous() for tensor in sent]
+            whole = tuple(alias_of(each) if each._is_view() else each for each in dense)
             return whole if self.sends else whole[0]
         finally:
             self._received = ()

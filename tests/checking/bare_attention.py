@@ -12,16 +12,23 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(CLASSES, WIDTH)
         self.layers = nn.ModuleList(
-            nn.ModuleList([nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)])
+            nn.ModuleList(
+                [
+                    *(nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)),
+                    *(nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)),
+                ]
+            )
             for _ in range(LAYERS)
         )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
-        for norm, attention in self.layers:
+        for norm, attention, up, down in self.layers:
             y = norm(x)
             x = x + attention(y, y, value=y, need_weights=False)[0]
+            gate, wide = up(x).chunk(2, -1)
+            x = x + down(gate * functional.silu(wide))
         return self.head(x)
 
 

@@ -97,3 +97,15 @@ def test_what_a_block_is_given_three_times_is_one_tensor(tmp_path):
     check = check_plan(tmp_path / "plan", run=True)
     assert check.traffic_holds
     assert check.holds
+
+
+def test_what_a_block_hands_on_and_its_readers_keep_counts_once(tmp_path):
+    """The output of a linear layer that is a block, selectively: 16% too much where it is twice."""
+    layout = {"activation_checkpointing": "selective", "microbatch_size": 8, "dp_shard": 2}
+    planner.plan(
+        str(BLOCKS.with_name("bare_attention.py")), gpus=2, global_batch_size=16, dtype="float32",
+        cluster=fast_links(tmp_path), fix={**layout, "reshard_after_forward": False},
+    ).save(tmp_path / "plan")  # fmt: skip
+    check = check_plan(tmp_path / "plan")
+    assert check.traffic_holds
+    assert abs(check.stages[0].error) <= 0.05, check.stages[0].error

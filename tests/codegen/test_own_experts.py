@@ -80,6 +80,6 @@ def test_without_data_each_rank_gets_as_many_rows(rows, ranks):
 
 
 def test_tensors_that_tell_no_experts_are_named():
-    experts = Experts("ffn.experts", (), EXPERTS, Ranks(rank=0, size=RANKS, group=None))
+    experts = Experts("ffn.experts", (), EXPERTS, Ranks(rank=0, size=RANKS, group=None), edges=())
     with pytest.raises(Exception, match=r"ffn.experts is to take rows, .* \(4, 8\), \(4, 8\)"):
         experts.enter(torch.nn.Linear(1, 1), (torch.ones(4, WIDTH), torch.ones(4, WIDTH)), {})

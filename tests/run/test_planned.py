@@ -30,7 +30,7 @@ FILES = {
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
         *("experts_first", "grouped_attention", "lone_layers"),
         *("complex_positions", "routed_attention", "routed_experts", "scaled_loss"),
-        *("shallow_gpt", "shallow_llama"),
+        *("shallow_gpt", "shallow_llama", "shared_keys"),
     )
 }
 """Models that are no examples."""
@@ -123,6 +123,11 @@ CASES = {
     ),
     "grouped_attention-cp_2_tp_2": ("grouped_attention", {"cp": 2, "tp": 2}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
+    "shared_keys-zero_bubble": ("shared_keys", {"pp": 2, "schedule": "ZBVZeroBubble"}),
+    "shared_keys-zero_bubble_dp": (
+        "shared_keys",
+        {"pp": 2, "dp_shard": 2, "schedule": "InterleavedZeroBubble"},
+    ),
     "odd_vocabulary-tp_2": ("odd_vocabulary", {"tp": 2}),
     "odd_vocabulary-tp_2_pp_2": ("odd_vocabulary", {"tp": 2, "pp": 2}),
     "joint_streams-tp_2": ("joint_streams", {"tp": 2}),
@@ -339,7 +344,7 @@ SIBLINGS = {
     *("routed_attention-tp_2_ep_2", "routed_attention-tp_2_ep_4_full"),
     *("experts_first-cp_2_tp_2_ep_4_whole_stream", "routed_attention-cp_2_tp_2_ep_8_full"),
     *("routed_attention-cp_2_tp_2_ep_4_of_8", "routed_attention-cp_2_tp_2_ep_4_pp_2"),
-    "routed_attention-cp_2_tp_2_ep_4_hsdp",
+    *("routed_attention-cp_2_tp_2_ep_4_hsdp", "shared_keys-zero_bubble_dp"),
 }
 """What another case, or one of ``test_layouts``, has all mechanisms of: run in the bench."""
 
