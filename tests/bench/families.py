@@ -40,6 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 2 x pp 2": {"tp": 2, "pp": 2},
     "tp 4": {"tp": 4},
     "pp 2": {"pp": 2},
+    "pp 2 divided": {"pp": 2, "schedule": "ZBVZeroBubble"},
     "cp 2": {"cp": 2},
     "cp 2 x pp 2": {"cp": 2, "pp": 2},
     "tp 2 x cp 2": {"tp": 2, "cp": 2},
