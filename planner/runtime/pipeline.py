@@ -126,7 +126,7 @@ class _Stage(PipelineStage):
         """Run the backward of a microbatch, or the part of it for the inputs.
 
         After the latter, torch leaves the inputs' gradients at the buffers that they were received
-        in, to the end of the step.
+        in, to the end of the step, and sends them in the strides in which they were made.
         """
         if (sends := self._handed_on()) is not None:
             sends.clear()  # those that have begun hold what they send themselves
@@ -134,6 +134,10 @@ class _Stage(PipelineStage):
         for received in self.args_recv_info[bwd_chunk_id]:
             if received.buffer is not None:
                 received.buffer.grad = None
+        made = self.bwd_cache[bwd_chunk_id]
+        self.bwd_cache[bwd_chunk_id] = tuple(
+            each if each is None else each.contiguous() for each in made
+        )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001, FBT002
         """Run the part of a microbatch's backward for the weights.

@@ -560,12 +560,12 @@ def plan_layout(
             seq_len=None if {"vision", "speech"}.intersection(folder.parts) else seq_len,
             fix={**fix, "microbatch_size": samples // 4} if "pp" in fix else fix,
         )  # fmt: skip
+        result.save(folder, force=True)
     except PlannerError as error:
         return "refused", " ".join(str(error).split())[:400]
     except Exception as error:
         traceback.print_exc()
         return "PLANNING FAILED", f"{type(error).__name__}: {error}"[:160]
-    result.save(folder, force=True)
     return "planned", split_words(result.best)
 
 

@@ -1,4 +1,4 @@
-"""Layers that use keys and values of an earlier one, with weights whose gradients come turned."""
+"""Layers that use the keys of an earlier one; gradients of theirs and of a weight come turned."""
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         y = self.norm(x)
-        keys = self.keys(y) if self.keys is not None else keys
+        keys = self.keys(y).mT if self.keys is not None else keys
         q, k, v = (
             each.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for each in (self.query(y), *keys.chunk(2, -1))
+            for each in (self.query(y), *keys.mT.chunk(2, -1))
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
