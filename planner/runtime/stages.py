@@ -125,8 +125,8 @@ class Stage(SplitPart):
             output = run_model(self.model, self.taken(inputs))
         except StreamEnd as end:
             sent = [self.send(end.stream), *(self._sent(name) for name in self.sends)]
-            dense = [tensor.contiguous() for tensor in sent]
-            whole = tuple(alias_of(each) if each._is_view() else each for each in dense)
+            # Schedules may detach in place what they get: no view, and nothing that backward reads.
+            whole = tuple(alias_of(tensor.contiguous()) for tensor in sent)
             return whole if self.sends else whole[0]
         finally:
             self._received = ()
