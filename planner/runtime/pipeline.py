@@ -131,6 +131,8 @@ class _Stage(PipelineStage):
         if (sends := self._handed_on()) is not None:
             sends.clear()  # those that have begun hold what they send themselves
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if not self.has_backward:  # of an evaluation
+            return
         for received in self.args_recv_info[bwd_chunk_id]:
             if received.buffer is not None:
                 received.buffer.grad = None
