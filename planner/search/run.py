@@ -26,6 +26,7 @@ from planner.strategy.configuration import Configuration
 from planner.strategy.fixed_rules import inputs_rule, offload_rule
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.parameter_rules import OF_ANY_LAYOUT
+from planner.strategy.rules import LONG_SEQUENCE
 from planner.vocabulary import PLANNED_AXES, Recomputation
 
 _THE_SCRIPT = "the script"
@@ -36,6 +37,13 @@ _FASTEST_OVER_CP = "layouts over tp for those over cp that are fastest by themse
 
 _OFFLOADS = (("activation_offload",), ("cpu_offload",), ("activation_offload", "cpu_offload"))
 """What is tried in host memory where nothing fits: what takes less time first."""
+
+_NOT_TRIED = "degrees that are tried"
+_WHEN_TRIED = (
+    "no degrees that are tried keep what is fixed; cp above 1 is tried where it is fixed, for "
+    f"samples of {LONG_SEQUENCE} tokens or more, and where a step has fewer samples than devices"
+)
+"""Why nothing was refused and nothing is legal."""
 
 _UNPAID = "splitting does not pay"
 _FOUND_LATE = (_THE_SCRIPT, _UNPAID, "nothing to split")
@@ -212,6 +220,8 @@ class Search:
         rules: dict[str, str] = {}
         for rejection in self._rejections:
             rules.setdefault(rejection.rule, rejection.why().detail)
+        if not rules:
+            rules[_NOT_TRIED] = _WHEN_TRIED
         kind = CodegenError if _THE_SCRIPT in rules else RequestError
         return kind(
             f"no layout of {self._cluster.num_gpus} GPUs is legal for this model and a global "

@@ -395,3 +395,9 @@ def test_a_loss_that_does_not_run_in_chunks_is_taken_whole(tmp_path, monkeypatch
         plan = planner.plan(model, gpus=2, cluster=cluster, fix=fix).best
         assert (plan.loss_chunks > 1) == in_chunks
         assert plan.degrees.cp == fix.get("cp", 1)
+
+
+def test_what_is_fixed_may_leave_no_degrees_that_are_tried(llama, h100):
+    """They would need cp, which nobody asked for."""
+    with pytest.raises(RequestError, match="cp above 1 is tried where it is fixed, for"):
+        search_for(llama, h100, dp_shard=2, dp_replicate=1, tp=2, pp=1)
