@@ -97,6 +97,47 @@ def test_a_sequential_is_cut_between_its_children_but_not_before_the_first():
     assert widths[::2] == [512, 256, 384, 128, 192, 64, 10]
 
 
+class Pairs(nn.Module):
+    """Layers that are lists, whose parts the model itself calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(8, 8), feed(8)]) for _ in range(3))
+
+    def forward(self, x):
+        for mixing, feeding in self.layers:
+            x = x + mixing(x)
+            x = x + feeding(x)
+        return x
+
+
+class Rows(nn.Module):
+    """Lists that do not run one after the other, with chains in them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.ModuleList(nn.ModuleList([feed(8), feed(8)]) for _ in range(2))
+
+    def forward(self, x):
+        return sum(last(first(x)) for first, last in self.rows)
+
+
+def feed(size):
+    return nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
+
+
+@pytest.mark.parametrize(("model", "path", "count"), [(Pairs, "layers", 3), (Rows, "rows", 2)])
+def test_what_lists_in_a_list_hold_are_the_blocks(model, path, count):
+    graph = trace(wrap(model(), vectors(8), mean_square))
+    names = [unit.name for unit in graph.units if unit.kind is UnitKind.BLOCK]
+    assert names == [f"{path}.{row}.{at}" for row in range(count) for at in range(2)]
+
+
+def test_layers_that_are_lists_are_cut_between_their_parts():
+    graph = trace(wrap(Pairs(), vectors(8), mean_square))
+    assert [cut.after_unit for cut in graph.cuts] == [1, 2, 3, 4, 5, 6]
+
+
 class Skips(nn.Module):
     """A long skip around all blocks."""
 

@@ -3,11 +3,12 @@
 Candidates are the children of module lists. A list counts where its children run one after the
 other, each on what comes from the one before. Of lists inside one another the outermost one with
 alike children is taken (transformer layers rather than what they are made of); where no two
-children are alike (the stages of a vision network, the halves of a U-Net), the lists inside of
-them are looked at. Where most of their children do no work (a convolution with its norm and its
-activation) they are one layer. Attributes that run one after the other stand for a list where there
-is none: alike ones, or many of the model itself. What a block *computes* decides whether two are
-alike, not its class.
+children are alike (the stages of a vision network, the halves of a U-Net), the lists inside of them
+are looked at. A list in a list that is not called (layers that are lists of an attention and a
+feed-forward) is what it holds. Where most of their children do no work (a convolution with its norm
+and its activation) they are one layer. Attributes that run one after the other stand for a list
+where there is none: alike ones, or many of the model itself. What a block *computes* decides
+whether two are alike, not its class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -65,6 +66,7 @@ class _BlockFinder:
             accumulate((op.flop + 1 for op in recording.ops[:num_forward]), initial=0)
         )
         self._signatures: dict[tuple[int, int], int] = {}
+        self._children = {listing.path: listing.children for listing in recording.lists}
         self._calls: dict[str, list[ModuleCall]] = {}
         for call in recording.calls:
             self._calls.setdefault(call.module, []).append(call)
@@ -96,12 +98,27 @@ class _BlockFinder:
 
     def _listed(self) -> list[_List]:
         """Module lists of the model whose children run one after the other."""
-        found = []
+        found: list[_List] = []
+        opened: set[str] = set()
         for listing in self._recording.lists:
-            calls = self._calls_of(listing.children)
-            if calls and self._is_chain(calls):
+            inside: set[str] = set()
+            calls = self._calls_of(tuple(self._opened(listing.children, inside)))
+            if listing.path not in opened and calls and self._is_chain(calls):
                 found.append(self._list(listing.path, calls))
+                opened |= inside
         return found
+
+    def _opened(
+        self, children: Iterable[tuple[str, str]], inside: set[str]
+    ) -> Iterator[tuple[str, str]]:
+        """Children of a list, those of lists among them that are not called in their place."""
+        for path, module in children:
+            listed = None if module in self._calls else self._children.get(path)
+            if listed is None:
+                yield path, module
+            else:
+                inside.add(path)
+                yield from self._opened(listed, inside)
 
     def _attributes(self, lists: Set[str]) -> list[_List]:
         """Children of modules but lists that run one after the other."""
