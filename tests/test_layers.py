@@ -233,6 +233,7 @@ ORDERS = {
         ("partition",),
         ("refusals", "space", "stage_branching", "stage_problem", "stage_relaxation"),
         ("mixed_space",),
+        ("visits",),
         ("decide", "framework_estimate", "infeasible", "rule_of_thumb"),
         ("run",),
     ),

@@ -1,18 +1,13 @@
 """The decision among configurations: bounds, first choices, and the programs' last word.
 
 Every configuration has a lower bound on its step, and where it may still be the best it gets a
-choice of stages, which is priced by its action list (``first_choices`` where ranks hold several).
-Those whose bound is below the best step are then decided, lowest bound first. Ranks of several
-stages are relaxed to fractions (``stage_relaxation``), and what is still open is enumerated where
-there is not too much of it (``combination``), or split (``stage_branching``), with the paths that
-the relaxations took. Where runs of units are unlike, and while no step is known, a joint ILP of a
-batch at a time decides. Their result is no slower than any other choice of theirs, and the other
-configurations cannot be faster.
-
-Configurations that differ only in how many ranks share their state have a common bound
-(``relaxation``), and are looked at one by one only where it tells too little.
-
-Other orders of the mesh are tried for configurations whose first choice is near to the best.
+choice of stages, which is priced by its action list (``visits``). Those whose bound is below the
+best step are then decided, lowest bound first. Ranks of several stages are relaxed to fractions
+(``stage_relaxation``), and what is still open is enumerated where there is not too much of it
+(``combination``), or split (``stage_branching``), with the paths that the relaxations took. Where
+runs of units are unlike, and while no step is known, a joint ILP of a batch at a time decides.
+Their result is no slower than any other choice of theirs, and the other configurations cannot be
+faster.
 
 Bounds hold for any choice of stages in the searched set (``bounds``, ``partition``,
 ``interleaving`` say what they take for granted). Limits count work, so that a busy machine finds
@@ -21,26 +16,23 @@ the same plan; seconds count where the user sets them.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from math import inf
 
-from planner.plan.types import Rejection, SolverReport
-from planner.search.columns import Decided, Partition
+from planner.plan.types import SolverReport
+from planner.search.columns import Decided
 from planner.search.combination import best_combination
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.first_choices import FirstChoices
-from planner.search.incumbents import Incumbents, Solved
-from planner.search.interleaving import sharpen
-from planner.search.partition import best_partition
-from planner.search.prospects import Prospect
-from planner.search.refusals import left_out, memory_refusals, slower_refusals
+from planner.search.incumbents import Incumbents
+from planner.search.refusals import left_out
 from planner.search.relaxation import Relaxation
 from planner.search.stage_branching import branched
-from planner.search.stage_ilp import TOLERANCE, StageProblem, StageSolution, solve_stages
+from planner.search.stage_ilp import TOLERANCE, StageProblem, solve_stages
 from planner.search.stage_problem import TooManyRunsError, stage_problem
 from planner.search.stage_relaxation import relaxed
+from planner.search.visits import Bounded, LowestFirst, Visits
 from planner.solver import Effort, NoneFoundError, NoSolutionError
 
 _MOST_COLUMNS = 100
@@ -53,11 +45,6 @@ _MOST_PROGRAMS = 400
 _MOST_OPEN = 8
 """Configurations that joint programs may leave open before the rest stays so: a gap is there
 already."""
-NEAR_SHARE = 0.05
-"""Share by which a step may be longer than the best for other orders of the mesh to be tried."""
-_VARIANT_SHARE = 0.5
-"""Share by which a step may be longer than the best for a slower variant of a layout to be looked
-at: more than step times may be off, within which it is a safer choice where it holds less."""
 _NEWS = 0.005
 """Share by which the best step must fall for a configuration to be relaxed again."""
 _MOST_MOVES = 40
@@ -78,7 +65,7 @@ class Decision:
 
     def __init__(
         self,
-        searches: Sequence[ConfigurationSearch | Prospect],
+        searches: Sequence[Bounded],
         *,
         top: int,
         time_limit_s: float | None,
@@ -92,133 +79,29 @@ class Decision:
             time_limit_s: Time after which no more is proven, None for a limit of work.
             others: The same configuration in other orders of the mesh.
         """
+        self.incumbents = Incumbents(top)
+        """What was found."""
+        self.visits = Visits(self.incumbents, others=others)
+        """What was looked at."""
         self._begins_with = searches
-        self._prospects: list[Prospect] = []
-        self.searches: list[ConfigurationSearch] = []
-        """Configurations that were priced."""
-        self._others = others
-        self._in_other_orders: set[int] = set()
         self._time_limit_s = time_limit_s
-        self._deadline_s = float("inf")
+        self._deadline_s = inf
         self._most_open = _MOST_OPEN if time_limit_s is None else sys.maxsize
         self._problems: dict[int, _Known] = {}
         self._too_many: set[tuple[int, float]] = set()
         self._left_open: set[int] = set()
         self._given_up: set[int] = set()
-        self._placed: set[int] = set()
-        self.incumbents = Incumbents(top)
-        """What was found."""
 
     def decide(self) -> SolverReport:
         """Find the best choice and prove it; ``incumbents`` holds it, and is empty if none fits."""
-        self._visit(self._begins_with)
-        self._visit_orders()
+        self.visits.look_at(self._begins_with)
+        self.visits.look_at_orders()
         if self._time_limit_s is not None:
             self._deadline_s = time.monotonic() + self._time_limit_s
         report = self._prove()
-        while self._visit_orders():  # of what came near to the best by a proof alone
+        while self.visits.look_at_orders():  # of what came near to the best by a proof alone
             report = self._prove()
         return report
-
-    @property
-    def bounded(self) -> Iterable[ConfigurationSearch | Prospect]:
-        """All that has a bound: what was priced, and what did not need to be."""
-        return (*self.searches, *self._prospects)
-
-    def rejections(self) -> Iterator[Rejection]:
-        """Say of every configuration without a solution why it was refused, once all is decided."""
-        solved = {id(each.search) for each in self.incumbents.solved}
-        best_s = self.incumbents.nth_s(1)
-        for search in self.searches:
-            if id(search) in self._in_other_orders:
-                continue
-            if search.bound_s == float("inf"):
-                yield from memory_refusals(search)
-            elif id(search) not in solved and search.bound_s >= best_s * (1 - TOLERANCE):
-                yield from slower_refusals(search)
-        for prospect in self._prospects:
-            yield from slower_refusals(prospect)
-
-    def _visit_orders(self) -> bool:
-        """Look at the configurations that came near to the best in other orders of the mesh.
-
-        Returns:
-            Whether there are some that were not looked at before.
-        """
-        limit_s = self.incumbents.nth_s(1) * (1 + NEAR_SHARE)
-        near = {
-            id(each.search): each.search
-            for each in self.incumbents.solved
-            if each.objective_s <= limit_s
-        }
-        new = [search for at, search in near.items() if at not in self._placed]
-        found = [other for search in new for other in self._others(search)]
-        self._in_other_orders |= {id(other) for other in found}
-        self._placed |= near.keys() | self._in_other_orders
-        self._visit(found)
-        return bool(found)
-
-    def _visit(self, searches: Sequence[ConfigurationSearch | Prospect]) -> None:
-        """Look at configurations, lowest bound first."""
-        queue: _Queue[ConfigurationSearch | Prospect] = _Queue(searches)
-        self.searches += (each for each in searches if isinstance(each, ConfigurationSearch))
-        for search in queue:
-            if isinstance(search, Prospect):
-                queue.add(self._looked_into(search))
-                continue
-            visit = self._interleave if search.shares_ranks else self._partition
-            if visit(search) and isinstance(search, Relaxation):  # it tells too little
-                queue.add(self._members(search))
-
-    def _looked_into(self, prospect: Prospect) -> Sequence[ConfigurationSearch | Prospect]:
-        """What to look at in place of a prospect: nothing where it cannot be among the best."""
-        if prospect.bound_s >= self._limit_s(prospect):
-            self._prospects.append(prospect)
-            return []
-        if prospect.sharpen():
-            return [prospect]
-        found = prospect.searches()
-        self.searches += found
-        return found
-
-    def _members(self, relaxation: Relaxation) -> list[ConfigurationSearch]:
-        """Put in place of a relaxation what it stands for."""
-        members = relaxation.members()
-        self.searches.remove(relaxation)
-        self.searches += members
-        return members
-
-    def _limit_s(self, search: ConfigurationSearch | Prospect) -> float:
-        """What a configuration must beat."""
-        return self.incumbents.limit_s(search.stands_for, near=_VARIANT_SHARE)
-
-    def _partition(self, search: ConfigurationSearch) -> bool:
-        """Cut a configuration with one stage per rank, unless it cannot be among the best."""
-        limit_s = self._limit_s(search)
-        if search.bound_s >= limit_s:
-            return False
-        partition = best_partition(search, limit_s, self.incumbents.nth_s(1))
-        if partition is not None:
-            self._take(search, partition)
-        return partition is not None
-
-    def _interleave(self, search: ConfigurationSearch) -> bool:
-        """Give a configuration with several stages per rank a bound and a first choice."""
-        limit_s = self._limit_s(search)
-        if search.bound_s < limit_s:
-            sharpen(search)
-        if search.bound_s >= limit_s:
-            return False
-        partition = FirstChoices(search).first(limit_s)
-        if partition is not None:
-            self._take(search, partition)
-        return partition is not None and partition.objective_s < limit_s
-
-    def _take(self, search: ConfigurationSearch, found: Partition | StageSolution) -> None:
-        if not isinstance(search, Relaxation):
-            self.incumbents.add(
-                Solved(search=search, columns=found.columns, objective_s=found.objective_s)
-            )
 
     def _prove(self) -> SolverReport:
         """Decide among all configurations whose bound is below the best step.
@@ -231,22 +114,22 @@ class Decision:
             self._decide_batches(_HARD, 1)
             self._left_open |= open_before
         best_s = self.incumbents.nth_s(1)
-        bound_s = min([best_s, *(each.bound_s for each in self.bounded)])
+        bound_s = min([best_s, *(each.bound_s for each in self.visits.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
         proven = best_s <= bound_s * (1 + TOLERANCE)
-        near_s = (each.bound_s * (1 - each.share_off) for each in self.searches)
+        near_s = (each.bound_s * (1 - each.share_off) for each in self.visits.searches)
         return SolverReport(
             status="optimal" if proven else ended,
             objective_s=best_s,
             bound_s=min([bound_s, *near_s]),
-            limits=left_out(self.searches, best_s),
+            limits=left_out(self.visits.searches, best_s),
         )
 
     @property
     def _has_given_up(self) -> bool:
         """Whether one stays open anyway: the lowest bound is that of all."""
         best_s = self.incumbents.nth_s(1)
-        given_up = (each for each in self.searches if id(each) in self._given_up)
+        given_up = (each for each in self.visits.searches if id(each) in self._given_up)
         return any(each.bound_s < best_s * (1 - TOLERANCE) for each in given_up)
 
     def _decide_batches(self, effort: Effort, most_open: int) -> None:
@@ -266,11 +149,13 @@ class Decision:
         """The open configurations with the lowest bounds, as many as one program takes."""
         batch: list[tuple[ConfigurationSearch, StageProblem]] = []
         columns = 0
-        queue = _Queue(search for search in self.searches if id(search) not in self._left_open)
+        queue = LowestFirst(
+            search for search in self.visits.searches if id(search) not in self._left_open
+        )
         for search in queue:
             best_s = self.incumbents.nth_s(1)
             is_decided = search.bound_s >= best_s * (1 - TOLERANCE)
-            if is_decided or search.bound_s == float("inf") or time.monotonic() > self._deadline_s:
+            if is_decided or search.bound_s == inf or time.monotonic() > self._deadline_s:
                 break
             if self._is_news(search, best_s):
                 self._relax(search, best_s)
@@ -280,7 +165,7 @@ class Decision:
             is_decided = problem.by_rank and self._combine(search, problem, best_s)
             if isinstance(search, Relaxation):
                 if search.bound_s < best_s * (1 - TOLERANCE):
-                    queue.add(self._members(search))
+                    queue.add(self.visits.members(search))
                 continue
             if is_decided:
                 continue
@@ -310,7 +195,7 @@ class Decision:
             search.bound_s = best_s
             return
         problem = replace(problem, paths=() if known is None else known.problem.paths)
-        if search.shares_ranks and best_s < float("inf"):
+        if search.shares_ranks and best_s < inf:
             found = relaxed(problem, best_s)
             problem = replace(problem, paths=found.paths)
             search.bound_s = max(search.bound_s, min(found.bound_s, best_s))
@@ -323,7 +208,7 @@ class Decision:
         choices = FirstChoices(search)
         first = choices.first()
         if first is not None:
-            self._take(search, choices.better(first, moves=_MOST_MOVES))
+            self.visits.take(search, choices.better(first, moves=_MOST_MOVES))
 
     def _combine(self, search: ConfigurationSearch, problem: StageProblem, best_s: float) -> bool:
         """Decide a configuration by enumeration; False where that would be too much work."""
@@ -340,7 +225,7 @@ class Decision:
     def _learn(self, search: ConfigurationSearch, found: Decided) -> None:
         """Note what was proven of a configuration."""
         if found.partition is not None:
-            self._take(search, found.partition)
+            self.visits.take(search, found.partition)
         search.bound_s = max(search.bound_s, found.bound_s)
 
     def _decide(
@@ -353,7 +238,7 @@ class Decision:
         if self._time_limit_s is not None:
             effort = Effort(most_checks=10**9, deadline_s=self._deadline_s)
         search, problem = batch[0]
-        known = best_s < float("inf")
+        known = best_s < inf
         if known and problem.is_counted:
             self._learn(search, branched(problem, best_s, fits=search.all_fit, effort=effort))
             return search.bound_s >= self.incumbents.nth_s(1) * (1 - TOLERANCE)
@@ -371,29 +256,8 @@ class Decision:
         except NoneFoundError as error:
             bound_s, is_decided = error.bound, False
         else:
-            self._take(search_of[id(solution.problem)], solution)
+            self.visits.take(search_of[id(solution.problem)], solution)
             bound_s, is_decided = solution.bound_s, solution.status == "optimal"
         for search, _ in batch:
             search.bound_s = max(search.bound_s, bound_s)
         return is_decided
-
-
-_Bounded = TypeVar("_Bounded", bound=ConfigurationSearch | Prospect)
-
-
-class _Queue(Generic[_Bounded]):
-    """Configurations by their bound, the lowest first; more may come."""
-
-    def __init__(self, searches: Iterable[_Bounded]) -> None:
-        self._heap = [(search.bound_s, at, search) for at, search in enumerate(searches)]
-        self._added = len(self._heap)
-        heapify(self._heap)
-
-    def add(self, searches: Iterable[_Bounded]) -> None:
-        for search in searches:
-            heappush(self._heap, (search.bound_s, self._added, search))
-            self._added += 1
-
-    def __iter__(self) -> Iterator[_Bounded]:
-        while self._heap:
-            yield heappop(self._heap)[2]

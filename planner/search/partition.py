@@ -76,39 +76,65 @@ class _Label:
         )
 
 
-def best_partition(
-    search: ConfigurationSearch, limit_s: float, best_s: float = inf
-) -> Partition | None:
-    """A good partition, and a proven bound on all in ``search.bound_s``.
+def best_partition(search: ConfigurationSearch) -> Partition | None:
+    """A good partition, None where none fits; ``search.bound_s`` is a proven bound on all."""
+    return Partitions(search, inf).best(inf)
 
-    Args:
-        search: A configuration with one stage per rank.
-        limit_s: Partitions that are no faster than this need not be found.
-        best_s: Step of the best of all configurations that is known.
 
-    Returns:
-        The fastest partition that was met, None where none is faster than the limit, or none fits.
-    """
-    if not may_fit(search):
-        search.bound_s = inf
-        return None
-    even = _even(search)
-    if even is None and not some_cut_fits(search):
-        search.bound_s = inf
-        return None
-    reach_s = limit_s if even is None else min(limit_s, even.objective_s)
-    if search.configuration.degrees.pp == 1:
-        if even is not None:
-            search.bound_s = even.objective_s
-        return even
-    balanced = None if even is None else _balanced(search, even)
-    if balanced is not None:
-        reach_s = min(reach_s, balanced.objective_s)
-    partitions = [each for each in (even, balanced) if each is not None]
-    recomputes = even is None or any(column.mix.recompute_s > 0 for column in even.columns)
-    labels = _found(search, Reach(search, reach_s, recomputes=recomputes), reach_s, best_s)
-    partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
-    return min(partitions, key=lambda p: p.objective_s, default=None)
+class Partitions:
+    """Those of a configuration with one stage per rank that are faster than a limit."""
+
+    def __init__(self, search: ConfigurationSearch, limit_s: float) -> None:
+        """Raise ``search.bound_s`` by what is told without looking at choices.
+
+        Args:
+            search: The configuration.
+            limit_s: Partitions that are no faster than this need not be found.
+        """
+        self._search = search
+        self._limit_s = limit_s
+        self._fits = may_fit(search)
+        self._even = _even(search) if self._fits else None
+        self._fits = self._even is not None or (self._fits and some_cut_fits(search))
+        self._reach: Reach | None = None
+        if not self._fits:
+            search.bound_s = inf
+        elif search.configuration.degrees.pp > 1:
+            recomputes = self._even is None or _recomputes(self._even)
+            self._reach = Reach(search, self._reach_s, recomputes=recomputes)
+            search.bound_s = max(search.bound_s, min(self._reach.bound_s, self._reach_s))
+        elif self._even is not None:
+            search.bound_s = self._even.objective_s
+
+    @property
+    def _reach_s(self) -> float:
+        """A step that none of interest is slower than."""
+        return self._limit_s if self._even is None else min(self._limit_s, self._even.objective_s)
+
+    def best(self, best_s: float) -> Partition | None:
+        """The fastest partition that is met, and a bound on all in ``search.bound_s``.
+
+        Args:
+            best_s: Step of the best of all configurations that is known.
+
+        Returns:
+            None where none is faster than the limit, or none fits.
+        """
+        if self._reach is None:
+            return self._even
+        search, reach_s = self._search, self._reach_s
+        balanced = None if self._even is None else _balanced(search, self._even)
+        if balanced is not None:
+            reach_s = min(reach_s, balanced.objective_s)
+        partitions = [each for each in (self._even, balanced) if each is not None]
+        labels = _found(search, self._reach, reach_s, best_s)
+        partitions += [search.partition(_columns(label)) for label in labels[:_MOST_PRICED]]
+        return min(partitions, key=lambda p: p.objective_s, default=None)
+
+
+def _recomputes(partition: Partition) -> bool:
+    """Whether some stage runs some of its forward again."""
+    return any(column.mix.recompute_s > 0 for column in partition.columns)
 
 
 def columns_below(search: ConfigurationSearch, limit_s: float) -> list[list[Column]]:

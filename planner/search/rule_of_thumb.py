@@ -67,7 +67,7 @@ def _largest_microbatch(space: LayoutSpace, degrees: ParallelDegrees, kind: str)
     legal = [replace(c, state_form=form) for c in found if isinstance(c, Configuration)]
     for configuration in sorted(legal, key=lambda c: -c.microbatch_size):
         for search in space.searches(configuration, kind=kind):
-            partition = best_partition(search, float("inf"))
+            partition = best_partition(search)
             if partition is not None:
                 return decode_plan(search, partition.columns, space.context)
     return None

@@ -14,7 +14,7 @@ from planner.plan.types import Plan, Reason, Rejection, SearchOutcome, SolverRep
 from planner.pricing.module_rows import module_rows
 from planner.pricing.op_rows import op_rows
 from planner.pricing.traffic_rows import traffic_rows
-from planner.search.decide import NEAR_SHARE, Decision
+from planner.search.decide import Decision
 from planner.search.decode import decode_plan
 from planner.search.incumbents import Incumbents
 from planner.search.infeasible import Resize, nothing_fits, smallest
@@ -22,6 +22,7 @@ from planner.search.mixed_space import layout_space
 from planner.search.refusals import refusal
 from planner.search.rule_of_thumb import rule_of_thumb
 from planner.search.search_request import SearchRequest
+from planner.search.visits import NEAR_SHARE
 from planner.strategy.configuration import Configuration
 from planner.strategy.fixed_rules import inputs_rule, offload_rule
 from planner.strategy.mesh import ParallelDegrees
@@ -115,7 +116,7 @@ class Search:
             best=candidates[0],
             candidates=tuple(candidates),
             rule_of_thumb=rule_of_thumb(self._space),
-            rejections=(*self._rejections, *decision.rejections()),
+            rejections=(*self._rejections, *decision.visits.rejections()),
             solver=report,
         )
 
@@ -168,7 +169,7 @@ class Search:
         )
         report = decision.decide()
         self._rejections += self._unsplit(legal, decision)
-        if not decision.searches:
+        if not decision.visits.searches:
             raise self._nothing_legal()
         orders = self._space.orders.limits((each.degrees for each in legal), NEAR_SHARE)
         orders += self._space.limits
@@ -176,12 +177,12 @@ class Search:
             orders += (_FASTEST_OVER_CP,)
         report = replace(report, limits=(*report.limits, *orders))
         if not decision.incumbents.solved:
-            raise nothing_fits(self._space, decision.searches, self._resize)
+            raise nothing_fits(self._space, decision.visits.searches, self._resize)
         return decision, report
 
     def _unsplit(self, legal: Sequence[Configuration], decision: Decision) -> Iterator[Rejection]:
         """Refuse the configurations that turned out to have no layout."""
-        known = {id(each) for bounded in decision.bounded for each in bounded.stands_for}
+        known = {id(each) for bounded in decision.visits.bounded for each in bounded.stands_for}
         return (self._unsplit_one(each) for each in legal if id(each) not in known)
 
     def _unsplit_one(self, configuration: Configuration) -> Rejection:

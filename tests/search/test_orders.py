@@ -12,9 +12,10 @@ from instances import clusters, configurations, enumerated_s, models, search_of
 from searches import search_for
 
 from planner.hardware.profiles import load_cluster
-from planner.search.decide import NEAR_SHARE, Decision
+from planner.search.decide import Decision
 from planner.search.first_choices import FirstChoices
 from planner.search.orders import MeshOrders
+from planner.search.visits import NEAR_SHARE
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.placement import mesh_orders
 from planner.vocabulary import MESH_ORDER
@@ -62,7 +63,7 @@ def test_the_best_order_is_found_and_proven(model, cluster, has_first_choices, d
         return
     assert report.status == "optimal"
     assert report.objective_s == pytest.approx(best_s, rel=1e-6)
-    assert not list(decision.rejections())
+    assert not list(decision.visits.rejections())
 
 
 def test_orders_are_those_that_differ_in_links_the_usual_first():

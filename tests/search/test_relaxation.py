@@ -73,6 +73,6 @@ def test_relaxations_decide_as_their_members_do(model, cluster, data):
     assert report.status == "optimal"
     assert report.objective_s == pytest.approx(best_s, rel=1e-6)
     solved = {id(found.search.configuration) for found in decision.incumbents.solved}
-    refused = list(decision.rejections())
+    refused = list(decision.visits.rejections())
     assert len(solved) + len(refused) == len(each)
     assert {rejection.rule for rejection in refused} <= {"memory", "host memory", "slower"}

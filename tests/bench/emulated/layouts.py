@@ -110,7 +110,7 @@ class Layouts:
     def _stages(self, search: ConfigurationSearch, kind: str) -> list[StageChoice] | None:
         """Stages as the planner cuts them; even ones where ranks hold several."""
         if not search.shares_ranks:
-            partition = best_partition(search, float("inf"))
+            partition = best_partition(search)
             if partition is None:
                 return None
             return [
