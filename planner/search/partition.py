@@ -93,11 +93,10 @@ class Partitions:
         """
         self._search = search
         self._limit_s = limit_s
-        self._fits = may_fit(search)
-        self._even = _even(search) if self._fits else None
-        self._fits = self._even is not None or (self._fits and some_cut_fits(search))
         self._reach: Reach | None = None
-        if not self._fits:
+        may = may_fit(search)
+        self._even = _even(search) if may else None
+        if self._even is None and not (may and some_cut_fits(search)):
             search.bound_s = inf
         elif search.configuration.degrees.pp > 1:
             recomputes = self._even is None or _recomputes(self._even)
