@@ -256,8 +256,7 @@ class ColumnMaker:
             Activations kept, highest transient of the epilogue, what it has released when the
             blocks run their backward, and the highest transient of the prologue.
         """
-        units, none = self.table.units, (Recomputation.NONE,)
-        held = [units[i] for i in (0, self._last) if first <= i < end]
+        held = [self.table.units[i] for i in (0, self._last) if first <= i < end]
         kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
         transients = self.table.memory.transients
         highest, released, prologue = transients.before_bytes(first), 0, 0
@@ -265,7 +264,8 @@ class ColumnMaker:
             highest = max(highest, transients.unit_bytes(self._last, Recomputation.NONE))
             released = transients.released_bytes(self._last)
         if first == 0 < self._last:
-            prologue = transients.start_bytes(0, 1, none) + transients.joined_bytes(0, 0, end)
+            prologue = transients.unit_bytes(0, Recomputation.NONE)
+            prologue += transients.joined_bytes(0, 0, end)
         return kept, highest, released, prologue
 
     def _left_outside(self, first: int, end: int) -> int:
