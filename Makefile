@@ -9,12 +9,15 @@
 # make exports   read the files of plan export and the launch files with their targets' own parsers
 # make targets   install these frameworks
 # make dist      build the wheel into dist/
-# The first of them makes .venv and installs everything into it; later ones reuse it.
+# The first of them makes .venv and installs what it needs into it; later ones reuse it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/ready-$(shell cksum pyproject.toml | cut -d ' ' -f 1)
+STAMP := $(shell cksum pyproject.toml | cut -d ' ' -f 1)
+# What the planner needs, and what its tests need beside.
+READY := $(VENV)/ready-$(STAMP)
+DEV := $(VENV)/dev-$(STAMP)
 TARGETS := $(VENV)/targets
 DEMO := plans/demo
 MACHINE := plans/machine.toml
@@ -29,25 +32,25 @@ demo: $(READY)
 	$(BIN)/python examples/compare_losses.py $(DEMO) --processes 4 --steps 3
 	$(BIN)/python examples/compare_layouts.py $(DEMO) --cluster $(MACHINE)
 
-test: $(READY)
+test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: $(READY)
+check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/bench/mypy.ini
 
-bench: $(READY)
+bench: $(DEV)
 	$(BIN)/python -m pytest tests/bench -m bench -s
 
-bench-emulated: $(READY)
+bench-emulated: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/emulated/experiment.py
 
-parity: $(READY)
+parity: $(DEV)
 	$(BIN)/python tests/bench/parity.py
 
-validate: $(READY)
+validate: $(DEV)
 	$(BIN)/python tests/bench/validation_table.py
 
 targets: $(TARGETS)/ready
@@ -58,20 +61,28 @@ exports: $(TARGETS)/ready
 dist: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
+# Python compiles what it imports; pip would compile all there is, which takes as long again.
+PIP_INSTALL := -m pip install --no-compile
+
 # torch first and pinned: what it brings must not be decided by the other packages.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install torch==2.13.0
-	$(BIN)/python -m pip install -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
+	$(BIN)/python $(PIP_INSTALL) -e .
 	$(BIN)/python -m compileall -q planner
 	@rm -f $(VENV)/ready-*
+	@touch $@
+
+$(DEV): $(READY)
+	$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
+	@rm -f $(VENV)/dev-*
 	@touch $@
 
 # Apart from $(VENV): transformers does other things where these are installed.
 $(TARGETS)/ready: $(READY)
 	test -x $(TARGETS)/bin/python || $(PYTHON) -m venv $(TARGETS)
-	$(TARGETS)/bin/python -m pip install torch==2.13.0
-	$(TARGETS)/bin/python -m pip install -e '.[dev,targets]'
+	$(TARGETS)/bin/python $(PIP_INSTALL) torch==2.13.0
+	$(TARGETS)/bin/python $(PIP_INSTALL) -e '.[dev,targets]'
 	@touch $@
