@@ -61,6 +61,8 @@ class ModelUnits:
     """Weights that several units read, counted in each of them."""
     shared: tuple[SharedActivation, ...]
     """Activations that units share, counted in none of them."""
+    entering_tensors: tuple[int, ...] = ()
+    """Tensors that these bytes are, sent one by one; () where it is one everywhere."""
     matmul_flop: tuple[int, ...] = ()
     """FLOPs of each unit's products with parameters: what frameworks divide models by."""
     received_bytes: tuple[int, ...] = ()
@@ -190,7 +192,10 @@ class ModelUnits:
                 marks[reader].append(at)
         ends, starts, before = {0, len(self.units) - 1}, list[int](), None
         for index, unit in enumerate(self.units):
-            place = self.entering_bytes[index], self.received_bytes[index : index + 1]
+            place = tuple(
+                each[index : index + 1]
+                for each in (self.entering_bytes, self.entering_tensors, self.received_bytes)
+            )
             key = id(unit), place, tuple(marks[index]), index in ends and index
             starts.append(starts[-1] if key == before else index)
             before = key
@@ -205,6 +210,7 @@ class ModelUnits:
             self,
             units=tuple(self.units[place] for place in places),
             entering_bytes=tuple(self.entering_bytes[place] for place in places),
+            entering_tensors=tuple(self.entering_tensors[place] for place in places),
             matmul_flop=tuple(self.matmul_flop[place] for place in places),
             received_bytes=tuple(self.received_bytes[place] for place in places),
             tied=tuple(
@@ -264,6 +270,8 @@ class ModelWork:
     """As in ``ModelUnits``; units that compute the same are one object."""
     entering_bytes: tuple[int, ...]
     """As in ``ModelUnits``."""
+    entering_tensors: tuple[int, ...]
+    """As in ``ModelUnits``."""
     tied: tuple[TiedWork, ...]
     """Weights that several units read."""
     shared: tuple[SharedActivation, ...]
@@ -287,6 +295,7 @@ class ModelWork:
         return ModelUnits(
             units=tuple(prices[id(work)] for work in self.units),
             entering_bytes=self.entering_bytes,
+            entering_tensors=self.entering_tensors,
             tied=tuple(
                 TiedWeight(
                     units=tied.units,

@@ -1,7 +1,8 @@
 """Links between neighbouring stages of one configuration, and what transfers over them take.
 
 torch's schedules send to a neighbour and receive from it in one batch and wait for both, so that
-each boundary costs one transfer per microbatch on both its sides.
+each boundary costs one transfer per microbatch on both its sides, and what the host takes for each
+of the tensors that cross it.
 """
 
 from collections.abc import Sequence
@@ -83,13 +84,18 @@ class StageLinks:
             return 0.0
         links = (self.slowest,) * 2 if stage is None else self.of_stage(stage)
         return sum(
-            self._transfer_s(self._model.entering_bytes[cut], link)
+            self._transfer_s(*self._sent(cut), link)
             for cut, link in zip((first, end), links, strict=True)
             if 0 < cut < len(self._model.units) and link is not None
         )
 
-    def _transfer_s(self, num_bytes: int, link: LinkSpec) -> float:
-        return point_to_point_s(num_bytes, link) + self._message_s
+    def _sent(self, cut: int) -> tuple[int, int]:
+        """Bytes that enter a unit, and the tensors that they are."""
+        tensors = self._model.entering_tensors
+        return self._model.entering_bytes[cut], tensors[cut] if tensors else 1
+
+    def _transfer_s(self, num_bytes: int, num_tensors: int, link: LinkSpec) -> float:
+        return point_to_point_s(num_bytes, link) + num_tensors * self._message_s
 
     def least_transfers_s(self, cuts: Sequence[int]) -> list[float]:
         """Transfers of each stage for one microbatch, at the least.
@@ -99,11 +105,11 @@ class StageLinks:
         """
         if self._configuration.degrees.pp == 1:
             return [0.0]
-        sizes = {self._model.entering_bytes[cut] for cut in cuts}
+        sizes = {self._sent(cut) for cut in cuts}
         links = self._boundaries[1:-1]
         distinct = {id(link): link for link in links}
         by_link = {
-            key: 0.0 if link is None else min(self._transfer_s(each, link) for each in sizes)
+            key: 0.0 if link is None else min(self._transfer_s(*each, link) for each in sizes)
             for key, link in distinct.items()
         }
         between = [0.0, *(by_link[id(link)] for link in links), 0.0]

@@ -152,14 +152,20 @@ def price_unit(work: UnitWork, rank: RankSpec) -> PricedUnit:
 def _recompute(work: UnitWork, kind: str, rank: RankSpec, forward_s: float) -> Recompute:
     """Price what runs again, and what the forward takes longer than ``forward_s`` under it."""
     again = work.recompute[kind]
-    is_selective = kind == Recomputation.SELECTIVE and not rank.compiled
-    more_s = rank.device.selective_dispatch_s if is_selective else 0.0
+    more_s = 0.0 if rank.compiled else _again_dispatch_s(kind, rank)
     compute_s, again_comm_s = _pass_s(again, rank, more_s=more_s)
-    if more_s:
+    if more_s and kind == Recomputation.SELECTIVE:
         compute_s += _pass_s(work.forward, rank, more_s=more_s)[0] - forward_s
     if kind == Recomputation.FULL:
         compute_s += _copies_s(work, rank)
     return Recompute(compute_s=compute_s, comm_s=again_comm_s, beside_comm_s=_beside_s(again, rank))
+
+
+def _again_dispatch_s(kind: str, rank: RankSpec) -> float:
+    """What the host takes more for an op that runs again, and of selective blocks in forward."""
+    if kind == Recomputation.SELECTIVE:
+        return rank.device.selective_dispatch_s
+    return rank.device.full_dispatch_s if kind == Recomputation.FULL else 0.0
 
 
 def _pinned_bytes(size_bytes: int) -> int:
@@ -198,6 +204,8 @@ def _pass_s(work: RankWork, rank: RankSpec, *, more_s: float = 0.0) -> tuple[flo
     issued_s = (len(work.ops) + len(work.comm)) * each_s
     if rank.tp_group.num_ranks > 1:
         issued_s += len(work.comm) * (rank.collective_host_s + rank.network_host_s)
+    if not rank.device.host_dispatch_s:  # the host runs them itself, one after the other
+        return kernels_s + issued_s, collectives_s
     return max(kernels_s, issued_s - collectives_s), collectives_s
 
 

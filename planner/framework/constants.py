@@ -234,6 +234,26 @@ def _with_own_code(
     return replace(framework, step_s=host.step_s, message_s=host.message_s), cluster
 
 
+def _dispatched(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec) -> DeviceSpec:
+    """A device with what ops take its host; what some take more as it was measured, if it was."""
+    dispatch_s = framework.host_dispatch_s * cluster.host_time_factor
+    host = cluster.script_host
+    if host is None:
+        return replace(
+            device,
+            host_dispatch_s=dispatch_s,
+            split_dispatch_s=dispatch_s * framework.split_host_share,
+            selective_dispatch_s=dispatch_s * framework.selective_host_share,
+        )
+    return replace(
+        device,
+        host_dispatch_s=dispatch_s,
+        split_dispatch_s=host.split_op_s,
+        selective_dispatch_s=host.selective_op_s,
+        full_dispatch_s=host.full_op_s,
+    )
+
+
 def _attention_fractions(
     framework: FrameworkSpec, efficiency: EfficiencySpec
 ) -> tuple[float, float]:
@@ -261,14 +281,10 @@ def _in_training(
     efficiency = device.efficiency
     forward, backward = _attention_fractions(framework, efficiency)
     fraction = 1.0 if is_alone else device.training_fraction
-    dispatch_s = framework.host_dispatch_s * cluster.host_time_factor
     return replace(
-        device,
+        _dispatched(framework, device, cluster),
         training_fraction=1.0,
         beside_traffic_fraction=fraction,
-        host_dispatch_s=dispatch_s,
-        split_dispatch_s=dispatch_s * framework.split_host_share,
-        selective_dispatch_s=dispatch_s * framework.selective_host_share,
         kernel_launch_s=device.kernel_launch_s + framework.launch_wait_s,
         efficiency=replace(
             efficiency,

@@ -170,12 +170,13 @@ class FrameworkSpec:
     default_heads: int
     """Query heads where a row states none; 0 for heads of 128 elements."""
     message_s: float
-    """Time of a transfer between stages beyond the link's: handshake and synchronisation."""
+    """Time of a tensor that one stage hands to another beyond the link's: handshake and
+    synchronisation."""
     congested_nodes: float
     """Nodes from which on exchanges between stages are stalled by the network; infinite where
     they never are."""
     congested_message_s: float
-    """Time of a transfer between stages in such jobs, whatever its size."""
+    """Time of such a tensor in these jobs, whatever its size."""
     step_s: float
     """Time of a step beyond its microbatches, reductions and optimiser."""
     optimizer_moved_bytes: float

@@ -20,6 +20,9 @@ _SCRIPT_KEYS = {
     "tensor_us": "tensor_s",
     "plain_tensor_us": "plain_tensor_s",
     "message_us": "message_s",
+    "full_op_us": "full_op_s",
+    "selective_op_us": "selective_op_s",
+    "split_op_us": "split_op_s",
 }
 
 

@@ -143,11 +143,14 @@ class DeviceSpec:
     with others computes faster by it."""
     host_dispatch_s: float = 0.0
     """Time that the host takes to issue one op; a queue of shorter ops is bound by it. It belongs
-    to the framework that issues them: 0 as a profile is read."""
+    to the framework that issues them: 0 as a profile is read, and where the host runs them itself,
+    so that what it takes for some beyond it comes on top of them."""
     split_dispatch_s: float = 0.0
     """The same beyond it of an op on parts of tensors that ranks share."""
     selective_dispatch_s: float = 0.0
     """The same beyond it of an op in a block that is recomputed selectively."""
+    full_dispatch_s: float = 0.0
+    """The same beyond it of an op that runs again where all of its block does."""
     efficiency: EfficiencySpec
     """Shares of peak that kernels reach."""
     op_curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
@@ -243,8 +246,14 @@ class ScriptHost:
     plain_tensor_s: float
     """The same of one that is a plain tensor."""
     message_s: float
-    """One microbatch of a stage at one of its boundaries, forward and backward, beyond ops and
+    """A tensor of one microbatch at one boundary of a stage, forward and backward, beyond ops and
     transfers: torch's pipeline schedule."""
+    full_op_s: float
+    """An op that runs again, beyond itself, where checkpoints keep the input of its block alone."""
+    selective_op_s: float
+    """An op of a block that is recomputed selectively, in forward and again, beyond itself."""
+    split_op_s: float
+    """An op or a collective of a block whose tensors are split, beyond itself."""
     element_s: float
     """A step of one element of a parameter."""
 

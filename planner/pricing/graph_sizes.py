@@ -87,6 +87,14 @@ class GraphSizes:
         return tuple(crossing)
 
     @cached_property
+    def crossing_tensors(self) -> tuple[int, ...]:
+        """Tensors that they are: each is sent by itself."""
+        crossing = [0] * len(self.graph.units)
+        for cut in self.graph.cuts:
+            crossing[cut.after_unit + 1] = len(cut.values)
+        return tuple(crossing)
+
+    @cached_property
     def received_bytes(self) -> tuple[int, ...]:
         """Bytes that each unit counts, under any recomputation, of what a cut sends it."""
         storages = self.graph.storages

@@ -254,19 +254,19 @@ def model_work(
             known[key] = solution, count(sizes, solution, choice, kernels)
         works[structure] = known[key][1]
     units = [works[unit.structure] for unit in graph.units]
-    entering, received = _entering_bytes(sizes, choice, kernels), _received_bytes(sizes, choice)
+    entering = _entering_bytes(sizes, choice, kernels)
     if loss_apart:
         epilogue = solutions[graph.units[-1].structure]
         units.append(_loss_work(sizes, epilogue, choice, kernels))
         entering.append(_loss_inputs_bytes(epilogue, choice))
-        received.append(0)
     return ModelWork(
         units=tuple(units),
         entering_bytes=tuple(entering),
+        entering_tensors=(*sizes.crossing_tensors, *[1] * loss_apart),
         tied=_tied_works(sizes, choice),
         shared=sizes.shared,
         matmul_flop=(*sizes.matmul_flop, *[0] * loss_apart),
-        received_bytes=tuple(received),
+        received_bytes=(*_received_bytes(sizes, choice), *[0] * loss_apart),
         sent_parts=_sent_parts(choice, kernels),
         buffer_bytes=sizes.buffer_bytes,
         unkept_input_bytes=sizes.unkept_input_bytes,

@@ -205,6 +205,9 @@ def _script(script: ScriptHost, writer: Writer) -> Iterable[str]:
         ("tensor_us", script.tensor_s * 1e6),
         ("plain_tensor_us", script.plain_tensor_s * 1e6),
         ("message_us", script.message_s * 1e6),
+        ("full_op_us", script.full_op_s * 1e6),
+        ("selective_op_us", script.selective_op_s * 1e6),
+        ("split_op_us", script.split_op_s * 1e6),
         ("ns_per_element", script.element_s * GB),
     ):
         yield writer.number(key, value, how, Provenance.FITTED, spread=writer.spread)

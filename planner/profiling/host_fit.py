@@ -6,9 +6,10 @@ import torch
 
 from planner.cost.op import op_s
 from planner.hardware.spec import DeviceSpec, ScriptHost
+from planner.profiling.dispatch_terms import COLLECTIVES, SPLIT
 from planner.profiling.op_fit import works_of
 from planner.profiling.points import Point
-from planner.vocabulary import Dtype
+from planner.vocabulary import Dtype, Recomputation
 
 
 def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
@@ -23,6 +24,7 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
     step_s, unit_s, collective_s, tensor_s, plain_tensor_s = _least_squares(rows, bare)
     updates = sorted((p["elements"], p["seconds"]) for p in points if p["kind"] == "update")
     (few, few_s), (many, many_s) = updates[0], updates[-1]
+    full_op_s, selective_op_s, split_op_s = _dispatch_s(device, points)
     return ScriptHost(
         step_s=step_s,
         unit_s=unit_s,
@@ -30,7 +32,32 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
         tensor_s=tensor_s,
         plain_tensor_s=plain_tensor_s,
         message_s=_message_s(device, points),
+        full_op_s=full_op_s,
+        selective_op_s=selective_op_s,
+        split_op_s=split_op_s,
         element_s=max(0.0, (many_s - few_s) / (many - few)),
+    )
+
+
+def _dispatch_s(device: DeviceSpec, points: Sequence[Point]) -> tuple[float, float, float]:
+    """What an op takes more in a block that runs again, in full and selectively, and in a split one.
+
+    Those that run again take their own time, too; split ones come with collectives.
+    """
+    found = next(point for point in points if point["kind"] == "dispatch")
+    ways = {way: spread["seconds"] for way, spread in found["ways"].items()}
+    plain_s, again = ways[Recomputation.NONE], {}
+    for key in ("forward", "again"):
+        works = works_of(found[key])
+        again[key] = len(works), sum(op_s(work, device, Dtype.FLOAT32) for work in works)
+    (num_forward, forward_s), (num_again, again_s) = again["forward"], again["again"]
+    full_s = ways[Recomputation.FULL] - plain_s - forward_s
+    selective_s = ways[Recomputation.SELECTIVE] - plain_s - again_s
+    split_s = ways.get(SPLIT, plain_s) - plain_s
+    return (
+        max(0.0, full_s / num_forward),
+        max(0.0, selective_s / (num_forward + num_again)),
+        max(0.0, split_s / (found["num_ops"] + COLLECTIVES)),
     )
 
 

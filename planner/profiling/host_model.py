@@ -36,9 +36,9 @@ class Block(nn.Module):
         return x + ahead
 
 
-def transformer(num_blocks: int) -> nn.Sequential:
+def transformer(num_blocks: int, width: int = WIDTH, heads: int = 2) -> nn.Sequential:
     """Some blocks in a row."""
-    return nn.Sequential(*(Block() for _ in range(num_blocks)))
+    return nn.Sequential(*(Block(width, heads) for _ in range(num_blocks)))
 
 
 class TokenModel(nn.Module):

@@ -99,10 +99,11 @@ def time_scripts(device: torch.device) -> list[Spread]:
     They take turns. A machine whose speed drifts between one run and the next would else show its
     drift where the terms are told apart by the differences of runs.
     """
-    return _own_times([script_step(**shape, device=device) for shape in SHAPES], ROUNDS)
+    return own_times([script_step(**shape, device=device) for shape in SHAPES], ROUNDS)
 
 
-def _own_times(steps: Sequence[Callable[[], object]], rounds: int) -> list[Spread]:
+def own_times(steps: Sequence[Callable[[], object]], rounds: int) -> list[Spread]:
+    """Time steps that take turns, by what the rank's own thread runs."""
     for step in steps:
         step()
     seconds: list[list[float]] = [[] for _ in steps]
@@ -132,7 +133,7 @@ def time_pipeline(
         ends: dict[str, Any] = {"target": whole, "losses": []} if place == stages - 1 else {}
         schedule.step(*((whole,) if place == 0 else ()), **ends)
 
-    (spread,) = _own_times([step], STEPS)
+    (spread,) = own_times([step], STEPS)
     return spread
 
 

@@ -28,6 +28,7 @@ from planner.profiling.collective_timing import (
     time_work,
 )
 from planner.profiling.cpu_cases import cpu_cases
+from planner.profiling.dispatch_terms import dispatched_ops, time_dispatch
 from planner.profiling.kernel_cases import kernel_groups
 from planner.profiling.kernels import KernelCase
 from planner.profiling.points import MARK
@@ -99,8 +100,9 @@ class Rank:
             yield Job(name=name, kind="collective", run=run)
         yield from self._works("after collectives")
         yield Job(name="script", kind="script", run=self._script)
+        yield Job(name="dispatch", kind="dispatch", run=self._dispatch)
         if self._groups:
-            nearest = min(self._groups, key=lambda groups: (groups.stride, groups.num_ranks))
+            nearest = self._nearest
             for number in (each * nearest.num_ranks for each in PIPELINED):
                 run = partial(self._pipeline, number, nearest)
                 yield Job(name=f"pipeline of {number}", kind="pipeline", run=run)
@@ -109,6 +111,10 @@ class Rank:
             yield Job(name=f"update {elements}", kind="update", run=run)
         yield from self._works("at the end")
         yield Job(name="memory beyond tensors", kind="residue", run=self._residue)
+
+    @property
+    def _nearest(self) -> Groups:
+        return min(self._groups, key=lambda groups: (groups.stride, groups.num_ranks))
 
     def _works(self, when: str) -> Iterator[Job]:
         """Work between collectives, more than once: what else runs for a moment shows here."""
@@ -192,6 +198,12 @@ class Rank:
             ops = [asdict(call) for call in host_terms.scaled_ops(shape)]
             rows.append({"shape": shape, "calls": ops, **_over_ranks(spread)})
         return {"rows": rows}
+
+    def _dispatch(self) -> Found:
+        group = self._groups[self._nearest][0] if self._groups else None
+        spreads = time_dispatch(group, self._device)
+        ops = dispatched_ops(1 if group is None else group.size())
+        return {**ops, "ways": {way: _over_ranks(spread) for way, spread in spreads.items()}}
 
     def _pipeline(self, num_microbatches: int, groups: Groups) -> Found:
         spread = host_terms.time_pipeline(num_microbatches, *self._groups[groups], self._device)
