@@ -182,7 +182,7 @@ ORDERS = {
         ("clock", "host_model", "live_bytes", "points"),
         ("collective_timing", "kernels"),
         ("host_terms", "kernel_cases"),
-        ("cpu_cases", "residue"),
+        ("cpu_cases", "dispatch_terms", "residue"),
         ("rank",),
         ("node",),
         ("op_fit",),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from planner.cost.collective import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from planner.cost.float8 import Float8Products
 from planner.cost.fusion import Kernel
-from planner.cost.op import op_s
+from planner.cost.op import OpWork, op_s
 from planner.cost.unit_comm import conversion_comm, node_comm
 from planner.cost.unit_work import CommWork
 from planner.cost.work import Shares, backward_work, forward_work, shares_in
@@ -52,6 +52,16 @@ class RankSpec:
     network_host_s: float = 0.0
     """What comes to that where stages exchange activations between nodes."""
 
+    @property
+    def host_runs_ops(self) -> bool:
+        """Whether the host runs the ops itself: what it does for them comes on top of them."""
+        return not self.device.host_dispatch_s
+
+    @property
+    def split_op_s(self) -> float:
+        """What the host takes more for an op on parts of tensors."""
+        return self.device.split_dispatch_s if self.splits_ops and not self.compiled else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePrice:
@@ -91,8 +101,8 @@ def price_node(
 ) -> NodePrice:
     """Price one strategy of one node.
 
-    The host's time to issue the kernels is left out, which is the same for all strategies, and so
-    are copies beside collectives: prices of units have both.
+    The time in which a host issues kernels to a device is left out, and so are copies beside
+    collectives: prices of units have both.
 
     Args:
         problem: The unit.
@@ -126,7 +136,7 @@ def forward_op_s(problem: ShardingProblem, op: OpNode, share: Shares, rank: Rank
     work = forward_work(problem.context.graph, op, share)
     if _rounds(problem, rank):
         return _rounded_s(problem, Kernel(op=op, forward=op, share=share, work=work), rank)
-    return op_s(work, rank.device, rank.dtype)
+    return _kernel_s(work, rank)
 
 
 def _backward_op_s(
@@ -136,7 +146,7 @@ def _backward_op_s(
     work = backward_work(problem.context.graph, op, forward, share)
     if _rounds(problem, rank):
         return _rounded_s(problem, Kernel(op=op, forward=forward, share=share, work=work), rank)
-    return op_s(work, rank.device, rank.dtype)
+    return _kernel_s(work, rank)
 
 
 def _rounds(problem: ShardingProblem, rank: RankSpec) -> bool:
@@ -147,7 +157,13 @@ def _rounded_s(problem: ShardingProblem, kernel: Kernel, rank: RankSpec) -> floa
     """Seconds of a kernel, or of those that a product in float8 consists of."""
     products = Float8Products(graph=problem.context.graph, rounds_at_once=False)
     works = products.works(kernel) if products.has(kernel) else [kernel.work]
-    return sum(op_s(work, rank.device, rank.dtype) for work in works)
+    return sum(_kernel_s(work, rank) for work in works)
+
+
+def _kernel_s(work: OpWork, rank: RankSpec) -> float:
+    """Seconds of a kernel, with what a host that runs it itself takes for one on parts."""
+    more_s = rank.split_op_s if work.is_split and rank.host_runs_ops else 0.0
+    return op_s(work, rank.device, rank.dtype) + more_s
 
 
 def conversion_s(

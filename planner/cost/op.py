@@ -77,6 +77,8 @@ class OpWork:
     """Memory: elements that it makes; 0 where they do not tell how long it takes."""
     operands: Operands = "even"
     """Memory: how it runs through what it reads and writes."""
+    is_split: bool = False
+    """It runs on parts of tensors that ranks share."""
 
 
 def op_s(work: OpWork, device: DeviceSpec, dtype: str) -> float:

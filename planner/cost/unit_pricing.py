@@ -199,12 +199,12 @@ def _pass_s(work: RankWork, rank: RankSpec, *, more_s: float = 0.0) -> tuple[flo
     """
     kernels_s = sum(op_s(op, rank.device, rank.dtype) for op in work.ops)
     collectives_s = sum(comm_s(comm, rank) for comm in work.comm)
-    split_s = rank.device.split_dispatch_s if rank.splits_ops and not rank.compiled else 0.0
-    each_s = rank.device.host_dispatch_s + split_s + more_s
-    issued_s = (len(work.ops) + len(work.comm)) * each_s
+    each_s = rank.device.host_dispatch_s + more_s
+    num_split = sum(op.is_split for op in work.ops) + len(work.comm)
+    issued_s = (len(work.ops) + len(work.comm)) * each_s + num_split * rank.split_op_s
     if rank.tp_group.num_ranks > 1:
         issued_s += len(work.comm) * (rank.collective_host_s + rank.network_host_s)
-    if not rank.device.host_dispatch_s:  # the host runs them itself, one after the other
+    if rank.host_runs_ops:
         return kernels_s + issued_s, collectives_s
     return max(kernels_s, issued_s - collectives_s), collectives_s
 

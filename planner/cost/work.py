@@ -174,6 +174,7 @@ def unowned_work(op: OpNode, share: float) -> OpWork:
         flop=op.flop * share,
         read_bytes=op.read_bytes * share,
         write_bytes=op.write_bytes * share,
+        is_split=share < 1,
     )
 
 
@@ -308,6 +309,7 @@ def _work(
         alignment_share=alignment_share,
         elements=_elements(graph, op) * written if op.operands != "even" else 0.0,
         operands=op.operands,
+        is_split=min((*input_shares, *output_shares), default=1.0) < 1,
     )
 
 

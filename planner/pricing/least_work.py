@@ -12,7 +12,7 @@ asked). So one program of the largest microbatch bounds all smaller ones, and ea
 the way those below it. Layouts that run are no faster than the fastest.
 
 Nor is any microbatch faster than the host issues its kernels (``planner.cost.unit_pricing``): as
-many of each op as it is written, however it is split and of whatever size.
+many of each op as it is written, of whatever size, whether it runs on parts or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,8 +68,7 @@ class LeastWork:
         if choice.compile or not self._graphs.evaluates(size):
             return 0.0
         sizes = self._solvers[0].sizes(self._graphs.size_of_trial(size))
-        issued_s = min(_dispatch_s(device, choice) for device in self._devices)
-        return sum(sizes.num_kernels) * issued_s
+        return sum(sizes.num_kernels) * min(each.host_dispatch_s for each in self._devices)
 
     def by_larger_s(self, choice: ShardingChoice) -> float:
         """What one microbatch takes at the least, by the larger ones that were solved.
@@ -131,12 +130,6 @@ class LeastWork:
                 return 0.0
             by_structure[unit.structure] = min(bounds_s) * (1 - _TOLERANCE)
         return sum(by_structure[unit.structure] for unit in sizes.graph.units)
-
-
-def _dispatch_s(device: DeviceSpec, choice: ShardingChoice) -> float:
-    """What the host takes for an op, on parts of tensors or on whole ones."""
-    splits_ops = choice.ranks > 1 and not choice.over.is_inside_blocks
-    return device.host_dispatch_s + (device.split_dispatch_s if splits_ops else 0.0)
 
 
 def _is_otherwise(choice: ShardingChoice) -> bool:

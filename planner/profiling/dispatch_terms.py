@@ -18,11 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from planner.profiling.clock import Spread
 from planner.profiling.host_model import loss_fn, transformer
 from planner.profiling.host_terms import TOKENS, own_times
-from planner.profiling.kernels import Call, Capture, described
+from planner.profiling.kernels import Call, Capture, described, tensors_in
 from planner.runtime.model import UserModel
 from planner.runtime.module_edge import ModuleSharding
 from planner.runtime.recompute import SAVED_OPS, recompute_activations
 from planner.runtime.split_part import SplitPart
+from planner.runtime.split_tensor import SplitTensor
 from planner.runtime.tensor_parallel import TensorParallel
 from planner.vocabulary import Axis, Recomputation
 
@@ -51,33 +52,47 @@ COLLECTIVES = 4 * BLOCKS
 
 def time_dispatch(group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Spread]:
     """Time forward and backward of blocks: as they are, recomputed, and split over a group."""
-    heads = 1 if group is None else group.size()
+    heads = _heads(group)
     steps = {
         Recomputation.NONE.value: _step(_part(heads), heads, device),
         Recomputation.FULL.value: _step(_again(heads, Recomputation.FULL), heads, device),
         Recomputation.SELECTIVE.value: _step(_again(heads, Recomputation.SELECTIVE), heads, device),
     }
     if group is not None:
-        mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(Axis.TP,))
-        part = _part(heads)
-        TensorParallel.over(part, mesh, None).apply([(range(BLOCKS), _SHARDINGS)], ())
-        steps[SPLIT] = _step(part, heads, device)
+        steps[SPLIT] = _step(_split(group, device), heads, device)
     return dict(zip(steps, own_times(list(steps.values()), ROUNDS), strict=True))
 
 
-def dispatched_ops(heads: int) -> Mapping[str, Any]:
-    """The ops that these blocks run: forward, those that selective checkpoints run again, number."""
+def dispatched_ops(group: dist.ProcessGroup | None, device: torch.device) -> Mapping[str, Any]:
+    """The ops of these blocks that torch looks at.
+
+    Returns:
+        Those of the forward pass, those that selective checkpoints run again, and how many run on
+        parts where a group splits the blocks, forward and backward.
+    """
+    heads = _heads(group)
     model, x = transformer(BLOCKS, _width(heads), heads), _batch(heads)
     with Capture() as ahead:
-        loss = loss_fn(model(x), x)
-    with Capture() as behind:
-        torch.autograd.backward(loss)
+        loss_fn(model(x), x)
     again = [call for call in ahead.calls if call.op not in SAVED_OPS]
     return {
         "forward": _rows(ahead.calls),
         "again": _rows(again),
-        "num_ops": len(ahead.calls) + len(behind.calls),
+        "num_split": 0 if group is None else _num_split(group, device),
     }
+
+
+def _num_split(group: dist.ProcessGroup, device: torch.device) -> int:
+    step = _step(_split(group, device), _heads(group), device)
+    with Capture() as captured:
+        step()
+    operands = (tensors_in((call.args, call.kwargs)) for call in captured.calls)
+    return sum(any(isinstance(each, SplitTensor) for each in given) for given in operands)
+
+
+def _heads(group: dist.ProcessGroup | None) -> int:
+    """Heads of blocks that a group can split."""
+    return 2 if group is None else group.size()
 
 
 def _rows(calls: Iterable[Call]) -> list[dict[str, Any]]:
@@ -101,6 +116,13 @@ def _part(heads: int) -> SplitPart:
 def _again(heads: int, kind: Recomputation) -> SplitPart:
     part = _part(heads)
     recompute_activations(part, [kind.value] * BLOCKS)
+    return part
+
+
+def _split(group: dist.ProcessGroup, device: torch.device) -> SplitPart:
+    mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(Axis.TP,))
+    part = _part(_heads(group))
+    TensorParallel.over(part, mesh, None).apply([(range(BLOCKS), _SHARDINGS)], ())
     return part
 
 

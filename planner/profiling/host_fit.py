@@ -40,7 +40,7 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
 
 
 def _dispatch_s(device: DeviceSpec, points: Sequence[Point]) -> tuple[float, float, float]:
-    """What an op takes more in a block that runs again, in full and selectively, and in a split one.
+    """What an op takes more in a block that runs again, in full or selectively, and on parts.
 
     Those that run again take their own time, too; split ones come with collectives.
     """
@@ -57,7 +57,7 @@ def _dispatch_s(device: DeviceSpec, points: Sequence[Point]) -> tuple[float, flo
     return (
         max(0.0, full_s / num_forward),
         max(0.0, selective_s / (num_forward + num_again)),
-        max(0.0, split_s / (found["num_ops"] + COLLECTIVES)),
+        max(0.0, split_s / (found["num_split"] + COLLECTIVES)),
     )
 
 

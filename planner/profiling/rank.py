@@ -202,7 +202,7 @@ class Rank:
     def _dispatch(self) -> Found:
         group = self._groups[self._nearest][0] if self._groups else None
         spreads = time_dispatch(group, self._device)
-        ops = dispatched_ops(1 if group is None else group.size())
+        ops = dispatched_ops(group, self._device)
         return {**ops, "ways": {way: _over_ranks(spread) for way, spread in spreads.items()}}
 
     def _pipeline(self, num_microbatches: int, groups: Groups) -> Found:

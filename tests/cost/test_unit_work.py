@@ -187,6 +187,28 @@ def test_ops_on_parts_and_of_selective_blocks_take_the_host_longer():
         )
 
 
+def test_a_host_that_runs_the_ops_itself_takes_what_it_does_for_them_beside_them():
+    block, alone = counted(tp=4).units[2], rank_of(tp=4)
+    more = {"full_dispatch_s": 1.0, "selective_dispatch_s": 0.5, "split_dispatch_s": 2.0}
+    slow = replace(alone, device=replace(alone.device, **more))
+    bare, plain, parts = (
+        price_unit(block, rank) for rank in (alone, slow, replace(slow, splits_ops=True))
+    )
+
+    def count(work):
+        return len(work.ops) + len(work.comm)
+
+    assert (plain.forward_s, plain.backward_s) == (bare.forward_s, bare.backward_s)
+    assert parts.forward_s == pytest.approx(bare.forward_s + 2.0 * count(block.forward))
+    for unit, split_s in ((plain, 0.0), (parts, 2.0)):
+        for kind, again_s, forward_s in (("full", 1.0, 0.0), ("selective", 0.5, 0.5)):
+            work = block.recompute[kind]
+            more_s = count(work) * (again_s + split_s) + forward_s * count(block.forward)
+            expected_s = bare.recompute[kind].compute_s + more_s
+            assert unit.recompute[kind].compute_s == pytest.approx(expected_s)
+    assert price_unit(block, replace(slow, splits_ops=True, compiled=True)) == bare
+
+
 def test_compiled_blocks_take_the_host_as_long_whatever_is_split_or_kept():
     block, alone = counted(tp=4).units[2], rank_of(tp=4, host_s=1.0)
     device = replace(alone.device, split_dispatch_s=2.0, selective_dispatch_s=0.5)

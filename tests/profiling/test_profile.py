@@ -12,6 +12,7 @@ from planner.cost.tables import CollectiveSample
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import Provenance
+from planner.profiling.dispatch_terms import COLLECTIVES
 from planner.profiling.fitted import full_speed_ranks, profile
 from planner.profiling.host_terms import SHAPES
 from planner.profiling.points import Machine, PointFile, Settings
@@ -33,7 +34,12 @@ SCRIPT = {
     "tensor_s": 0.2e-3,
     "plain_tensor_s": 0.05e-3,
     "message_s": 0.7e-3,
+    "full_op_s": 90e-6,
+    "selective_op_s": 120e-6,
+    "split_op_s": 100e-6,
 }
+OPS = {"forward": 6, "again": 4, "num_split": 12}
+"""Of the blocks whose ops torch looks at in Python."""
 LINK = {"bandwidth": 2e9, "hop_s": 100e-6, "base_s": 200e-6}
 
 
@@ -77,6 +83,18 @@ def script_s(shape):
     )
 
 
+def dispatch_s():
+    """Times of these blocks: as they are, run again, and split with their collectives."""
+    plain_s = 20 * LAUNCH_S
+    again, forward = OPS["again"], OPS["forward"]
+    return {
+        "none": plain_s,
+        "full": plain_s + forward * (LAUNCH_S + SCRIPT["full_op_s"]),
+        "selective": plain_s + again * LAUNCH_S + (forward + again) * SCRIPT["selective_op_s"],
+        "split": plain_s + (OPS["num_split"] + COLLECTIVES) * SCRIPT["split_op_s"],
+    }
+
+
 def collective(kind, payload_bytes, spread=1.0):
     hops, traffic = {"all_gather": (1, 0.5), "all_reduce": (2, 1.0), "send_recv": (1, 1.0)}[kind]
     seconds = LINK["base_s"] + hops * LINK["hop_s"] + traffic * payload_bytes / LINK["bandwidth"]
@@ -103,6 +121,11 @@ def points(settings, spread=1.0):
             yield point
     runs = [{"shape": shape, "calls": [], "seconds": script_s(shape)} for shape in SHAPES]
     yield {"kind": "script", "rows": runs}
+    yield {
+        "kind": "dispatch", "num_split": OPS["num_split"],
+        **{key: [row("add", 0.0)] * OPS[key] for key in ("forward", "again")},
+        "ways": {way: {"seconds": seconds} for way, seconds in dispatch_s().items()},
+    }  # fmt: skip
     # Between collectives of 5 ms, each rank works for 4 or 16 ms.
     for own_s in (0.004, 0.016):
         yield {"kind": "work", "own_s": own_s, "both_s": 0.005 + turns * own_s}
@@ -162,8 +185,10 @@ def test_a_rank_alone_knows_no_link(tmp_path, capsys):
     alone = [
         point
         for point in points(settings_of(1))
-        if point["kind"] in ("overhead", "residue", "op", "script", "update")
+        if point["kind"] in ("overhead", "residue", "op", "script", "dispatch", "update")
     ]
+    for point in alone:
+        point.get("ways", {}).pop("split", None)
     for number, point in enumerate(alone):
         file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
     found = profile("my", file, MACHINE, settings_of(1))
@@ -171,7 +196,9 @@ def test_a_rank_alone_knows_no_link(tmp_path, capsys):
         (tmp_path / name).write_text(text)
     assert found.links == ()
     path = str(tmp_path / "my.toml")
-    assert load_cluster(path, gpus=1).num_gpus == 1
+    one = load_cluster(path, gpus=1)
+    assert one.num_gpus == 1
+    assert one.script_host.split_op_s == 0 < one.script_host.full_op_s
     with pytest.raises(RequestError, match="no link between GPUs") as refused:
         load_cluster(path, gpus=2)
     assert "--gpus 1" in refused.value.hint

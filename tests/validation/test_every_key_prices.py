@@ -107,6 +107,14 @@ REQUESTS = [
         Request(model=SMALL, gpus=4, cluster="measured", dtype="float32", fix=layout(pp=pp))
         for pp in (2, 4)
     ),
+    *(
+        Request(model=SMALL, gpus=2, cluster="measured", dtype="float32", fix=fix)
+        for fix in (
+            layout(tp=2),
+            layout(activation_checkpointing="full"),
+            layout(activation_checkpointing="selective"),
+        )
+    ),
     Request(framework="megatron", dtype="float16", fix=layout(tp=2)),
     *(Request(dtype=dtype, fix=layout(tp=2)) for dtype in ("float32", "float64")),
 ]
