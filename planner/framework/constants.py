@@ -208,8 +208,7 @@ def in_place(
     # What was found for the device holds, however many of them showed it.
     is_alone = cluster.num_gpus == 1 and not is_part and _TRAINING not in own[0]
     device = _in_training(framework, device, cluster, is_alone=is_alone)
-    collective_host_s = framework.collective_host_s * cluster.host_time_factor
-    framework = replace(framework, collective_host_s=collective_host_s)
+    framework = replace(framework, collective_host_s=_collective_host_s(framework, cluster))
     return framework, replace(cluster, device=device, in_training={})
 
 
@@ -232,6 +231,13 @@ def _with_own_code(
     if host is None:
         return framework, cluster
     return replace(framework, step_s=host.step_s, message_s=host.message_s), cluster
+
+
+def _collective_host_s(framework: FrameworkSpec, cluster: ClusterSpec) -> float:
+    """What a collective over tp takes the host of a cluster beyond an op."""
+    if cluster.script_host is not None:
+        return cluster.script_host.split_collective_s
+    return framework.collective_host_s * cluster.host_time_factor
 
 
 def _dispatched(framework: FrameworkSpec, device: DeviceSpec, cluster: ClusterSpec) -> DeviceSpec:

@@ -23,6 +23,7 @@ _SCRIPT_KEYS = {
     "full_op_us": "full_op_s",
     "selective_op_us": "selective_op_s",
     "split_op_us": "split_op_s",
+    "split_collective_us": "split_collective_s",
 }
 
 

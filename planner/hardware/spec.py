@@ -142,9 +142,8 @@ class DeviceSpec:
     """The ``training_fraction`` that the efficiency counts already; a rank that exchanges nothing
     with others computes faster by it."""
     host_dispatch_s: float = 0.0
-    """Time that the host takes to issue one op; a queue of shorter ops is bound by it. It belongs
-    to the framework that issues them: 0 as a profile is read, and where the host runs them itself,
-    so that what it takes for some beyond it comes on top of them."""
+    """Time that a framework's host takes to issue one op, which bounds a queue of short ones: 0 as
+    a profile is read, and where the host runs ops itself: what it takes more comes on top."""
     split_dispatch_s: float = 0.0
     """The same beyond it of an op on parts of tensors that ranks share."""
     selective_dispatch_s: float = 0.0
@@ -246,14 +245,15 @@ class ScriptHost:
     plain_tensor_s: float
     """The same of one that is a plain tensor."""
     message_s: float
-    """A tensor of one microbatch at one boundary of a stage, forward and backward, beyond ops and
-    transfers: torch's pipeline schedule."""
+    """A tensor of a microbatch at a boundary of a stage, there and back: torch's schedule."""
     full_op_s: float
     """An op that runs again, beyond itself, where checkpoints keep the input of its block alone."""
     selective_op_s: float
     """An op of a block that is recomputed selectively, in forward and again, beyond itself."""
     split_op_s: float
-    """An op or a collective of a block whose tensors are split, beyond itself."""
+    """An op on parts of tensors that ranks share, or a collective over them, beyond itself."""
+    split_collective_s: float
+    """Such a collective beyond that: the ends of split modules."""
     element_s: float
     """A step of one element of a parameter."""
 

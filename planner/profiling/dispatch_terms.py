@@ -31,7 +31,10 @@ BLOCKS = 4
 ROUNDS = 9
 HEAD_DIM = 8
 
-SPLIT = "split"
+SPLIT, SPLIT_LONGER = "split", "split, with more ops"
+MORE_OPS = 10
+"""Of each block that has more: what one of them takes is told by the difference, and what the ends
+of split modules take by the rest."""
 
 _INNER = "Shard(-1)"
 _SHARDINGS = (
@@ -59,7 +62,8 @@ def time_dispatch(group: dist.ProcessGroup | None, device: torch.device) -> dict
         Recomputation.SELECTIVE.value: _step(_again(heads, Recomputation.SELECTIVE), heads, device),
     }
     if group is not None:
-        steps[SPLIT] = _step(_split(group, device), heads, device)
+        for way, more_ops in ((SPLIT, 0), (SPLIT_LONGER, MORE_OPS)):
+            steps[way] = _step(_split(group, device, more_ops), heads, device)
     return dict(zip(steps, own_times(list(steps.values()), ROUNDS), strict=True))
 
 
@@ -68,7 +72,7 @@ def dispatched_ops(group: dist.ProcessGroup | None, device: torch.device) -> Map
 
     Returns:
         Those of the forward pass, those that selective checkpoints run again, and how many run on
-        parts where a group splits the blocks, forward and backward.
+        parts where a group splits the blocks, forward and backward, by way.
     """
     heads = _heads(group)
     model, x = transformer(BLOCKS, _width(heads), heads), _batch(heads)
@@ -78,12 +82,17 @@ def dispatched_ops(group: dist.ProcessGroup | None, device: torch.device) -> Map
     return {
         "forward": _rows(ahead.calls),
         "again": _rows(again),
-        "num_split": 0 if group is None else _num_split(group, device),
+        "num_split": {}
+        if group is None
+        else {
+            SPLIT: _num_split(group, device, 0),
+            SPLIT_LONGER: _num_split(group, device, MORE_OPS),
+        },
     }
 
 
-def _num_split(group: dist.ProcessGroup, device: torch.device) -> int:
-    step = _step(_split(group, device), _heads(group), device)
+def _num_split(group: dist.ProcessGroup, device: torch.device, more_ops: int) -> int:
+    step = _step(_split(group, device, more_ops), _heads(group), device)
     with Capture() as captured:
         step()
     operands = (tensors_in((call.args, call.kwargs)) for call in captured.calls)
@@ -107,9 +116,9 @@ def _batch(heads: int) -> Tensor:
     return torch.randn(1, TOKENS, _width(heads))
 
 
-def _part(heads: int) -> SplitPart:
+def _part(heads: int, more_ops: int = 0) -> SplitPart:
     user = UserModel(factory="transformer", functions={"loss_fn": loss_fn}, module=__name__)
-    model = transformer(BLOCKS, _width(heads), heads)
+    model = transformer(BLOCKS, _width(heads), heads, more_ops)
     return SplitPart(model, user, blocks=[str(index) for index in range(BLOCKS)])
 
 
@@ -119,9 +128,9 @@ def _again(heads: int, kind: Recomputation) -> SplitPart:
     return part
 
 
-def _split(group: dist.ProcessGroup, device: torch.device) -> SplitPart:
+def _split(group: dist.ProcessGroup, device: torch.device, more_ops: int) -> SplitPart:
     mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(Axis.TP,))
-    part = _part(_heads(group))
+    part = _part(_heads(group), more_ops)
     TensorParallel.over(part, mesh, None).apply([(range(BLOCKS), _SHARDINGS)], ())
     return part
 

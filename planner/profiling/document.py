@@ -208,6 +208,7 @@ def _script(script: ScriptHost, writer: Writer) -> Iterable[str]:
         ("full_op_us", script.full_op_s * 1e6),
         ("selective_op_us", script.selective_op_s * 1e6),
         ("split_op_us", script.split_op_s * 1e6),
+        ("split_collective_us", script.split_collective_s * 1e6),
         ("ns_per_element", script.element_s * GB),
     ):
         yield writer.number(key, value, how, Provenance.FITTED, spread=writer.spread)

@@ -6,7 +6,7 @@ import torch
 
 from planner.cost.op import op_s
 from planner.hardware.spec import DeviceSpec, ScriptHost
-from planner.profiling.dispatch_terms import COLLECTIVES, SPLIT
+from planner.profiling.dispatch_terms import COLLECTIVES, SPLIT, SPLIT_LONGER
 from planner.profiling.op_fit import works_of
 from planner.profiling.points import Point
 from planner.vocabulary import Dtype, Recomputation
@@ -24,7 +24,9 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
     step_s, unit_s, collective_s, tensor_s, plain_tensor_s = _least_squares(rows, bare)
     updates = sorted((p["elements"], p["seconds"]) for p in points if p["kind"] == "update")
     (few, few_s), (many, many_s) = updates[0], updates[-1]
-    full_op_s, selective_op_s, split_op_s = _dispatch_s(device, points)
+    found = next(point for point in points if point["kind"] == "dispatch")
+    full_op_s, selective_op_s = _again_s(device, found)
+    split_op_s, split_collective_s = _split_s(device, found)
     return ScriptHost(
         step_s=step_s,
         unit_s=unit_s,
@@ -35,30 +37,40 @@ def fit_script(device: DeviceSpec, points: Sequence[Point]) -> ScriptHost:
         full_op_s=full_op_s,
         selective_op_s=selective_op_s,
         split_op_s=split_op_s,
+        split_collective_s=split_collective_s,
         element_s=max(0.0, (many_s - few_s) / (many - few)),
     )
 
 
-def _dispatch_s(device: DeviceSpec, points: Sequence[Point]) -> tuple[float, float, float]:
-    """What an op takes more in a block that runs again, in full or selectively, and on parts.
-
-    Those that run again take their own time, too; split ones come with collectives.
-    """
-    found = next(point for point in points if point["kind"] == "dispatch")
-    ways = {way: spread["seconds"] for way, spread in found["ways"].items()}
-    plain_s, again = ways[Recomputation.NONE], {}
+def _again_s(device: DeviceSpec, found: Point) -> tuple[float, float]:
+    """What an op takes more in a block that runs again, in full or selectively, beyond itself."""
+    ways, work = _seconds(found), {}
     for key in ("forward", "again"):
         works = works_of(found[key])
-        again[key] = len(works), sum(op_s(work, device, Dtype.FLOAT32) for work in works)
-    (num_forward, forward_s), (num_again, again_s) = again["forward"], again["again"]
+        work[key] = len(works), sum(op_s(each, device, Dtype.FLOAT32) for each in works)
+    (num_forward, forward_s), (num_again, again_s) = work["forward"], work["again"]
+    plain_s = ways[Recomputation.NONE]
     full_s = ways[Recomputation.FULL] - plain_s - forward_s
     selective_s = ways[Recomputation.SELECTIVE] - plain_s - again_s
-    split_s = ways.get(SPLIT, plain_s) - plain_s
     return (
         max(0.0, full_s / num_forward),
         max(0.0, selective_s / (num_forward + num_again)),
-        max(0.0, split_s / (found["num_split"] + COLLECTIVES)),
     )
+
+
+def _split_s(device: DeviceSpec, found: Point) -> tuple[float, float]:
+    """What an op on parts takes more, and beyond it a collective with the ends of its modules."""
+    ways, ops = _seconds(found), found["num_split"]
+    if not ops:  # one rank
+        return 0.0, 0.0
+    more = ops[SPLIT_LONGER] - ops[SPLIT]
+    each_s = max(0.0, (ways[SPLIT_LONGER] - ways[SPLIT]) / more - device.kernel_launch_s)
+    split_s = ways[SPLIT] - ways[Recomputation.NONE]
+    return each_s, max(0.0, split_s / COLLECTIVES - (ops[SPLIT] / COLLECTIVES + 1) * each_s)
+
+
+def _seconds(found: Point) -> dict[str, float]:
+    return {way: spread["seconds"] for way, spread in found["ways"].items()}
 
 
 def _message_s(device: DeviceSpec, points: Sequence[Point]) -> float:

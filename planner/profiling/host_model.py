@@ -13,11 +13,11 @@ CLASSES = 2048
 
 
 class Block(nn.Module):
-    """A transformer block."""
+    """A transformer block, which may have more element-wise ops than usual."""
 
-    def __init__(self, width: int = WIDTH, heads: int = 2) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = 2, more_ops: int = 0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.more_ops = heads, more_ops
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -32,13 +32,18 @@ class Block(nn.Module):
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        ahead: Tensor = self.narrow(F.gelu(self.wide(self.norm_2(x))))
-        return x + ahead
+        ahead = F.gelu(self.wide(self.norm_2(x)))
+        for _ in range(self.more_ops):  # with as many views beside them as ops of models have
+            ahead = F.gelu(ahead.transpose(1, 2)).transpose(1, 2)
+        narrow: Tensor = self.narrow(ahead)
+        return x + narrow
 
 
-def transformer(num_blocks: int, width: int = WIDTH, heads: int = 2) -> nn.Sequential:
+def transformer(
+    num_blocks: int, width: int = WIDTH, heads: int = 2, more_ops: int = 0
+) -> nn.Sequential:
     """Some blocks in a row."""
-    return nn.Sequential(*(Block(width, heads) for _ in range(num_blocks)))
+    return nn.Sequential(*(Block(width, heads, more_ops) for _ in range(num_blocks)))
 
 
 class TokenModel(nn.Module):

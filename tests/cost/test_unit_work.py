@@ -68,6 +68,16 @@ def rank_of(*, tp=1, host_s=0.0, collective_host_s=0.0):
     )
 
 
+def issues(work):
+    """Kernels and collectives."""
+    return len(work.ops) + len(work.comm)
+
+
+def issues_on_parts(work):
+    """Those on parts of tensors."""
+    return sum(op.is_split for op in work.ops) + len(work.comm)
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_block_computes_the_closed_form(tp):
     block = counted(tp=tp).units[2]
@@ -172,19 +182,31 @@ def test_ops_on_parts_and_of_selective_blocks_take_the_host_longer():
     device = replace(alone.device, split_dispatch_s=2.0, selective_dispatch_s=0.5)
     plain = price_unit(block, replace(alone, device=device))
     parts = price_unit(block, replace(alone, device=device, splits_ops=True))
-    count = len(block.forward.ops) + len(block.forward.comm)
-    again = block.recompute["selective"]
-    more = len(again.ops) + len(again.comm)
-    for unit, each_s in ((plain, 1.0), (parts, 3.0)):
-        assert unit.forward_s + unit.forward_comm_s == pytest.approx(each_s * count)
+    for unit, split_s in ((plain, 0.0), (parts, 2.0)):
+
+        def issued_s(work, split_s=split_s):
+            return issues(work) + split_s * issues_on_parts(work)
+
+        assert unit.forward_s + unit.forward_comm_s == pytest.approx(issued_s(block.forward))
         # The first forward is a selective block's too.
-        found = unit.recompute["selective"]
-        expected_s = more * (each_s + 0.5) + count * 0.5
-        assert found.compute_s + found.comm_s == pytest.approx(expected_s)
+        found, again = unit.recompute["selective"], block.recompute["selective"]
+        more_s = 0.5 * (issues(again) + issues(block.forward))
+        assert found.compute_s + found.comm_s == pytest.approx(issued_s(again) + more_s)
         full = unit.recompute["full"]
-        assert full.compute_s + full.comm_s == pytest.approx(
-            each_s * (len(block.recompute["full"].ops) + len(block.recompute["full"].comm))
-        )
+        assert full.compute_s + full.comm_s == pytest.approx(issued_s(block.recompute["full"]))
+
+
+def test_ops_on_whole_tensors_are_not_on_parts():
+    """Of a block without sequence parallelism norms and what is added to the stream."""
+    block, alone = counted(tp=4).units[2], counted().units[2]
+    split = counted(tp=4, sequence_parallel=True).units[2]
+    whole = [op.name for op in block.forward.ops if not op.is_split and op.name]
+    assert sorted(whole) == ["add", "add", "native_layer_norm", "native_layer_norm"]
+    for unit, on_parts in ((block, True), (alone, False), (split, True)):
+        works = (unit.forward, unit.input_backward, unit.weight_backward)
+        ops = [op for work in works for op in work.ops if op.kind in ("matmul", "attention")]
+        assert {op.is_split for op in ops} == {on_parts}
+    assert all(op.is_split for op in split.forward.ops if op.name)
 
 
 def test_a_host_that_runs_the_ops_itself_takes_what_it_does_for_them_beside_them():
@@ -195,15 +217,13 @@ def test_a_host_that_runs_the_ops_itself_takes_what_it_does_for_them_beside_them
         price_unit(block, rank) for rank in (alone, slow, replace(slow, splits_ops=True))
     )
 
-    def count(work):
-        return len(work.ops) + len(work.comm)
-
     assert (plain.forward_s, plain.backward_s) == (bare.forward_s, bare.backward_s)
-    assert parts.forward_s == pytest.approx(bare.forward_s + 2.0 * count(block.forward))
+    assert parts.forward_s == pytest.approx(bare.forward_s + 2.0 * issues_on_parts(block.forward))
     for unit, split_s in ((plain, 0.0), (parts, 2.0)):
         for kind, again_s, forward_s in (("full", 1.0, 0.0), ("selective", 0.5, 0.5)):
             work = block.recompute[kind]
-            more_s = count(work) * (again_s + split_s) + forward_s * count(block.forward)
+            more_s = again_s * issues(work) + forward_s * issues(block.forward)
+            more_s += split_s * issues_on_parts(work)
             expected_s = bare.recompute[kind].compute_s + more_s
             assert unit.recompute[kind].compute_s == pytest.approx(expected_s)
     assert price_unit(block, replace(slow, splits_ops=True, compiled=True)) == bare

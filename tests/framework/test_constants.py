@@ -48,13 +48,14 @@ def test_what_was_measured_of_the_script_stands_for_its_constants_alone():
         full_op_s=1e-5,
         selective_op_s=2e-5,
         split_op_s=3e-5,
+        split_collective_s=4e-5,
         element_s=0.0,
     )
     cluster = replace(load_cluster("cpu", gpus=2), script_host=host)
     script, own = in_place(load_framework(SCRIPT), cluster, PROFILES_OWN)
     assert (script.step_s, script.message_s, own.script_host) == (0.1, 0.0, host)
     ops = own.device.full_dispatch_s, own.device.selective_dispatch_s, own.device.split_dispatch_s
-    assert ops == (1e-5, 2e-5, 3e-5)
+    assert (*ops, script.collective_host_s) == (1e-5, 2e-5, 3e-5, 4e-5)
     assert own.device.host_dispatch_s == 0
     fitted = Constants(framework={SCRIPT: {"step_us": 7.0}})
     assert in_place(load_framework(SCRIPT), cluster, fitted)[0].step_s == pytest.approx(7e-6)

@@ -5,7 +5,14 @@ import torch
 import torch.distributed as dist
 
 from planner.checking.fake_world import fake_group
-from planner.profiling.dispatch_terms import BLOCKS, dispatched_ops, time_dispatch
+from planner.profiling.dispatch_terms import (
+    BLOCKS,
+    MORE_OPS,
+    SPLIT,
+    SPLIT_LONGER,
+    dispatched_ops,
+    time_dispatch,
+)
 from planner.runtime.recompute import SAVED_OPS
 
 PRODUCTS = {op.overloadpacket.__name__ for op in SAVED_OPS}
@@ -17,8 +24,9 @@ def test_each_way_takes_longer_than_none(ranks):
     with fake_group(0, ranks):
         rounds = [time_dispatch(dist.group.WORLD, torch.device("cpu")) for _ in range(3)]
     least = {way: min(each[way].p10_s for each in rounds) for way in rounds[0]}
-    assert set(least) == {"none", "full", "selective", "split"}
-    for way in ("full", "selective", "split"):
+    assert set(least) == {"none", "full", "selective", SPLIT, SPLIT_LONGER}
+    assert least[SPLIT_LONGER] > 1.1 * least[SPLIT]
+    for way in ("full", "selective", SPLIT):
         assert least[way] > 1.5 * least["none"]
     assert least["selective"] > least["full"]
 
@@ -41,9 +49,11 @@ def test_what_runs_again_selectively_are_no_products(ranks):
 def test_ops_on_parts_are_those_between_the_ends_of_split_modules():
     """Norms and what is added to the stream run on whole tensors."""
     with fake_group(0, 2):
-        split = dispatched_ops(dist.group.WORLD, torch.device("cpu"))["num_split"]
+        counts = dispatched_ops(dist.group.WORLD, torch.device("cpu"))["num_split"]
+    split = counts[SPLIT]
     # Forward, backward to the input and to the weight of a product; attention, gelu, and the sums
     # that are gradients of two biases.
     assert split >= BLOCKS * (4 * 3 + 2 + 2 + 2)
     assert split < BLOCKS * 30
-    assert dispatched_ops(None, torch.device("cpu"))["num_split"] == 0
+    assert counts[SPLIT_LONGER] == split + BLOCKS * 2 * MORE_OPS  # forward and backward
+    assert dispatched_ops(None, torch.device("cpu"))["num_split"] == {}

@@ -12,7 +12,7 @@ from planner.cost.tables import CollectiveSample
 from planner.errors import RequestError
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import Provenance
-from planner.profiling.dispatch_terms import COLLECTIVES
+from planner.profiling.dispatch_terms import COLLECTIVES, SPLIT, SPLIT_LONGER
 from planner.profiling.fitted import full_speed_ranks, profile
 from planner.profiling.host_terms import SHAPES
 from planner.profiling.points import Machine, PointFile, Settings
@@ -37,9 +37,12 @@ SCRIPT = {
     "full_op_s": 90e-6,
     "selective_op_s": 120e-6,
     "split_op_s": 100e-6,
+    "split_collective_s": 300e-6,
 }
-OPS = {"forward": 6, "again": 4, "num_split": 12}
+OPS = {"forward": 6, "again": 4}
+ON_PARTS = {SPLIT: 12, SPLIT_LONGER: 30}
 """Of the blocks whose ops torch looks at in Python."""
+WAYS = ("none", "full", "selective")
 LINK = {"bandwidth": 2e9, "hop_s": 100e-6, "base_s": 200e-6}
 
 
@@ -87,11 +90,15 @@ def dispatch_s():
     """Times of these blocks: as they are, run again, and split with their collectives."""
     plain_s = 20 * LAUNCH_S
     again, forward = OPS["again"], OPS["forward"]
+    split_s = plain_s + (ON_PARTS[SPLIT] + COLLECTIVES) * SCRIPT["split_op_s"]
+    split_s += COLLECTIVES * SCRIPT["split_collective_s"]
+    more = ON_PARTS[SPLIT_LONGER] - ON_PARTS[SPLIT]
     return {
         "none": plain_s,
         "full": plain_s + forward * (LAUNCH_S + SCRIPT["full_op_s"]),
         "selective": plain_s + again * LAUNCH_S + (forward + again) * SCRIPT["selective_op_s"],
-        "split": plain_s + (OPS["num_split"] + COLLECTIVES) * SCRIPT["split_op_s"],
+        SPLIT: split_s,
+        SPLIT_LONGER: split_s + more * (LAUNCH_S + SCRIPT["split_op_s"]),
     }
 
 
@@ -122,7 +129,7 @@ def points(settings, spread=1.0):
     runs = [{"shape": shape, "calls": [], "seconds": script_s(shape)} for shape in SHAPES]
     yield {"kind": "script", "rows": runs}
     yield {
-        "kind": "dispatch", "num_split": OPS["num_split"],
+        "kind": "dispatch", "num_split": ON_PARTS,
         **{key: [row("add", 0.0)] * OPS[key] for key in ("forward", "again")},
         "ways": {way: {"seconds": seconds} for way, seconds in dispatch_s().items()},
     }  # fmt: skip
@@ -188,7 +195,11 @@ def test_a_rank_alone_knows_no_link(tmp_path, capsys):
         if point["kind"] in ("overhead", "residue", "op", "script", "dispatch", "update")
     ]
     for point in alone:
-        point.get("ways", {}).pop("split", None)
+        if point["kind"] == "dispatch":
+            point |= {
+                "num_split": {},
+                "ways": {k: v for k, v in point["ways"].items() if k in WAYS},
+            }
     for number, point in enumerate(alone):
         file.add({"job": str(number), "wall_s": 1.0, "cpu_s": 1.0, **point})
     found = profile("my", file, MACHINE, settings_of(1))
