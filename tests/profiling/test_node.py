@@ -21,7 +21,9 @@ def test_memory_beyond_tensors_is_that_of_the_first_host(host, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     points = [json.loads(line) for line in lines]
-    assert {"overhead", "op", "script", "update", "residue"} == {each["kind"] for each in points}
+    assert {"overhead", "op", "script", "dispatch", "update", "residue"} == {
+        each["kind"] for each in points
+    }
     (residue,) = (each for each in points if each["kind"] == "residue")
     if host == 0:
         assert 2**26 < residue["used_bytes"] < 2**32
