@@ -104,7 +104,7 @@ def explain_plan(saved: SavedPlan, *, progress: ProgressCallback | None = None) 
     for number, (words, asked, changed) in enumerate(changes, start=1):
         _tell(progress, words, number / searches)
         with suppress(*REFUSALS):  # of a setting that does not go with the rest
-            best = traced.record(replace(asked, top=1), machine=changed).outcome.best
+            best = traced.record(asked, machine=changed).outcome.best
             what_ifs.append(WhatIf(change=words, plan=best))
     return Explanation(
         saved=saved,
@@ -134,7 +134,7 @@ def why_not(
     record, refusal = None, None
     notes = list(_changed_notes(saved, machine))
     try:
-        request = replace(_request(saved, restriction), top=1)
+        request = _request(saved, restriction)
         record = traced.record(request, machine=machine, progress=progress)
         notes.extend(fix_warnings(request, record.outcome.best))
     except REFUSALS as error:

@@ -100,7 +100,7 @@ class Model(nn.Module):
         bias = self.first(x)@THEN@.unflatten(-1, (64, 16))
         for block in self.blocks:
             x = block(x, bias)
-        return self.head(x.mean(1))
+        return self.head(x.mean(1) + bias.mean((1, 3)))
 
 
 def build_model() -> nn.Module:

@@ -76,6 +76,8 @@ def searched(request, h100):
             device = h100.device
             small = replace(device, memory_bytes=int(device.memory_bytes * 0.15))
             cluster = replace(h100, device=small) if case == "mixed" else h100
+            if case == "carrying":  # what stages hand on is little beside what they compute
+                cluster = replace(h100, device=slowed(device, 50))
             if case == "two kinds":
                 kinds = ("h100-sxm", "a100-80gb-sxm")
                 cluster = joined([load_cluster(kind, gpus=4) for kind in kinds])
@@ -83,6 +85,13 @@ def searched(request, h100):
         return known[case]
 
     return of_case
+
+
+def slowed(device, times):
+    """A device that computes so many times as long."""
+    peaks = {dtype: peak / times for dtype, peak in device.peak_flop_per_s.items()}
+    bandwidth = device.memory_bandwidth_bytes_per_s / times
+    return replace(device, peak_flop_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
 
 
 # -- plans as they are found ----------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """Measures emulated clusters with ``plan profile``."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from measure import CLUSTERS
 from network import INTERFACE, emulated
+from network import __file__ as network_file
 
 
 def profile(name: str, folder: Path, *, quick: bool) -> Path:
@@ -22,7 +24,8 @@ def profile(name: str, folder: Path, *, quick: bool) -> Path:
             command = hosts[0].command(*command)
         else:
             command += ["--hosts", ",".join(host.address for host in hosts)]
-            command += ["--remote", f"ip netns exec {hosts[0].owner}{{host}}"]
+            there = f"{hosts[0].owner}{{host}}"
+            command += ["--remote", shlex.join([sys.executable, network_file, there])]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
         subprocess.run([*command, *["--quick"] * quick], check=True, env=environment)
     return file

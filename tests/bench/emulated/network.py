@@ -3,7 +3,10 @@
 Hosts are joined by veth pairs at one switch. What a host sends, and what the switch sends to it,
 passes the rate between hosts times its ranks; ranks of one host talk over its loopback, which
 passes the rate inside times its ranks. So each rate is per rank while all ranks send, as profiles
-have it, and is set without the other. Ranks share the cores of the machine.
+have it, and is set without the other. Hosts have equal shares of the machine's cores (``cores``);
+ranks of a host share them.
+
+    python network.py NAMESPACE COMMAND ...    # run a command on a host of a cluster that there is
 
 Namespaces are named after the process that made them. Those of processes that are gone, killed ones
 for example, are removed with all that runs in them when the next cluster is made.
@@ -15,9 +18,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import cores
 
 INTERFACE = "eth0"
 """Of each host, for ``GLOO_SOCKET_IFNAME``."""
@@ -82,16 +88,22 @@ class Host:
 
     def command(self, *words: str) -> list[str]:
         """A command line, run there."""
-        return ["ip", "netns", "exec", self.namespace, *words]
+        return [sys.executable, __file__, self.namespace, *words]
 
     def enter(self) -> None:
         """Move this process there; gloo then talks over its interface."""
-        with Path("/run/netns", self.namespace).open() as file:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(file.fileno(), _CLONE_NEWNET):
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code), self.namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+        enter(self.namespace)
+
+
+def enter(namespace: str) -> None:
+    """Move this process to a host."""
+    cores.enter(namespace)
+    with Path("/run/netns", namespace).open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
 def why_not() -> str:
@@ -105,7 +117,7 @@ def why_not() -> str:
             return ""
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        return f"network namespaces with token buckets cannot be made: {said.strip()}"
+        return f"hosts cannot be made of namespaces and control groups: {said.strip()}"
 
 
 @contextlib.contextmanager
@@ -121,10 +133,12 @@ def emulated(network: Network) -> Iterator[tuple[Host, ...]]:
         _run("ip", "-n", switch, "link", "set", "switch", "up")
         for host in hosts:
             _join(host)
+            if network.hosts > 1:
+                cores.give(host.namespace, len(os.sched_getaffinity(0)) / network.hosts)
         shape(hosts, network)
         yield hosts
     finally:
-        for namespace in _namespaces():
+        for namespace in _made():
             if namespace.startswith(own):
                 _remove(namespace)
 
@@ -139,8 +153,8 @@ def shape(hosts: Sequence[Host], network: Network) -> None:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the namespaces of processes that are gone, and return their names."""
-    left = [each for each in _namespaces() if _is_leftover(each)]
+    """Remove what processes that are gone have made, and return the names."""
+    left = [each for each in _made() if _is_leftover(each)]
     for namespace in left:
         _remove(namespace)
     return left
@@ -166,11 +180,18 @@ def _namespaces() -> list[str]:
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line]
 
 
-def _remove(namespace: str) -> None:
-    for pid in _run("ip", "netns", "pids", namespace).split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    _run("ip", "netns", "del", namespace)
+def _made() -> list[str]:
+    """Names of namespaces, and of control groups whose namespace is gone."""
+    return sorted({*_namespaces(), *cores.names(_PREFIX)})
+
+
+def _remove(name: str) -> None:
+    if name in _namespaces():
+        for pid in _run("ip", "netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "del", name)
+    cores.remove(name)
 
 
 def _join(host: Host) -> None:
@@ -195,3 +216,8 @@ def _limit(namespace: str, device: str, mbit_per_s: float) -> None:
 
 def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    enter(sys.argv[1])
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -34,6 +34,15 @@ with socket.create_server(("", 5000)) as server:
         end.sendall(b".")
 """
 
+BURNT_S = 1.0
+BURN = f"""
+import time
+start_s = time.perf_counter()
+while time.perf_counter() < start_s + {BURNT_S}:
+    pass
+print(time.process_time())
+"""
+
 
 def mbit_per_s(sender, receiver, num_bytes):
     listen = receiver.command(sys.executable, "-c", RECEIVE, str(num_bytes))
@@ -58,6 +67,17 @@ def test_links_have_the_rates_of_inside_and_between_which_can_change():
         shape(hosts, replace(slow, between_mbit_per_s=1000))
         assert mbit_per_s(hosts[0], hosts[1], 2_500_000) > 30
     assert namespaces() <= before
+
+
+def test_a_host_has_its_share_of_the_cores():
+    """Whatever the others use."""
+    cores = os.sched_getaffinity(0)
+    pair = Network(hosts=2, ranks_per_host=1, inside_mbit_per_s=9, between_mbit_per_s=9)
+    with emulated(pair) as hosts:
+        burn = hosts[0].command(sys.executable, "-c", BURN)
+        found = [subprocess.Popen(burn, stdout=subprocess.PIPE) for _ in cores]
+        used_s = sum(float(each.communicate()[0]) for each in found)
+    assert 0.5 * BURNT_S < used_s / len(cores) * 2 < 1.3 * BURNT_S
 
 
 def test_what_a_killed_run_leaves_is_removed():
