@@ -108,9 +108,9 @@ def test_hosts_that_issue_slowly_bound_what_is_small(gpt):
             continue
         issued_s = work.issued_s(prospect.choice)
         assert issued_s <= unit_s, prospect.choice
-        assert issued_s > 10 * work.solved_s(prospect.choice)
         if prospect.choice.ranks == 1:  # of split ones it is not known which ops run on parts
             assert issued_s > 0.5 * unit_s, prospect.choice
+            assert issued_s > 10 * work.solved_s(prospect.choice)
 
 
 @pytest.mark.parametrize("gpus", [4, 16])

@@ -37,10 +37,10 @@ with socket.create_server(("", 5000)) as server:
 BURNT_S = 1.0
 BURN = f"""
 import time
-start_s = time.perf_counter()
+start_s, own_s = time.perf_counter(), time.process_time()
 while time.perf_counter() < start_s + {BURNT_S}:
     pass
-print(time.process_time())
+print(time.process_time() - own_s)
 """
 
 
