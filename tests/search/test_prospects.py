@@ -96,6 +96,17 @@ def test_bounds_hold_for_a_loss_in_chunks(model, chunks, fix, request):
     assert check_bounds(space) > 0
 
 
+@pytest.mark.parametrize("fix", [{"loss_chunks": 4}, {"cp": 2}, {"tp": 2}])
+@pytest.mark.parametrize("model", ["gpt", "llama", "mixture"])
+def test_bounds_hold_where_the_host_runs_the_ops_itself(model, fix, request):
+    """And takes longer for those on parts, which programs of layouts see."""
+    cluster = load_cluster("h100-sxm", gpus=8)
+    more = dict.fromkeys(("split_dispatch_s", "selective_dispatch_s", "full_dispatch_s"), 1e-4)
+    device = replace(cluster.device, host_dispatch_s=0.0, **more)
+    space = space_for(request.getfixturevalue(model), replace(cluster, device=device), **fix)
+    assert check_bounds(space) > 0
+
+
 def test_hosts_that_issue_slowly_bound_what_is_small(gpt):
     """As they issue as many kernels of small tensors as of large ones."""
     cluster = load_cluster("h100-sxm", gpus=8)
