@@ -122,17 +122,21 @@ class ChunkedLoss:
         return sorted({value for op in ops for value in (*op.inputs, *op.outputs)})
 
     def _chunk_works(self) -> Iterator[OpWork]:
-        """Kernels of one chunk."""
+        """Kernels of one chunk; a chunk of what a rank has whole is no part that ranks share."""
         graph, nodes = self.graph, self.graph.nodes
         for op in (nodes[op_id] for op_id in self.rows.forward_ops):
             if not op.is_view:
-                yield forward_work(graph, op, self._shares[op.id])
+                whole = forward_work(graph, op, self._on_rank[op.id])
+                work = forward_work(graph, op, self._shares[op.id])
+                yield replace(work, is_split=whole.is_split)
         for op in (nodes[op_id] for op_id in self.rows.backward_ops):
             if op.is_view:
                 continue
             assert op.forward_op is not None
             forward = nodes[op.forward_op]
+            whole = backward_work(graph, op, forward, self._on_rank[forward.id])
             work = backward_work(graph, op, forward, self._shares[forward.id])
+            work = replace(work, is_split=whole.is_split)
             size = self._weight_bytes_of(op)
             if size:  # added to what the chunks before made
                 work = replace(work, read_bytes=work.read_bytes + size, write_bytes=size)

@@ -64,6 +64,16 @@ def products(*passes):
     return [op for each in passes for op in each.ops if op.kind == "matmul"]
 
 
+def test_chunks_are_no_parts_that_ranks_share(works, split):
+    """Products are on parts where ranks share the classes or the rows, chunked or not."""
+    for work in works:
+        assert not any(op.is_split for op in (*work.forward.ops, *work.input_backward.ops))
+    for work in split[2]:
+        found = products(work.forward, work.input_backward, work.weight_backward)
+        assert found
+        assert all(op.is_split for op in found)
+
+
 def test_chunks_compute_what_the_whole_computes(works):
     chunked = works[1]
     passes = [(each.forward, each.input_backward, each.weight_backward) for each in works]
