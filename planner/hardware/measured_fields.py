@@ -2,6 +2,7 @@
 
 from typing import TypedDict
 
+from planner.errors import ProfileError
 from planner.hardware.fields import FieldReader
 from planner.hardware.spec import Curve, ScriptHost
 from planner.units import GB, MIB, us_to_s
@@ -42,10 +43,21 @@ def read_ops(reader: FieldReader) -> dict[str, Curve]:
 
 
 def _read_script(reader: FieldReader) -> ScriptHost | None:
-    """Read what the script's own code takes, None where it was not measured."""
+    """Read what the script's own code takes, None where it was not measured.
+
+    Raises:
+        ProfileError: A number is missing, as in profiles that an older version has measured.
+    """
     if not reader.has(_SCRIPT):
         return None
     each = FieldReader(path=reader.path, table=reader.one_table(_SCRIPT), prefix=f"{_SCRIPT}.")
+    missing = [key for key in _SCRIPT_KEYS if not each.has(key)]
+    if missing:
+        raise ProfileError(
+            f"{reader.path}: [{_SCRIPT}] has no {', '.join(missing)}",
+            hint="an older version has measured this machine: measure it again, "
+            f"`plan profile --out {reader.path} --force`",
+        )
     script = ScriptHost(
         **{name: us_to_s(each.number(key)) for key, name in _SCRIPT_KEYS.items()},
         element_s=each.number("ns_per_element") / GB,

@@ -9,7 +9,7 @@ from planner.cli.main import run
 from planner.cost.link_fit import price_collective
 from planner.cost.op import OpWork, op_s
 from planner.cost.tables import CollectiveSample
-from planner.errors import RequestError
+from planner.errors import ProfileError, RequestError
 from planner.hardware.profiles import load_cluster
 from planner.hardware.spec import Provenance
 from planner.profiling.dispatch_terms import COLLECTIVES, SPLIT, SPLIT_LONGER
@@ -345,3 +345,12 @@ def profiled_path(folder):
     folder.mkdir()
     profiled(folder, settings_of(2))
     return folder / "my.toml"
+
+
+def test_a_profile_of_an_older_version_is_to_be_measured_again(tmp_path):
+    path = profiled_path(tmp_path / "cpu")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith(("full_op", "split"))))
+    with pytest.raises(ProfileError, match="full_op_us, split_op_us, split_collective_us") as found:
+        load_cluster(str(path), gpus=2)
+    assert f"plan profile --out {path} --force" in found.value.hint
