@@ -1,6 +1,7 @@
 """What a step costs, in seconds and bytes, by component."""
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,10 @@ class MemoryBreakdown:
     @property
     def total_bytes(self) -> int:
         """Sum of all components."""
-        return sum(int(getattr(self, field.name)) for field in fields(self))
+        return sum(_MEMORY_PARTS(self))
+
+
+_MEMORY_PARTS = attrgetter(*(field.name for field in fields(MemoryBreakdown)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ has all of the state and computes in its dtype, nothing is gathered or reduced a
 pipeline stages keep a receive buffer for every microbatch of the step.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from planner.cost.breakdown import MemoryBreakdown
@@ -95,7 +96,7 @@ class StageMemory:
         # Stages of a rank have the same buffers.
         self._own_bytes = model.buffer_bytes / configuration.virtual_stages
         self._states: dict[Hashable, StageState] = {}
-        self._kept: dict[tuple[int, int, tuple[str, ...]], tuple[int, int]] = {}
+        self._kept: dict[tuple[int, int, tuple[str, ...]], Callable[[StageMoment], int]] = {}
 
     def _sum(self, name: str, first: int, end: int) -> int:
         """Bytes of some parameters of the units [first, end), tied ones in each."""
@@ -310,28 +311,28 @@ class StageMemory:
         return self._at_reduction(first, end).total
 
     def kept_bytes(self, stage: HeldStage) -> int:
-        """Activations of all its microbatches in flight."""
-        kept, left = self._of_microbatch(stage.first, stage.end, stage.kinds)
-        return moment_bytes(
-            stage.moment,
-            kept=kept,
-            left=left,
-            beside=self.beside_bytes(stage.first, stage.end),
-            waiting=self.waiting_bytes(stage.first, stage.end),
-        )
+        """Activations of all its microbatches in flight; looked at once for all moments."""
+        run = stage.first, stage.end, stage.kinds
+        if run not in self._kept:
+            kept, left = self._of_microbatch(*run)
+            self._kept[run] = partial(
+                moment_bytes,
+                kept=kept,
+                left=left,
+                beside=self.beside_bytes(stage.first, stage.end),
+                waiting=self.waiting_bytes(stage.first, stage.end),
+            )
+        return self._kept[run](stage.moment)
 
     def _of_microbatch(self, first: int, end: int, kinds: tuple[str, ...]) -> tuple[int, int]:
         """Activations of one microbatch, and what of them is left at the end of its backward."""
-        if (first, end, kinds) not in self._kept:
-            sizes = {
-                index: self._units[index].activation_bytes[kind]
-                for index, kind in zip(range(first, end), kinds, strict=True)
-            }
-            inside = [size for index, size in sizes.items() if index in self._blocks]
-            outside = sizes.get(0, 0) + self.transients.left_gradient_bytes(first, end)
-            left = left_bytes(outside, sum(inside), len(inside))
-            self._kept[first, end, kinds] = sum(sizes.values()), left
-        return self._kept[first, end, kinds]
+        sizes = {
+            index: self._units[index].activation_bytes[kind]
+            for index, kind in zip(range(first, end), kinds, strict=True)
+        }
+        inside = [size for index, size in sizes.items() if index in self._blocks]
+        outside = sizes.get(0, 0) + self.transients.left_gradient_bytes(first, end)
+        return sum(sizes.values()), left_bytes(outside, sum(inside), len(inside))
 
     def waiting_bytes(self, first: int, end: int) -> WaitingBytes:
         """What a stage holds otherwise of a microbatch whose backward is divided."""
@@ -377,19 +378,30 @@ class StageMemory:
             kept -= sum(each.size_bytes // self._model.sent_parts for each in held)
         return kept
 
-    def peak(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
-        """A rank that holds some stages in backward, or at the reduction if it is fuller then."""
-        backward = [self._at_backward(stage.first, stage.end, stage.moment) for stage in held]
-        moments = [
-            moment_breakdown(
-                backward,
-                activations_bytes=sum(map(self.kept_bytes, held)),
-                temporary_bytes=max(map(self.transients.of, held), default=0),
-            )
-        ]
+    def peak(self, *moments: Sequence[HeldStage]) -> MemoryBreakdown:
+        """A rank at the fullest of some moments of a backward, or at the reduction if fuller then.
+
+        Args:
+            moments: What it holds at each; the same stages.
+        """
+        fullest = self._in_backward(max(moments, key=self._held_bytes))
         if self._is_script:
-            reduction = [self._at_reduction(stage.first, stage.end) for stage in held]
-            moments.append(moment_breakdown(reduction))
-        fullest = max(moments, key=lambda memory: memory.tensor_bytes)
+            reduction = [self._at_reduction(stage.first, stage.end) for stage in moments[0]]
+            later = moment_breakdown(reduction)
+            fullest = max(fullest, later, key=lambda memory: memory.tensor_bytes)
         slack_bytes = ceil(self.allocator_share * fullest.tensor_bytes)
         return replace(fullest, reserve_bytes=self.reserve_bytes + slack_bytes)
+
+    def _held_bytes(self, held: Sequence[HeldStage]) -> float:
+        """All tensors of ``_in_backward``."""
+        states = sum(self._at_backward(each.first, each.end, each.moment).total for each in held)
+        highest = max(map(self.transients.of, held), default=0)
+        return states + sum(map(self.kept_bytes, held)) + highest
+
+    def _in_backward(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
+        """A rank at one moment of its backwards."""
+        return moment_breakdown(
+            [self._at_backward(stage.first, stage.end, stage.moment) for stage in held],
+            activations_bytes=sum(map(self.kept_bytes, held)),
+            temporary_bytes=max(map(self.transients.of, held), default=0),
+        )

@@ -102,16 +102,15 @@ def _fullest(
     costs: StageCosts, stages: Sequence[StageChoice], moments: Sequence[RankMoment]
 ) -> MemoryBreakdown:
     """A rank at the fullest of the moments of its schedule."""
-    found = [
-        costs.memory.peak(
+    return costs.memory.peak(
+        *(
             [
                 HeldStage(first=each.first, end=each.end, kinds=each.kinds, moment=at)
                 for each, at in zip(stages, moment, strict=True)
             ]
+            for moment in moments
         )
-        for moment in moments
-    ]
-    return max(found, key=lambda memory: memory.total_bytes)
+    )
 
 
 def _breakdown(

@@ -122,12 +122,12 @@ def _stages(
     found = []
     for index, (choice, seconds) in enumerate(zip(stages, price.stages, strict=True)):
         rank = costs.configuration.rank_of(index)
-        peaks = [
-            costs.of_stage(index).memory.peak(
+        memory = costs.of_stage(index).memory.peak(
+            *(
                 [HeldStage(first=choice.first, end=choice.end, kinds=choice.kinds, moment=at)]
+                for at in dict.fromkeys(moment[index // pp] for moment in price.moments[rank])
             )
-            for at in dict.fromkeys(moment[index // pp] for moment in price.moments[rank])
-        ]
+        )
         # There is no cut where the loss begins, which other frameworks alone have apart.
         cut = cut_before.get(choice.first) if index else None
         found.append(
@@ -140,7 +140,7 @@ def _stages(
                 forward_s=seconds.forward_s,
                 backward_s=seconds.backward_s,
                 weight_backward_s=costs.configuration.divides_backward * seconds.weight_backward_s,
-                memory=max(peaks, key=lambda memory: memory.total_bytes),
+                memory=memory,
                 carried=cut.carried if cut else (),
                 stream_output=cut.stream_output if cut else None,
             )
