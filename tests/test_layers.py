@@ -215,6 +215,7 @@ ORDERS = {
         ("column_maker", "stage_ilp"),
         ("configuration_search",),
         ("column_tables",),
+        ("rank_totals",),
         (
             "combination",
             "decode",

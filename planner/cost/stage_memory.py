@@ -315,12 +315,9 @@ class StageMemory:
         run = stage.first, stage.end, stage.kinds
         if run not in self._kept:
             kept, left = self._of_microbatch(*run)
+            beside, waiting = self.beside_bytes(*run[:2]), self.waiting_bytes(*run[:2])
             self._kept[run] = partial(
-                moment_bytes,
-                kept=kept,
-                left=left,
-                beside=self.beside_bytes(stage.first, stage.end),
-                waiting=self.waiting_bytes(stage.first, stage.end),
+                moment_bytes, kept=kept, left=left, beside=beside, waiting=waiting
             )
         return self._kept[run](stage.moment)
 
@@ -379,29 +376,23 @@ class StageMemory:
         return kept
 
     def peak(self, *moments: Sequence[HeldStage]) -> MemoryBreakdown:
-        """A rank at the fullest of some moments of a backward, or at the reduction if fuller then.
-
-        Args:
-            moments: What it holds at each; the same stages.
-        """
-        fullest = self._in_backward(max(moments, key=self._held_bytes))
+        """A rank at the fullest of some moments, or at the reduction if it is fuller then."""
+        held = max(moments, key=self._held_bytes)
+        found = [
+            moment_breakdown(
+                [self._at_backward(each.first, each.end, each.moment) for each in held],
+                activations_bytes=sum(map(self.kept_bytes, held)),
+                temporary_bytes=max(map(self.transients.of, held), default=0),
+            )
+        ]
         if self._is_script:
-            reduction = [self._at_reduction(stage.first, stage.end) for stage in moments[0]]
-            later = moment_breakdown(reduction)
-            fullest = max(fullest, later, key=lambda memory: memory.tensor_bytes)
+            found.append(moment_breakdown([self._at_reduction(e.first, e.end) for e in held]))
+        fullest = max(found, key=lambda memory: memory.tensor_bytes)
         slack_bytes = ceil(self.allocator_share * fullest.tensor_bytes)
         return replace(fullest, reserve_bytes=self.reserve_bytes + slack_bytes)
 
     def _held_bytes(self, held: Sequence[HeldStage]) -> float:
-        """All tensors of ``_in_backward``."""
+        """All tensors of a rank at one moment of its backwards."""
         states = sum(self._at_backward(each.first, each.end, each.moment).total for each in held)
         highest = max(map(self.transients.of, held), default=0)
         return states + sum(map(self.kept_bytes, held)) + highest
-
-    def _in_backward(self, held: Sequence[HeldStage]) -> MemoryBreakdown:
-        """A rank at one moment of its backwards."""
-        return moment_breakdown(
-            [self._at_backward(stage.first, stage.end, stage.moment) for stage in held],
-            activations_bytes=sum(map(self.kept_bytes, held)),
-            temporary_bytes=max(map(self.transients.of, held), default=0),
-        )

@@ -70,6 +70,20 @@ def _paths_of(configuration: Configuration) -> tuple[Path, ...]:
     )
 
 
+def counts_by_rank(configuration: Configuration) -> NDArray[np.float64]:
+    """``Path.counts`` of ``paths_of_rank``: (rank, path, part, stage)."""
+    if configuration.shares_cores:
+        ranks = range(configuration.degrees.pp)
+        paths = (paths_of_rank(configuration, rank) for rank in ranks)
+        return np.array([[path.counts for path in of_rank] for of_rank in paths], float)
+    return _counts_of(
+        configuration.schedule,
+        configuration.degrees.pp,
+        configuration.virtual_stages,
+        configuration.num_microbatches,
+    ).astype(float)
+
+
 def paths_of_rank(configuration: Configuration, rank: int) -> tuple[Path, ...]:
     """Those of ``bounding_paths`` that are long where a rank is slow."""
     return on_cores(configuration, list_paths_of_rank(configuration, rank))
@@ -94,6 +108,11 @@ def _paths(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -
         )
         for forwards, backwards, weights in counts.reshape(-1, *counts.shape[2:]).tolist()
     )
+
+
+@lru_cache(maxsize=256)
+def _counts_of(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> Counts:
+    return _counts(schedule, pp, virtual_stages, num_microbatches)
 
 
 def _counts(schedule: str, pp: int, virtual_stages: int, num_microbatches: int) -> Counts:
@@ -238,11 +257,8 @@ def least_of_kinds_s(
             unit).
         transfers_s: As in ``least_s``.
     """
-    pp = configuration.degrees.pp
     speeds = 1 / units_s.sum(axis=(1, 2))
-    counts = np.array([path.counts for path in bounding_paths(configuration)], float)
-    by_rank = counts.reshape(pp, -1, *counts.shape[1:])
-    means = np.tensordot(speeds / speeds.sum(), by_rank, axes=1)
+    means = np.tensordot(speeds / speeds.sum(), counts_by_rank(configuration), axes=1)
     taken_s = np.einsum("kas,sau->ksu", means, units_s).min(axis=1).sum(axis=1)
     taken_s += means[:, :2].sum(axis=1) @ np.array(transfers_s) / 2
     return float(taken_s.max())

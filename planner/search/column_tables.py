@@ -1,20 +1,15 @@
 """Columns of a stage as arrays: what many choices of a rank ask of them at once."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cached_property
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
-from planner.strategy.moments import RankMoment, StageMoment
 
 Floats = NDArray[np.float64]
-
-_FIELDS = attrgetter(*(field.name for field in fields(StageMoment)))
 
 
 class ColumnTable:
@@ -78,7 +73,7 @@ class ColumnTable:
         return seconds
 
     def held_bytes(self, moments: Floats) -> Floats:
-        """``Column.held_bytes`` at each moment (``numbers_of``)."""
+        """``Column.held_bytes`` at each moment; at the mean of some, no more than its mean."""
         in_flight, is_ending, follows_backward, has_gradients, *divided = moments.T
         waiting, is_dividing, has_new_gradients = divided
         held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
@@ -90,11 +85,7 @@ class ColumnTable:
         return in_all
 
     def transient_bytes(self, moments: Floats) -> Floats:
-        """``Mix.transient_bytes`` at each moment."""
-        transients: Floats = self._transients[:, (moments[:, 1] + moments[:, 5]).astype(int)]
+        """``Mix.transient_bytes`` at each moment; at the mean of some, its mean."""
+        early = moments[:, 1] + moments[:, 5]
+        transients: Floats = self._transients @ np.array([1 - early, early])
         return transients
-
-
-def numbers_of(moments: Sequence[RankMoment]) -> Floats:
-    """The numbers of each moment of a rank, by stage of it."""
-    return np.array([[_FIELDS(at) for at in moment] for moment in moments], dtype=float)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.shared_cores import path_of
-from planner.search.column_tables import ColumnTable, Floats, numbers_of
+from planner.search.column_tables import ColumnTable, Floats
 from planner.search.columns import Column, Holding, Partition, placed
 from planner.search.configuration_search import ConfigurationSearch
 
@@ -172,7 +172,8 @@ class FirstChoices:
         key = rank, at, id(columns)
         if key not in self._sizes:
             if rank not in self._moments:
-                self._moments[rank] = numbers_of(self._search.fullest_moments(rank))
+                rows = self._search.configuration.moment_rows(rank)
+                self._moments[rank] = rows.astype(float)
             if id(columns) not in self._tables:
                 self._tables[id(columns)] = ColumnTable(self._search, columns)
             moments, table = self._moments[rank][:, at], self._tables[id(columns)]

@@ -6,7 +6,7 @@ step that may beat the limit. Memory is then no matter of the ILP, whose relaxat
 column that fits too well with one that does not fit.
 
 Most configurations that are asked for hold nothing in time. Whether the ranks can add up to the
-model at all is told beforehand by a relaxation (``rank_units``).
+model at all is told beforehand by a relaxation (``rank_totals``).
 
 Of two choices with stages of the same lengths, one that is no slower in any stage is enough: no
 path through the action list, and no rank's end, prefers the other.
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.bounds import paths_of_rank
-from planner.search.column_tables import ColumnTable, numbers_of
+from planner.search.column_tables import ColumnTable
 from planner.search.columns import Column, Holding
 from planner.search.configuration_search import ConfigurationSearch
-from planner.search.rank_units import StageChoices, possible_units
+from planner.search.rank_totals import adds_up
 
 _MOST_LISTED = 50_000
 """Choices of the first stages of a rank that are looked at at once."""
@@ -63,6 +63,8 @@ def _listings(
     search: ConfigurationSearch, stages: Sequence[Sequence[Column]], limit_s: float
 ) -> "list[_Listing] | None":
     """The ranks' choices, None where what ranks may hold cannot add up to the model in time."""
+    if limit_s < float("inf") and not adds_up(search, stages, limit_s):
+        return None
     pp = search.configuration.degrees.pp
     tables: dict[int, ColumnTable] = {}
     listings: list[_Listing] = []
@@ -76,14 +78,7 @@ def _listings(
         if not listing.may_fit():
             return None
         listings.append(listing)
-    if limit_s == float("inf"):
-        return listings
-    least = np.array([tables[id(columns)].seconds.min(axis=0) for columns in stages])
-    sums = {0}
-    for listing in listings:
-        held = listing.possible_units(least)
-        sums = {units + before for units in held for before in sums}
-    return listings if search.num_units in sums else None
+    return listings
 
 
 @dataclass(slots=True)
@@ -124,7 +119,7 @@ class _Listing:
         paths = paths_of_rank(search.configuration, rank)
         self._counts = np.array([path.counts for path in paths], dtype=float)
         self._others = [stage for stage in range(stages) if stage not in mine]
-        moments = numbers_of(search.fullest_moments(rank))
+        moments = search.configuration.moment_rows(rank).astype(float)
         self._stages = [
             _Choices(
                 places=np.arange(len(table.columns))[:, None],
@@ -166,34 +161,6 @@ class _Listing:
         """Highest transient at each moment, at the least."""
         least: Floats = np.max([stage.transients.min(axis=0) for stage in self._stages], axis=0)
         return least
-
-    def possible_units(self, least: Floats) -> list[int]:
-        """Numbers of units that the rank may hold in time, when others take their least.
-
-        Along a path, the stages of other ranks take their fastest columns; what the model takes
-        more than these and the rank's own is theirs too, and counts where it counts least.
-
-        Args:
-            least: Each part of the fastest column of each stage.
-        """
-        whole, others = np.array(self._search.rest_s(())), least[self._others]
-        counts = self._counts[:, :, self._others]
-        fewest = counts.min(axis=2)
-        others_s = (counts * others.T).sum(axis=(1, 2)) + fewest @ (whole - others.sum(axis=0))
-        return list(
-            possible_units(
-                [
-                    StageChoices(
-                        lengths=table.lengths,
-                        seconds=stage.seconds - stage.own_s @ fewest.T,
-                        sizes=stage.sizes,
-                    )
-                    for stage, table in zip(self._stages, self._tables, strict=True)
-                ],
-                most_s=self._most_s - others_s,
-                room_bytes=self._search.room_bytes - self._least_transients(),
-            )
-        )
 
     def _promising(self, found: _Choices, at: int) -> _Choices:
         """Those within time and memory when the stages from ``at`` on take their least."""

@@ -15,6 +15,7 @@ Other orders of the mesh are tried for configurations whose first choice is near
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from planner.plan.types import Rejection
@@ -37,6 +38,11 @@ NEAR_SHARE = 0.05
 _VARIANT_SHARE = 0.5
 """Share by which a step may be longer than the best for a slower variant of a layout to be looked
 at: more than step times may be off, within which it is a safer choice where it holds less."""
+
+_LOOSE = 1.2
+"""Times that the bound of ranks with several stages counts when the next to be looked at is chosen:
+steps are up to so much longer, where stages of whole units are uneven. What is found among those of
+one stage a rank, whose bounds are tight, then spares most of them a look. An order alone."""
 
 
 class Visits:
@@ -69,7 +75,7 @@ class Visits:
 
     def look_at(self, searches: Sequence[Bounded]) -> None:
         """Look at configurations."""
-        queue: LowestFirst[Bounded] = LowestFirst(searches)
+        queue: LowestFirst[Bounded] = LowestFirst(searches, key=_turn_s)
         self.searches += (each for each in searches if isinstance(each, ConfigurationSearch))
         for search in queue:
             if isinstance(search, Prospect):
@@ -130,7 +136,7 @@ class Visits:
         if search.bound_s >= limit_s:
             return []
         partitions = Partitions(search, limit_s)
-        if search.bound_s > next_s:
+        if _turn_s(search) > next_s:
             return [search]
         return self._in_place(search, partitions.best(self._incumbents.nth_s(1)))
 
@@ -143,7 +149,7 @@ class Visits:
             sharpen(search)
         if search.bound_s >= limit_s:
             return []
-        if search.bound_s > next_s:
+        if _turn_s(search) > next_s:
             return [search]
         found = FirstChoices(search).first(limit_s)
         return self._in_place(search, found, limit_s)
@@ -181,27 +187,41 @@ class Visits:
             yield from slower_refusals(prospect)
 
 
+def _turn_s(search: Bounded) -> float:
+    """When a configuration is looked at: by its bound, later where that tells less."""
+    shares_ranks = isinstance(search, ConfigurationSearch) and search.shares_ranks
+    return search.bound_s * (_LOOSE if shares_ranks else 1.0)
+
+
 _Any = TypeVar("_Any", bound=Bounded)
 
 
 class LowestFirst(Generic[_Any]):
     """Configurations by their bound, the lowest first; more may come."""
 
-    def __init__(self, searches: Iterable[_Any]) -> None:
-        """Take the first of them."""
-        self._heap = [(search.bound_s, at, search) for at, search in enumerate(searches)]
+    def __init__(
+        self, searches: Iterable[_Any], *, key: Callable[[Bounded], float] = attrgetter("bound_s")
+    ) -> None:
+        """Take the first of them.
+
+        Args:
+            searches: They.
+            key: What is lowest of the first.
+        """
+        self._key = key
+        self._heap = [(key(search), at, search) for at, search in enumerate(searches)]
         self._added = len(self._heap)
         heapify(self._heap)
 
     def add(self, searches: Iterable[_Any]) -> None:
         """Take more."""
         for search in searches:
-            heappush(self._heap, (search.bound_s, self._added, search))
+            heappush(self._heap, (self._key(search), self._added, search))
             self._added += 1
 
     @property
     def next_s(self) -> float:
-        """The lowest bound."""
+        """The lowest key."""
         return self._heap[0][0] if self._heap else inf
 
     def __iter__(self) -> Iterator[_Any]:

@@ -2,14 +2,20 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.framework.spec import StateForm
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.moments import (
     MeanStarts,
+    Moments,
     RankMoment,
     StateMoves,
     fullest_moments,
     mean_starts,
+    moment_rows,
+    some_moments,
 )
 from planner.strategy.placement import MeshOrder
 from planner.strategy.schedules import rank_of_stage, stages_of_rank
@@ -115,6 +121,28 @@ class Configuration:
             virtual_stages=self.virtual_stages,
             num_microbatches=self.num_microbatches,
             rank=rank,
+            moves=self._moves,
+        )
+
+    def moment_rows(self, rank: int) -> Moments:
+        """``fullest_moments`` as an array."""
+        return moment_rows(
+            self.schedule,
+            pp=self.degrees.pp,
+            virtual_stages=self.virtual_stages,
+            num_microbatches=self.num_microbatches,
+            rank=rank,
+            moves=self._moves,
+        )
+
+    @property
+    def some_moments(self) -> NDArray[np.float64]:
+        """Of each rank, the mean of its fullest moments, and some of them."""
+        return some_moments(
+            self.schedule,
+            pp=self.degrees.pp,
+            virtual_stages=self.virtual_stages,
+            num_microbatches=self.num_microbatches,
             moves=self._moves,
         )
 

@@ -36,6 +36,9 @@ class StageMoment:
     to those before when the next backward comes."""
 
 
+_SOME = 4
+"""Moments that tell nearly as much as all."""
+
 RankMoment = tuple[StageMoment, ...]
 """A moment of all stages of a rank, in model order."""
 
@@ -104,6 +107,48 @@ def fullest_moments(
         schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
     )
     return _moments(schedule, pp, virtual_stages, short, rank, moves)
+
+
+def moment_rows(
+    schedule: str,
+    *,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    rank: int,
+    moves: StateMoves,
+) -> Moments:
+    """``fullest_moments`` as an array."""
+    short = shortened(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    return _rows(schedule, pp, virtual_stages, short, rank, moves)
+
+
+def some_moments(
+    schedule: str, *, pp: int, virtual_stages: int, num_microbatches: int, moves: StateMoves
+) -> NDArray[np.float64]:
+    """Of each rank, the mean of its fullest moments, and some of them.
+
+    Returns:
+        As ``Moments``, with an axis of ranks in front.
+    """
+    short = shortened(
+        schedule, pp=pp, virtual_stages=virtual_stages, num_microbatches=num_microbatches
+    )
+    return _some(schedule, pp, virtual_stages, short, moves)
+
+
+@cache
+def _some(
+    schedule: str, pp: int, virtual_stages: int, num_microbatches: int, moves: StateMoves
+) -> NDArray[np.float64]:
+    found = []
+    for rank in range(pp):
+        rows = _rows(schedule, pp, virtual_stages, num_microbatches, rank, moves)
+        some = np.linspace(0, len(rows) - 1, _SOME).round().astype(int)
+        found.append([rows.mean(axis=0), *rows[some]])
+    return np.array(found, dtype=float)
 
 
 @cache

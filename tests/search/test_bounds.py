@@ -2,12 +2,19 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.shared_cores import times_of
-from planner.search.bounds import bounding_paths, least_s
+from planner.search.bounds import (
+    bounding_paths,
+    counts_by_rank,
+    least_of_kinds_s,
+    least_s,
+    paths_of_rank,
+)
 from planner.strategy.configuration import Configuration
 from planner.strategy.mesh import ParallelDegrees
 from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES
@@ -112,3 +119,33 @@ def test_the_paths_of_one_slow_stage_are_exact(pp, more, slow, times, share):
     forward, backward = [share * s for s in seconds], [(1 - share) * s for s in seconds]
     found = max(path.seconds(forward, backward) for path in bounding_paths(config))
     assert found == pytest.approx(time_s(config, forward, backward))
+
+
+@given(pipelines())
+def test_counts_are_those_of_each_ranks_paths(pipeline):
+    """Also where ranks share cores, and one path tells of all their work."""
+    config, *_ = pipeline
+    found = counts_by_rank(config)
+    for rank in range(config.degrees.pp):
+        paths = [path.counts for path in paths_of_rank(config, rank)]
+        assert found[rank].tolist() == [[[*part] for part in path] for path in paths]
+
+
+@given(pipelines().filter(lambda each: each[0].virtual_stages == 1), st.data())
+def test_no_cut_is_faster_than_the_bound_on_several_kinds_of_devices(pipeline, data):
+    """Units that take other times in each stage, cut anywhere."""
+    config, *_ = pipeline
+    stages = config.num_stages
+    num_units = data.draw(st.integers(stages, stages + 5))
+    cuts = sorted(data.draw(st.permutations(range(1, num_units)))[: stages - 1])
+    shape = stages, 3, num_units
+    units_s = np.array(data.draw(st.lists(seconds, min_size=stages, max_size=stages)))
+    units_s = np.broadcast_to(units_s[:, None, None], shape) * [[[1.0], [1.5], [0.0]]]
+    runs = zip([0, *cuts], [*cuts, num_units], strict=True)
+    parts = np.array(
+        [units_s[at][:, first:end].sum(axis=1) for at, (first, end) in enumerate(runs)]
+    )
+    forward, inputs, weights = parts.T.tolist()
+    backward = [i + w for i, w in zip(inputs, weights, strict=True)]
+    bound_s = least_of_kinds_s(config, units_s, [0.0] * stages)
+    assert bound_s <= time_s(config, forward, backward, weights) * (1 + 1e-9)

@@ -6,61 +6,58 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from searches import space_for
 
 from planner.hardware.profiles import load_cluster
 from planner.search.column_maker import ColumnMaker, KnownMixes
-from planner.search.column_tables import ColumnTable, numbers_of
+from planner.search.column_tables import ColumnTable
 from planner.search.combination import best_combination
-from planner.search.holdings import _Listing, _listings
+from planner.search.holdings import _Listing
+from planner.search.rank_totals import adds_up
 from planner.search.rank_units import StageChoices, possible_units
 
 
 @st.composite
 def ranks(draw):
-    """Two to four stages, each with some columns; two paths, three moments."""
-    return [
-        [
-            (
-                draw(st.integers(1, 4)),
-                [draw(st.floats(0.0, 5.0)) for _ in range(2)],
-                [draw(st.floats(0.0, 8e10)) for _ in range(3)],
-            )
-            for _ in range(draw(st.integers(1, 5)))
-        ]
-        for _ in range(draw(st.integers(2, 4)))
-    ]
+    """One to three ranks of two to four stages, each with some columns; two paths, three moments.
+
+    By stage: lengths of its columns, and by rank what each takes and holds.
+    """
+    num_ranks = draw(st.integers(1, 3))
+    stages = []
+    for _ in range(draw(st.integers(2, 4))):
+        lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+        shape = num_ranks, len(lengths)
+        seconds = draw(arrays(float, (*shape, 2), elements=st.floats(0.0, 5.0)))
+        sizes = draw(arrays(float, (*shape, 3), elements=st.floats(0.0, 8e10)))
+        stages.append(StageChoices(lengths=np.array(lengths), seconds=seconds, sizes=sizes))
+    return stages
 
 
 @settings(max_examples=300, deadline=None)
 @given(ranks(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_no_number_is_left_out_that_can_be_held(rank, time_share, room_share):
-    stages = [
-        StageChoices(
-            lengths=np.array([length for length, _, _ in columns]),
-            seconds=np.array([seconds for _, seconds, _ in columns]),
-            sizes=np.array([sizes for _, _, sizes in columns]),
-        )
-        for columns in rank
-    ]
+def test_no_number_is_left_out_that_can_be_held(stages, time_share, room_share):
+    num_ranks = len(stages[0].seconds)
     totals = [
         (
-            sum(length for length, _, _ in choice),
-            np.sum([seconds for _, seconds, _ in choice], axis=0),
-            np.sum([sizes for _, _, sizes in choice], axis=0),
+            sum(int(stage.lengths[at]) for stage, at in zip(stages, choice, strict=True)),
+            sum(stage.seconds[:, at] for stage, at in zip(stages, choice, strict=True)),
+            sum(stage.sizes[:, at] for stage, at in zip(stages, choice, strict=True)),
         )
-        for choice in product(*rank)
+        for choice in product(*(range(len(stage.lengths)) for stage in stages))
     ]
     # Limits that some choices just meet.
     most_s = np.quantile([seconds for _, seconds, _ in totals], time_share, axis=0)
     room_bytes = np.quantile([sizes for _, _, sizes in totals], room_share, axis=0)
-    found = set(possible_units(stages, most_s=most_s * (1 + 1e-9), room_bytes=room_bytes))
-    held = {
-        units
-        for units, seconds, sizes in totals
-        if (seconds <= most_s).all() and (sizes <= room_bytes).all()
-    }
-    assert held <= found
+    found = possible_units(stages, most_s=most_s * (1 + 1e-9), room_bytes=room_bytes)
+    for rank in range(num_ranks):
+        held = {
+            units
+            for units, seconds, sizes in totals
+            if (seconds[rank] <= most_s[rank]).all() and (sizes[rank] <= room_bytes[rank]).all()
+        }
+        assert held <= {*found.of(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +90,7 @@ def test_what_cannot_add_up_is_not_listed(searches):
         for factor in (1.0, 1.05, 1.2, 1.5):
             limit_s = factor * search.bound_s
             pp = search.configuration.degrees.pp
-            if not all(stages) or _listings(search, stages, limit_s) is not None:
+            if not all(stages) or adds_up(search, stages, limit_s):
                 continue
             tables = [ColumnTable(search, columns) for columns in stages]
             listings = [_Listing(search, tables[r::pp], r, limit_s) for r in range(pp)]
@@ -126,11 +123,15 @@ def test_tables_hold_what_their_columns_hold(searches):
             local = stage // search.configuration.degrees.pp
             rank = stage % search.configuration.degrees.pp
             moments = [moment[local] for moment in search.fullest_moments(rank)]
-            numbers = numbers_of([(moment,) for moment in moments])[:, 0]
+            numbers = search.configuration.moment_rows(rank)[:, local].astype(float)
             held = [[column.held_bytes(at) for at in moments] for column in columns]
             transient = [[column.mix.transient_bytes(at) for at in moments] for column in columns]
             assert table.held_bytes(numbers) == pytest.approx(np.array(held), rel=1e-12)
             assert table.transient_bytes(numbers).tolist() == transient
+            mean = numbers.mean(axis=0, keepdims=True)
+            most = np.mean(held, axis=1) * (1 + 1e-12)
+            assert (table.held_bytes(mean)[:, 0] <= most).all()
+            assert table.transient_bytes(mean)[:, 0] == pytest.approx(np.mean(transient, axis=1))
 
 
 def test_mixes_known_from_other_configurations_are_those_made_anew(searches):
