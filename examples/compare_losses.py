@@ -80,13 +80,13 @@ def report(
     planned: dict[int, float], reference: dict[int, float], arguments: argparse.Namespace
 ) -> int:
     print(f"\nstep  {arguments.processes} processes      1 process   relative difference")
-    worst = 0.0
+    differences = []
     for step in sorted(reference):
         difference = abs(planned[step] / reference[step] - 1)
-        worst = max(worst, difference)
+        differences.append(difference)
         print(f"{step:4}  {planned[step]:13.9f}  {reference[step]:13.9f}  {difference:12.2e}")
     complete = len(reference) == arguments.steps and planned.keys() == reference.keys()
-    agree = complete and worst <= arguments.tolerance
+    agree = complete and all(each <= arguments.tolerance for each in differences)
     verdict = "agree" if agree else "DO NOT AGREE"
     print(f"The losses {verdict} to {arguments.tolerance:g} relative over {len(reference)} steps.")
     return 0 if agree else 1

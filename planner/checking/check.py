@@ -133,7 +133,7 @@ class PlanCheck:
         """Refuse a plan that does not hold.
 
         Raises:
-            CheckError: Memory is off by more than MOST_MEMORY_ERROR, or losses differ.
+            CheckError: Memory is off by more than MOST_MEMORY_ERROR; losses differ, or are none.
         """
         if self._off(self.worst) > MOST_MEMORY_ERROR:
             raise CheckError(
@@ -152,7 +152,16 @@ class PlanCheck:
                 f"than {MOST_MEMORY_ERROR:.0%}",
                 hint=_KEEP_FREE,
             )
-        if self.trained is not None and not self.trained.is_equal:
+        if self.trained is None:
+            return
+        step = self.trained.first_not_finite
+        if step is not None:
+            raise CheckError(
+                f"the plain model on one process has a loss of "
+                f"{self.trained.reference_losses[step]} in step {step + 1}: nothing is compared",
+                hint="Its inputs, its weights or the learning rate make it so, with no plan.",
+            )
+        if not self.trained.is_equal:
             raise CheckError(
                 f"the losses of the script and of one process differ by "
                 f"{self.trained.difference:.1e}, more than {MOST_LOSS_DIFFERENCE:.0e}",

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,9 +42,16 @@ class Trained:
 
     @property
     def difference(self) -> float:
-        """The largest relative difference; a loss may be 0."""
+        """The largest relative difference; a loss may be 0. Endless where one is no number."""
         pairs = zip(self.losses, self.reference_losses, strict=True)
-        return max(abs(own - other) / (abs(other) or abs(own) or 1.0) for own, other in pairs)
+        found = [abs(own - other) / (abs(other) or abs(own) or 1.0) for own, other in pairs]
+        return max(found) if all(map(isfinite, found)) else inf
+
+    @property
+    def first_not_finite(self) -> int | None:
+        """The first step, from 0 on, whose loss on one process is no number; None where all are."""
+        steps = enumerate(self.reference_losses)
+        return next((step for step, loss in steps if not isfinite(loss)), None)
 
     @property
     def is_equal(self) -> bool:

@@ -67,9 +67,10 @@ def _real_lines(check: PlanCheck) -> list[str]:
     """What was run on this machine."""
     lines = []
     if check.trained is not None:
-        lines.append(
-            f"Trained here: losses are those of one process to {check.trained.difference:.1e}."
-        )
+        difference = f"are those of one process to {check.trained.difference:.1e}"
+        if check.trained.first_not_finite is not None:
+            difference = "of one process are no numbers, and were not compared"
+        lines.append(f"Trained here: losses {difference}.")
     if check.shares:
         off = max((share.time_error for share in check.shares), key=abs)
         lines.append(

@@ -117,7 +117,7 @@ class _Counted:
         if plan.degrees.splits_modules or plan.degrees.pp > 1:
             yield _Moved("all_reduce", "world", 1, _NORM_BYTES)
         else:
-            trained = sum(parameter.requires_grad for parameter in self._graph.parameters)
+            trained = sum(each.gradient is not None for each in self._graph.parameters)
             yield _Moved("all_reduce", Axis.DP_SHARD, 1, trained * self._master_bytes)
 
     # -- over tp, cp or ep ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GIB = 2**30
+STAGE = StageCheck(
+    pp_rank=1,
+    predicted_peak_bytes=100 * GIB,
+    tracked_peak_bytes=100 * GIB,
+    predicted_bytes={},
+    tracked_bytes={},
+)
 
 
 MODEL = f"""
@@ -455,14 +463,20 @@ def test_losses_are_compared_that_may_be_0(own, reference, difference):
     assert trained.is_equal == (difference == 0)
 
 
+@pytest.mark.parametrize("losses", [(nan, 2.0), (1.0, nan), (1.0, inf)])
+def test_a_loss_that_is_no_number_equals_none(losses):
+    check = PlanCheck(num_microbatches=(1,), stages=(STAGE,), collectives=())
+    trained = Trained(losses=losses, reference_losses=(1.0, 2.0))
+    assert not trained.is_equal
+    with pytest.raises(CheckError, match="differ by inf"):
+        replace(check, trained=trained).demand()
+    alone = Trained(losses=losses, reference_losses=losses)
+    with pytest.raises(CheckError, match=r"one process has a loss of (nan|inf) in step [12]"):
+        replace(check, trained=alone).demand()
+
+
 def test_memory_that_is_off_is_refused():
-    stage = StageCheck(
-        pp_rank=1,
-        predicted_peak_bytes=94 * GIB,
-        tracked_peak_bytes=100 * GIB,
-        predicted_bytes={},
-        tracked_bytes={},
-    )
+    stage = replace(STAGE, predicted_peak_bytes=94 * GIB)
     near = replace(stage, pp_rank=0, predicted_peak_bytes=96 * GIB)
     check = PlanCheck(num_microbatches=(1,), stages=(near, stage), collectives=())
     assert check.worst is stage

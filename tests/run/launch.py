@@ -94,18 +94,26 @@ def read_weights(checkpoint, *, kind="weights"):
 
 
 def largest_difference(found, expected):
-    """Return the largest relative difference of two sequences of numbers."""
+    """Return the largest relative difference of two sequences of numbers; inf where one is none."""
     assert len(found) == len(expected)
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    own, other = torch.tensor(found).double(), torch.tensor(expected).double()
+    return _largest((own - other).abs() / other.abs())
 
 
 def largest_weight_difference(found, expected):
-    """Return the largest difference of any weight, relative to the largest of its tensor."""
+    """Return the largest difference of any weight, relative to the largest of its tensor.
+
+    It is inf where one is no number.
+    """
     assert found.keys() == expected.keys()
-    return max(
-        (
-            (found[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-3)
-        ).item()
+    largest = [
+        (found[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-3)
         for key in expected
         if expected[key].numel()
-    )
+    ]
+    return _largest(torch.stack(largest))
+
+
+def _largest(differences):
+    """Return the largest, inf where one is nan, which is larger and smaller than nothing."""
+    return torch.where(differences.isnan(), float("inf"), differences).max().item()
