@@ -34,6 +34,7 @@ from planner.search.stage_problem import TooManyRunsError, stage_problem
 from planner.search.stage_relaxation import relaxed
 from planner.search.visits import Bounded, LowestFirst, Visits
 from planner.solver import Effort, NoneFoundError, NoSolutionError
+from planner.strategy.configuration import Configuration
 
 _MOST_COLUMNS = 100
 """Columns of one joint program, but for a single configuration that has more."""
@@ -70,6 +71,7 @@ class Decision:
         top: int,
         time_limit_s: float | None,
         others: Callable[[ConfigurationSearch], Iterable[ConfigurationSearch]] = lambda _: (),
+        has_orders: Callable[[Configuration], bool] = lambda _: False,
     ) -> None:
         """Set up.
 
@@ -78,10 +80,11 @@ class Decision:
             top: Layouts that the user wants to see.
             time_limit_s: Time after which no more is proven, None for a limit of work.
             others: The same configuration in other orders of the mesh.
+            has_orders: Whether there are some.
         """
         self.incumbents = Incumbents(top)
         """What was found."""
-        self.visits = Visits(self.incumbents, others=others)
+        self.visits = Visits(self.incumbents, others=others, has_orders=has_orders)
         """What was looked at."""
         self._begins_with = searches
         self._time_limit_s = time_limit_s

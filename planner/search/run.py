@@ -166,6 +166,7 @@ class Search:
             top=self._request.top,
             time_limit_s=self._request.time_limit_s,
             others=self._space.in_other_orders,
+            has_orders=self._space.has_orders,
         )
         report = decision.decide()
         self._rejections += self._unsplit(legal, decision)

@@ -334,6 +334,10 @@ class LayoutSpace:
             if parts is not None:
                 yield ConfigurationSearch(configuration, *parts)
 
+    def has_orders(self, configuration: Configuration) -> bool:
+        """Whether there are several orders of its mesh."""
+        return len(self.orders.of(configuration.degrees)) > 1
+
     def in_other_orders(self, search: ConfigurationSearch) -> Iterator[ConfigurationSearch]:
         """Price what was priced in one order of the mesh in all others."""
         configuration, split = search.configuration, search.priced.choice.split_tables

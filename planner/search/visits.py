@@ -29,6 +29,7 @@ from planner.search.prospects import Prospect
 from planner.search.refusals import memory_refusals, slower_refusals
 from planner.search.relaxation import Relaxation
 from planner.search.stage_ilp import TOLERANCE, StageSolution
+from planner.strategy.configuration import Configuration
 
 Bounded = ConfigurationSearch | Prospect
 """What has a bound on its step."""
@@ -53,15 +54,18 @@ class Visits:
         incumbents: Incumbents,
         *,
         others: Callable[[ConfigurationSearch], Iterable[ConfigurationSearch]] = lambda _: (),
+        has_orders: Callable[[Configuration], bool] = lambda _: False,
     ) -> None:
         """Look at nothing yet.
 
         Args:
             incumbents: Takes what is found.
             others: The same configuration in other orders of the mesh.
+            has_orders: Whether there are some.
         """
         self._incumbents = incumbents
         self._others = others
+        self._has_orders = has_orders
         self._prospects: list[Prospect] = []
         self.searches: list[ConfigurationSearch] = []
         """Configurations that were priced."""
@@ -122,8 +126,11 @@ class Visits:
         return members
 
     def _limit_s(self, search: Bounded) -> float:
-        """What a configuration must beat."""
-        return self._incumbents.limit_s(search.stands_for, near=_VARIANT_SHARE)
+        """What a configuration must beat: one that has other orders, to have these looked at."""
+        limit_s = self._incumbents.limit_s(search.stands_for, near=_VARIANT_SHARE)
+        if any(map(self._has_orders, search.stands_for)):
+            limit_s = max(limit_s, self._incumbents.nth_s(1) * (1 + NEAR_SHARE))
+        return limit_s
 
     def _partition(
         self, search: ConfigurationSearch, next_s: float

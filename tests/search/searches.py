@@ -38,7 +38,7 @@ def mlp() -> GraphFamily:
 
 
 def request_for(
-    cluster: ClusterSpec, *, batch: int | None = None, **fixed: object
+    cluster: ClusterSpec, *, batch: int | None = None, top: int = 5, **fixed: object
 ) -> SearchRequest:
     return SearchRequest(
         model=ModelRef(
@@ -47,7 +47,7 @@ def request_for(
         global_batch_size=batch or 8 * cluster.num_gpus,
         dtype="bfloat16",
         fixed=FixedValues(**fixed),
-        top=5,
+        top=top,
     )
 
 
@@ -56,12 +56,17 @@ def space_for(graphs: GraphFamily, cluster: ClusterSpec, **fixed: object) -> Lay
 
 
 def search_for(
-    graphs: GraphFamily, cluster: ClusterSpec, *, batch: int | None = None, **fixed: object
+    graphs: GraphFamily,
+    cluster: ClusterSpec,
+    *,
+    batch: int | None = None,
+    top: int = 5,
+    **fixed: object,
 ) -> SearchOutcome:
     search = Search(
         graphs,
         cluster,
-        request_for(cluster, batch=batch, **fixed),
+        request_for(cluster, batch=batch, top=top, **fixed),
         resize=lambda gpus: load_cluster("h100-sxm", gpus=gpus),
     )
     return search.run()

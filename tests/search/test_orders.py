@@ -123,6 +123,21 @@ def test_the_search_of_one_layout_equals_that_of_every_fixed_order(gpt):
     assert best.mesh_order[-1] == "dp_shard"
 
 
+@pytest.mark.parametrize(("name", "batch"), [("h100-sxm", 64), ("a10g", 64)])
+def test_the_best_order_hangs_on_no_number_of_layouts_to_show(llama, name, batch):
+    """Layouts within 5% of the fastest are tried in other orders, shown or not."""
+    cluster = load_cluster(name, gpus=32)
+    found = [search_for(llama, cluster, batch=batch, top=top) for top in (1, 10)]
+    least_s = min(outcome.solver.objective_s for outcome in found)
+    for outcome in found:
+        assert outcome.solver.objective_s == pytest.approx(least_s, rel=1e-9)
+        assert any("orders of the mesh" in limit for limit in outcome.solver.limits)
+    degrees = found[1].best.degrees
+    fixed = {axis: getattr(degrees, axis) for axis in ("dp_replicate", "dp_shard", "tp", "pp")}
+    alone = search_for(llama, cluster, batch=batch, **fixed)
+    assert alone.solver.objective_s == pytest.approx(least_s, rel=1e-9)
+
+
 def test_a_search_tells_of_its_orders(big_gpt):
     outcome = search_for(big_gpt, TWO_NODES, tp=2, pp=2, mesh_order=("dp_shard", "pp"))
     assert any("with dp_shard around pp" in limit for limit in outcome.solver.limits)
