@@ -89,7 +89,8 @@ def _rates(stage: StageChoices) -> Floats:
     alike = stage.lengths == stage.lengths[len(stage.lengths) // 2]
     freed = np.ptp(stage.sizes[:, alike].max(axis=2), axis=1)
     seconds = np.ptp(stage.seconds[:, alike, 0], axis=1)
-    rates: Floats = np.divide(seconds, freed, out=np.zeros(len(freed)), where=freed > 0)
+    frees = freed >= 1.0  # less is no byte
+    rates: Floats = np.divide(seconds, freed, out=np.zeros(len(freed)), where=frees)
     return rates
 
 
