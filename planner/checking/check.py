@@ -126,15 +126,23 @@ class PlanCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether memory is as planned, and losses where they were compared."""
-        return self.memory_holds and (self.trained is None or self.trained.is_equal)
+        """Whether memory and collectives are as planned, and losses where they were compared."""
+        losses_hold = self.trained is None or self.trained.is_equal
+        return self.memory_holds and self.traffic_holds and losses_hold
 
     def demand(self) -> None:
         """Refuse a plan that does not hold.
 
         Raises:
-            CheckError: Memory is off by more than MOST_MEMORY_ERROR; losses differ, or are none.
+            CheckError: Memory is off by more than MOST_MEMORY_ERROR; collectives are others; losses
+                differ, or are none.
         """
+        self._demand_memory()
+        self._demand_traffic()
+        if self.trained is not None:
+            self._demand_losses(self.trained)
+
+    def _demand_memory(self) -> None:
         if self._off(self.worst) > MOST_MEMORY_ERROR:
             raise CheckError(
                 f"pipeline rank {self.worst.pp_rank} holds "
@@ -152,19 +160,30 @@ class PlanCheck:
                 f"than {MOST_MEMORY_ERROR:.0%}",
                 hint=_KEEP_FREE,
             )
-        if self.trained is None:
-            return
-        step = self.trained.first_not_finite
+
+    def _demand_traffic(self) -> None:
+        first = next((each for each in self.collectives if not each.is_equal), None)
+        if first is not None:
+            raise CheckError(
+                f"pipeline rank {first.pp_rank} has {first.counted_count} {first.kind} of "
+                f"{first.group_size} ranks in a step, {format_bytes(first.counted_bytes)} in all, "
+                f"and the plan says {first.predicted_count} of "
+                f"{format_bytes(first.predicted_bytes)}",
+                hint="Numbers must be equal, and bytes within 1%. Report it.",
+            )
+
+    def _demand_losses(self, trained: Trained) -> None:
+        step = trained.first_not_finite
         if step is not None:
             raise CheckError(
                 f"the plain model on one process has a loss of "
-                f"{self.trained.reference_losses[step]} in step {step + 1}: nothing is compared",
+                f"{trained.reference_losses[step]} in step {step + 1}: nothing is compared",
                 hint="Its inputs, its weights or the learning rate make it so, with no plan.",
             )
-        if not self.trained.is_equal:
+        if not trained.is_equal:
             raise CheckError(
                 f"the losses of the script and of one process differ by "
-                f"{self.trained.difference:.1e}, more than {MOST_LOSS_DIFFERENCE:.0e}",
+                f"{trained.difference:.1e}, more than {MOST_LOSS_DIFFERENCE:.0e}",
                 hint="Random layers (dropout) draw other numbers on several ranks; else report it.",
             )
 

@@ -17,6 +17,7 @@ import planner
 from planner.checking.check import (
     PlanCheck,
     StageCheck,
+    TrafficCheck,
     check_plan,
     checked_microbatches,
 )
@@ -487,3 +488,26 @@ def test_memory_that_is_off_is_refused():
     over = replace(stage, predicted_peak_bytes=106 * GIB)
     with pytest.raises(CheckError, match=r"106.0 GiB: \+6.0%"):
         replace(check, as_written=True, stages=(near, over)).demand()
+
+
+@pytest.mark.parametrize(
+    ("counted_count", "counted_bytes", "is_equal"),
+    [(8, 1000, True), (8, 995, True), (8, 980, False), (7, 1000, False)],
+)
+def test_collectives_that_differ_are_refused(counted_count, counted_bytes, is_equal):
+    row = TrafficCheck(
+        pp_rank=1,
+        kind="reduce_scatter",
+        group_size=2,
+        predicted_count=8,
+        counted_count=counted_count,
+        predicted_bytes=1000,
+        counted_bytes=counted_bytes,
+    )
+    check = PlanCheck(num_microbatches=(1,), stages=(STAGE,), collectives=(row,))
+    assert check.holds == is_equal
+    if is_equal:
+        check.demand()
+        return
+    with pytest.raises(CheckError, match=rf"rank 1 has {counted_count} reduce_scatter of 2 ranks"):
+        check.demand()
