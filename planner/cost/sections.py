@@ -22,7 +22,7 @@ class Sections:
         self._known: dict[range, Sequence[range]] = {}
 
     def of(self, first: int, end: int) -> Sequence[range]:
-        """Blocks of a run, cut where a stage may begin and no structure lies on both sides."""
+        """Blocks of a run, cut where no structure lies on both sides."""
         blocks = self._blocks(first, end)
         if blocks not in self._known:
             self._known[blocks] = self._cut(blocks)
@@ -44,7 +44,7 @@ class Sections:
         starts, reach = [blocks.start], blocks.start
         is_cut = not self.has_many(blocks.start, blocks.stop)
         for index in blocks:
-            if is_cut and index > reach and self._model.entering_bytes[index]:
+            if is_cut and index > reach:
                 starts.append(index)
             reach = max(reach, last[self._model.units[index].structure])
         ends = [*starts[1:], blocks.stop]

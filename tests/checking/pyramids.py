@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTH, CLASSES, SIZE = 48, 100, 128
+LEFT_OUT = 0.1
 
 
 class Mixing(nn.Module):
@@ -64,6 +65,17 @@ class Pyramid(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Drawn(Pyramid):
+    """Blocks that draws may leave out: no stage may begin behind one."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for block in self.blocks:
+            if torch.rand(()) >= LEFT_OUT:
+                x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
 def mixing() -> Pyramid:
     blocks: list[nn.Module] = []
     for stage, number in enumerate((2, 2, 4, 2)):
@@ -74,11 +86,19 @@ def mixing() -> Pyramid:
 
 
 def residual() -> Pyramid:
+    return Pyramid(residuals())
+
+
+def drawn() -> Pyramid:
+    return Drawn(residuals())
+
+
+def residuals() -> list[nn.Module]:
     blocks: list[nn.Module] = []
     for stage in range(4):
         width = WIDTH << stage
         blocks += [Residual(width // 2 if stage else width, width), Residual(width, width)]
-    return Pyramid(blocks)
+    return blocks
 
 
 def example_batch(batch_size: int) -> tuple[Tensor, Tensor]:
