@@ -167,7 +167,7 @@ ORDERS = {
         ("chunked_work", "node_pricing"),
         ("device_fit", "unit_extraction", "unit_pricing"),
         ("link_budget", "link_fit", "model_units", "offload"),
-        ("sections",),
+        ("receive_buffers", "sections"),
         ("calibrate", "fsdp_root", "gradient_times", "stage_links"),
         ("transients",),
         ("gathered",),

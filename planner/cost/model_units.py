@@ -65,9 +65,9 @@ class ModelUnits:
     """Tensors that these bytes are, sent one by one; () where it is one everywhere."""
     matmul_flop: tuple[int, ...] = ()
     """FLOPs of each unit's products with parameters: what frameworks divide models by."""
-    received_bytes: tuple[int, ...] = ()
-    """Of what enters each unit, the bytes that it keeps and counts itself, whatever it recomputes;
-    0 where no stage can begin."""
+    received_bytes: tuple[tuple[int, ...], ...] = ()
+    """Of what enters each unit, the bytes that it keeps and counts itself, under each of
+    RECOMPUTATIONS; 0 where no stage can begin."""
     sent_parts: int = 1
     """Parts in which a rank sends what enters a unit."""
     epilogue_units: int = 1
@@ -278,7 +278,7 @@ class ModelWork:
     """As in ``ModelUnits``."""
     matmul_flop: tuple[int, ...]
     """As in ``ModelUnits``."""
-    received_bytes: tuple[int, ...]
+    received_bytes: tuple[tuple[int, ...], ...]
     """As in ``ModelUnits``."""
     sent_parts: int
     """As in ``ModelUnits``."""

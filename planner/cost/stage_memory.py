@@ -14,8 +14,7 @@ activations. A rank is at its fullest at one of two moments of a step:
   sum there.
 
 Ranks that hold their parameters whole (DDP, ZeRO-1) have the first moment alone. Where one rank
-has all of the state and computes in its dtype, nothing is gathered or reduced at either. torch's
-pipeline stages keep a receive buffer for every microbatch of the step.
+has all of the state and computes in its dtype, nothing is gathered or reduced at either.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -34,13 +33,14 @@ from planner.cost.held_stage import (
     moment_bytes,
 )
 from planner.cost.model_units import ModelUnits
+from planner.cost.receive_buffers import ReceiveBuffers
 from planner.cost.transients import Transients
 from planner.framework.spec import FrameworkSpec
 from planner.hardware.spec import DeviceSpec
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 from planner.units import DTYPE_BYTES
-from planner.vocabulary import Dtype, Recomputation
+from planner.vocabulary import RECOMPUTATIONS, Dtype, Recomputation
 
 PARAMETER_BYTES = DTYPE_BYTES[Dtype.FLOAT32]
 """Bytes per parameter in the optimiser's dtype that a framework's numbers are stated for."""
@@ -91,6 +91,8 @@ class StageMemory:
             model, configuration, adds_up_gradients=self.transients.gradients.add_up
         )
         """What they have gathered of their parameters."""
+        self.buffers = ReceiveBuffers(model, configuration)
+        """What neighbouring stages send them, and where it lies."""
         self._root = self.gathered.root
         self._sums = model.byte_sums
         # Stages of a rank have the same buffers.
@@ -153,14 +155,6 @@ class StageMemory:
         sharded = self._here(sharded)
         return sharded, self.local_trained_bytes(first, end) - sharded
 
-    def receive_bytes(self, first: int, end: int) -> int:
-        """Buffers of torch's stages for what the neighbouring ones send."""
-        if not self._pipelined or not self._is_script:
-            return 0
-        entering = self._model.entering_bytes[first] if first > 0 else 0
-        leaving = self._model.entering_bytes[end] if end < len(self._units) else 0
-        return self._configuration.num_microbatches * (entering + leaving)
-
     def _optimizer_bytes(self, first: int, end: int) -> float:
         each = self._framework.state.optimizer / PARAMETER_BYTES
         return each * self.sharded_trained_bytes(first, end)
@@ -191,8 +185,8 @@ class StageMemory:
             sharded, unsharded = self.earlier_gradient_bytes(first, end)
         if self._framework.holds_gradient_shards:
             sharded = max(sharded, self._here(gradient * self.sharded_trained_bytes(first, end)))
-        buffers = self.gathered.start_bytes(first, end) + self.receive_bytes(first, end) + unsharded
-        buffers += self._own_bytes
+        buffers = unsharded + self._own_bytes
+        buffers += self.gathered.start_bytes(first, end) + self.buffers.size_bytes(first, end)
         if moment.follows_backward:
             buffers += self.gathered.late_bytes(first, end)
         if moment.has_new_gradients:
@@ -251,7 +245,7 @@ class StageMemory:
             params=self._here(self._sharded_bytes(first, end)),
             grads=grads,
             optimizer=self._here(self._optimizer_bytes(first, end)),
-            buffers=self.receive_bytes(first, end) + self._own_bytes + whole,
+            buffers=self.buffers.size_bytes(first, end) + self._own_bytes + whole,
             transient=self.reduction_transient_bytes(first, end),
         )
 
@@ -327,6 +321,8 @@ class StageMemory:
             index: self._units[index].activation_bytes[kind]
             for index, kind in zip(range(first, end), kinds, strict=True)
         }
+        if sizes and (more := self.buffers.more_bytes(first)):
+            sizes[first] -= more[RECOMPUTATIONS.index(kinds[0])]
         inside = [size for index, size in sizes.items() if index in self._blocks]
         outside = sizes.get(0, 0) + self.transients.left_gradient_bytes(first, end)
         return sum(sizes.values()), left_bytes(outside, sum(inside), len(inside))
@@ -346,16 +342,7 @@ class StageMemory:
 
         Less what its first unit counts of it that lies in receive buffers.
         """
-        return self.shared_bytes(first, end) - self.received_bytes(first)
-
-    def received_bytes(self, first: int) -> int:
-        """What the first unit of a stage counts of a microbatch that lies in receive buffers.
-
-        0 for the end of the model, where a stage without units begins.
-        """
-        received = self._model.received_bytes
-        has_buffers = self._pipelined and self._is_script
-        return received[first] if has_buffers and first < len(received) else 0
+        return self.shared_bytes(first, end) - self.buffers.least_bytes(first)
 
     def shared_bytes(self, first: int, end: int) -> int:
         """What a stage keeps for one microbatch beside what its units count.

@@ -95,31 +95,33 @@ class GraphSizes:
         return tuple(crossing)
 
     @cached_property
-    def received_bytes(self) -> tuple[int, ...]:
-        """Bytes that each unit counts, under any recomputation, of what a cut sends it."""
+    def received_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes that each unit counts of what a cut sends it, under each of RECOMPUTATIONS."""
         storages = self.graph.storages
         return tuple(
-            sum(storages[storage].size_bytes for storage in counted) for counted in self._received
+            tuple(sum(storages[storage].size_bytes for storage in counted) for counted in by_kind)
+            for by_kind in self._received
         )
 
     @property
-    def _received(self) -> Sequence[frozenset[int]]:
+    def _received(self) -> Sequence[Sequence[frozenset[int]]]:
         """Storages whose bytes these are."""
         if "received" not in self.graph.wiring:
             self.graph.wiring["received"] = self._found_received()
-        found: Sequence[frozenset[int]] = self.graph.wiring["received"]
+        found: Sequence[Sequence[frozenset[int]]] = self.graph.wiring["received"]
         return found
 
-    def _found_received(self) -> Sequence[frozenset[int]]:
-        graph = self.graph
-        received: list[frozenset[int]] = [frozenset()] * len(graph.units)
+    def _found_received(self) -> Sequence[Sequence[frozenset[int]]]:
+        graph, nothing = self.graph, [frozenset[int]()] * len(RECOMPUTATIONS)
+        received = [nothing] * len(graph.units)
         for cut in graph.cuts:
             unit = graph.units[cut.after_unit + 1]
             counted = cut_storages(graph, cut) - passing_storages(graph, unit)
             is_block = unit.kind is UnitKind.BLOCK
-            for kind in RECOMPUTATIONS if is_block else (Recomputation.NONE,):
-                counted &= kept_storages(graph, unit, kind)
-            received[unit.index] = counted
+            received[unit.index] = [
+                counted & kept_storages(graph, unit, kind if is_block else Recomputation.NONE)
+                for kind in RECOMPUTATIONS
+            ]
         return received
 
     @cached_property

@@ -1,6 +1,6 @@
 """All units of a model priced under one tensor-parallel degree, stream and microbatch size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -266,7 +266,7 @@ def model_work(
         tied=_tied_works(sizes, choice),
         shared=sizes.shared,
         matmul_flop=(*sizes.matmul_flop, *[0] * loss_apart),
-        received_bytes=(*_received_bytes(sizes, choice), *[0] * loss_apart),
+        received_bytes=(*_received_bytes(sizes, choice), *[(0, 0, 0)] * loss_apart),
         sent_parts=_sent_parts(choice, kernels),
         buffer_bytes=sizes.buffer_bytes,
         unkept_input_bytes=sizes.unkept_input_bytes,
@@ -383,10 +383,10 @@ def _sent_parts(choice: ShardingChoice, kernels: KernelForms) -> int:
     return max(choice.stream_parts, choice.ranks if kernels.splits_transfers else 1)
 
 
-def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> list[int]:
-    """Bytes on a rank that each unit counts, under any recomputation, of what a cut sends it."""
-    parts = choice.stream_parts
-    return [num_bytes // parts for num_bytes in sizes.received_bytes]
+def _received_bytes(sizes: GraphSizes, choice: ShardingChoice) -> Iterator[tuple[int, ...]]:
+    """Bytes on a rank that each unit counts of what a cut sends it, by recomputation."""
+    for by_kind in sizes.received_bytes:
+        yield tuple(num_bytes // choice.stream_parts for num_bytes in by_kind)
 
 
 def _tied_works(sizes: GraphSizes, choice: ShardingChoice) -> tuple[TiedWork, ...]:

@@ -9,7 +9,7 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from planner.cost.held_stage import left_bytes
 from planner.cost.stage_costs import StageCosts
-from planner.search.columns import Column, Mix, Room, RunState
+from planner.search.columns import Column, KnownMixes, Mix, Room, RunState
 from planner.search.fronts import (
     NO_BLOCKS,
     Beside,
     Front,
-    FrontCache,
     Group,
     Highest,
     Kind,
@@ -38,16 +37,6 @@ from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 _TOLERANCE = 1e-6
 """Share of a run's time by which a recomputation of more kinds may be slower than the fastest."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownMixes:
-    """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
-
-    fronts: FrontCache = field(default_factory=dict)
-    """Undominated choices."""
-    mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
-    """One kind for all blocks of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +181,9 @@ class ColumnMaker:
     def _near_fastest(self, first: int, end: int, room: Room) -> Mix | None:
         """The same of a run of blocks of many kinds, near enough (``share_off``)."""
         inside = slice(max(first, 1) - 1, min(end, self._last) - 1)
-        seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside]
+        seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside].copy()
+        if received := self._received(first):
+            kept[0] -= [received[RECOMPUTATIONS.index(kind)] for kind in self.kinds]
         run_s = self.table.total("least", first, end)
         most = self._most_kept(first, end, room, inside)
         found = fastest(seconds, kept, most, tolerance_s=_TOLERANCE * run_s)
@@ -298,6 +289,8 @@ class ColumnMaker:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
         recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
         kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
+        if blocks and (received := self._received(first)):
+            kept_bytes -= received[RECOMPUTATIONS.index(kind)]
         kinds = dict.fromkeys(blocks, kind)
         return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
 
@@ -306,7 +299,7 @@ class ColumnMaker:
         transients, start = self.table.memory.transients, self.table.model.blocks.start
         if (first, end) in self._alike:
             return self._alike[first, end]
-        blocks: dict[Kind, list[int]] = {}
+        blocks: dict[tuple[str, bool, Highest], list[int]] = {}
         for index in range(first, end):
             if index not in (0, self._last):
                 highest = self._highest(index)
@@ -315,8 +308,11 @@ class ColumnMaker:
                     highest = tuple((begin + more, late + last) for begin, late in highest)
                 kind = self.table.units[index].structure, index == start, highest
                 blocks.setdefault(kind, []).append(index)
-        self._alike[first, end] = blocks
-        return blocks
+        received = (self._received(first), *[()] * len(blocks))
+        self._alike[first, end] = {
+            (*kind, less): at for (kind, at), less in zip(blocks.items(), received, strict=False)
+        }
+        return self._alike[first, end]
 
     def _highest(self, index: int) -> Highest:
         """``Transients.by_kind``, looked up once for each unit."""
@@ -371,14 +367,19 @@ class ColumnMaker:
 
     def _group(self, group: Group, index: int) -> Front:
         """Choices for alike blocks, one of which is given."""
-        unit, ((_, _, highest), number) = self.table.units[index], group
+        unit, ((_, _, highest, received), number) = self.table.units[index], group
         return alike(
             number,
             seconds=tuple(self.table.recompute_s(index, kind) for kind in RECOMPUTATIONS),
             kept=tuple(unit.activation_bytes[kind] for kind in RECOMPUTATIONS),
             highest=highest,
             allowed=tuple(kind in self.kinds for kind in RECOMPUTATIONS),
+            received=received,
         )
+
+    def _received(self, first: int) -> tuple[int, ...]:
+        """What a run's first block keeps less by recomputation, in buffers; () where nothing."""
+        return self.table.memory.buffers.more_bytes(first) if first < self._last else ()
 
     def _finished(
         self, first: int, end: int, kinds: dict[int, str], *, recompute_s: float, kept_bytes: int

@@ -1,10 +1,11 @@
 """Columns of the stage ILP: runs of units with their recomputation (``column_maker``)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.cost.held_stage import NOTHING_WAITS, WaitingBytes, moment_bytes
 from planner.cost.shared_cores import times_of
+from planner.search.fronts import FrontCache
 from planner.strategy.configuration import Configuration
 from planner.strategy.moments import StageMoment
 
@@ -30,6 +31,16 @@ class Mix:
         """Highest transient at a moment of the schedule."""
         is_early = moment.is_ending or moment.is_dividing
         return self.early_temporary_bytes if is_early else self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMixes:
+    """Recomputations of runs, for priced units and what else ``recomputation_key`` names."""
+
+    fronts: FrontCache = field(default_factory=dict)
+    """Undominated choices."""
+    mixes: dict[tuple[int, int, str], Mix] = field(default_factory=dict)
+    """One kind for all blocks of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

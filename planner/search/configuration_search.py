@@ -294,7 +294,7 @@ class ConfigurationSearch:
     @cached_property
     def _most_received(self) -> int:
         """What lies in receive buffers of the activations that any run counts, at the most."""
-        return max(map(self.table.memory.received_bytes, self.positions[:-1]))
+        return max(map(self.table.memory.buffers.most_bytes, self.positions[:-1]))
 
     def _counts(self, stage: int) -> Sequence[tuple[bool, bool, int, int]]:
         """Of fullest moments: has gradients, follows a backward, whole microbatches, buffers."""
@@ -312,11 +312,11 @@ class ConfigurationSearch:
         if run not in self._held:
             memory = self.table.memory
             self._held[run] = (
-                memory.static_bytes(first, end) - memory.receive_bytes(first, end),
+                memory.static_bytes(first, end) - memory.buffers.size_bytes(first, end),
                 memory.gradient_bytes(first, end),
                 memory.gathered.late_bytes(first, end),
                 self._least_kept[end] - self._least_kept[first],
-                memory.received_bytes(first),
+                memory.buffers.most_bytes(first),
             )
         return self._held[run]
 

@@ -15,9 +15,9 @@ from planner.vocabulary import RECOMPUTATIONS
 
 Highest = tuple[tuple[int, int], ...]
 """Highest transients by recomputation, when a backward starts and when it ends."""
-Kind = tuple[str, bool, Highest]
+Kind = tuple[str, bool, Highest, tuple[int, ...]]
 """What tells blocks of a run apart: their structure, whether they are the model's first, behind
-which nothing hides, and their transients."""
+which nothing hides, their transients, and ``received`` of the run's first one (``alike``)."""
 Group = tuple[Kind, int]
 """Alike blocks of a run, and how many they are."""
 
@@ -105,6 +105,7 @@ def alike(
     kept: tuple[int, ...],
     highest: Highest,
     allowed: tuple[bool, ...],
+    received: tuple[int, ...] = (),
 ) -> Front:
     """Choices for one group of alike blocks, for the counts of each kind worth it.
 
@@ -116,11 +117,16 @@ def alike(
         kept: Bytes that a block keeps.
         highest: Its highest transients, as ``Front`` has them.
         allowed: Which kinds there are to choose from.
+        received: What the first of them keeps less by kind, where it is the first of a stage;
+            () where it is not, or keeps as much. It recomputes most (``in_order``).
     """
     counts = all_counts(number)
     for kind in np.flatnonzero(~np.array(allowed)):
         counts = counts[counts[:, kind] == 0]
     sums = counts @ np.array(seconds), counts @ np.array(kept)
+    if received:
+        most = len(RECOMPUTATIONS) - 1 - (counts[:, ::-1] > 0).argmax(axis=1)
+        sums = sums[0], sums[1] - np.array(received)[most]
     tops = np.zeros((2, len(counts)), dtype=np.int64)
     for numbers, top in zip(counts.T, highest, strict=True):  # numpy is slow along short axes
         np.maximum(tops, np.array(top)[:, None], out=tops, where=numbers > 0)

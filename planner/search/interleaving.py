@@ -67,7 +67,8 @@ def _recompute_s(search: ConfigurationSearch) -> float | None:
     sent = sorted(search.priced.model.entering_bytes[p] for p in search.positions[1:-1])
     needed += 2 * configuration.num_microbatches * sum(sent[: configuration.num_stages - 1])
     # What lies in these buffers is no activation: of the first unit of all stages but one.
-    received = np.array([memory.received_bytes(i) for i in range(1, search.num_units)]) * least[1:]
+    buffered = [memory.buffers.most_bytes(index) for index in range(1, search.num_units)]
+    received = np.array(buffered) * least[1:]
     needed -= sum(np.sort(received)[1 - configuration.num_stages :].tolist())
     needed += sum(
         units[i].activation_bytes[Recomputation.NONE] * float(least[i])

@@ -1,5 +1,6 @@
 """The layouts of one model on one cluster: what is legal, and what each costs."""
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -15,7 +16,8 @@ from planner.hardware.spec import ClusterSpec, LinkSpec
 from planner.plan.types import Plan, Reason, Rejection, StagePlan
 from planner.pricing.choice import Axes, ShardingChoice, layout_choice
 from planner.pricing.model_pricing import ModelPricer, PricedModel
-from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker
+from planner.search.columns import KnownMixes
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.decode import PlanContext
 from planner.search.orders import MeshOrders
@@ -35,7 +37,6 @@ from planner.strategy.fixed_rules import (
 )
 from planner.strategy.mesh import ParallelDegrees
 from planner.strategy.parameter_rules import changed_rule, complex_rule
-from planner.strategy.placement import Strides
 from planner.strategy.rules import (
     LONG_SEQUENCE,
     BrokenRule,
@@ -98,7 +99,7 @@ class LayoutSpace:
         )
         self.orders = MeshOrders(cluster, request.fixed.mesh_order or ())
         self._tried_chunks = False
-        self._known: dict[tuple[ShardingChoice, float, Strides, Hashable], KnownMixes] = {}
+        self._known = defaultdict[tuple[ShardingChoice, Hashable], KnownMixes](KnownMixes)
 
     @cached_property
     def pricer(self) -> ModelPricer:
@@ -231,10 +232,9 @@ class LayoutSpace:
 
     def _room(self, kind: ClusterSpec) -> float:
         """What tensors may take of a device of one kind."""
-        reserve_bytes = self.framework.reserve_bytes
-        if reserve_bytes is None:
-            reserve_bytes = kind.device.reserve_bytes
-        return (kind.device.capacity_bytes - reserve_bytes) / (1 + kind.device.allocator_share)
+        own, device = self.framework.reserve_bytes, kind.device
+        reserve_bytes = device.reserve_bytes if own is None else own
+        return (device.capacity_bytes - reserve_bytes) / (1 + device.allocator_share)
 
     def pricers(self, plan: Plan) -> list[tuple[ModelPricer, Sequence[StagePlan]]]:
         """Prices of the stages of a plan, by kinds of device."""
@@ -259,7 +259,8 @@ class LayoutSpace:
         """Try a choice as the script will run it; False where that changes what it costs."""
         if self.pricer.confirm(choice):
             return True
-        self._known = {key: each for key, each in self._known.items() if key[0] != choice}
+        for key in [key for key in self._known if key[0] == choice]:
+            del self._known[key]
         return False
 
     def searches(
@@ -382,9 +383,9 @@ class LayoutSpace:
         rank = rank_spec(self.cluster, self.framework, configuration, self.request.dtype)
         host_s = rank.network_host_s
         strides = self.orders.strides(configuration.degrees, configuration.mesh_order)
-        priced = (
-            self.pricer.priced(choice, network_host_s=host_s, strides=strides) if kinds else None
-        )
+        if not kinds:
+            return None
+        priced = self.pricer.priced(choice, network_host_s=host_s, strides=strides)
         if priced is None:
             return None
         table = StageCosts(
@@ -395,6 +396,5 @@ class LayoutSpace:
             moves_state=moves_state,
             between=between,
         )
-        key = (choice, host_s, strides, table.recomputation_key)
-        known = self._known.setdefault(key, KnownMixes())
+        known = self._known[choice, (host_s, strides, table.recomputation_key)]
         return priced, table, ColumnMaker(table, kinds=kinds, known=known)

@@ -268,8 +268,8 @@ def test_replicas_add_their_gradients_once_a_step(model, cluster):
 
 
 def test_receive_buffers_are_kept_for_every_microbatch(model, cluster):
-    few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).memory.receive_bytes(6, 14)
-    many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory.receive_bytes(6, 14)
+    few = table(model, cluster, pp=2, dp_shard=4, microbatches=4).memory.buffers.size_bytes(6, 14)
+    many = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory.buffers.size_bytes(6, 14)
     assert many - few == 4 * model.entering_bytes[6]
 
 
@@ -512,9 +512,9 @@ def test_a_resharded_stage_gathers_as_its_activations_go(model, cluster):
 
 def test_what_lies_in_receive_buffers_is_not_counted_again(model, cluster):
     memory = table(model, cluster, pp=2, dp_shard=4, microbatches=8).memory
-    assert memory.received_bytes(6) == model.entering_bytes[6]
-    assert memory.received_bytes(0) == memory.received_bytes(len(model.units)) == 0
-    assert table(model, cluster, dp_shard=8).memory.received_bytes(6) == 0
+    assert memory.buffers.least_bytes(6) == model.entering_bytes[6]
+    assert memory.buffers.least_bytes(0) == memory.buffers.least_bytes(len(model.units)) == 0
+    assert table(model, cluster, dp_shard=8).memory.buffers.least_bytes(6) == 0
 
 
 @pytest.mark.parametrize("reshard", [False, True])

@@ -17,7 +17,7 @@ def units_of(number, shared, *, tied=(), other=()):
     return ModelUnits(
         units=(PROLOGUE, *blocks, EPILOGUE),
         entering_bytes=(0, *[8] * (number - 1)),
-        received_bytes=(0,) * number,
+        received_bytes=((0, 0, 0),) * number,
         tied=tied,
         shared=tuple(shared),
     )

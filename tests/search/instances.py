@@ -16,7 +16,8 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.graph.analysis.shared import SharedActivation
 from planner.hardware.profiles import load_cluster
-from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker
+from planner.search.columns import KnownMixes
 from planner.search.configuration_search import REACH_UNITS, ConfigurationSearch
 from planner.search.decide import Decision
 from planner.strategy.configuration import Configuration
@@ -125,11 +126,18 @@ def model_units(all_units, entering, tied, shared, buffer_bytes=0):
         tied=tied,
         shared=shared,
         received_bytes=tuple(
-            min(sent, *unit.activation_bytes.values())
-            for sent, unit in zip(entering, all_units, strict=True)
+            received(sent, unit, at in (0, len(all_units) - 1))
+            for at, (sent, unit) in enumerate(zip(entering, all_units, strict=True))
         ),
         matmul_flop=(1,) * len(all_units),
     )
+
+
+def received(sent, unit, is_end):
+    """What a unit counts of what it is sent: what a block recomputes, it may not have kept."""
+    kept = [unit.activation_bytes[kind] for kind in RECOMPUTATIONS]
+    least = min(sent, *kept)
+    return (least,) * len(kept) if is_end or sent // MIB % 2 else (0, least, least)
 
 
 def heavier(model, by):

@@ -22,7 +22,8 @@ from instances import (
 from planner.cost import sections
 from planner.cost.held_stage import HeldStage
 from planner.search import column_maker, stage_problem
-from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker
+from planner.search.columns import KnownMixes
 from planner.search.decide import Decision
 from planner.strategy.moments import StageMoment
 from planner.vocabulary import RECOMPUTATIONS

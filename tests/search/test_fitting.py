@@ -78,7 +78,8 @@ def held(search, run):
 def test_blocks_of_one_kind_stand_for_one_another(model, cluster):
     """Nothing sent or kept tells them apart, so that runs of the second kind are looked at once."""
     alike = (0, *[MIB] * (len(model.units) - 1))
-    plain = replace(model, shared=(), entering_bytes=alike, received_bytes=alike)
+    received = tuple((each,) * 3 for each in alike)
+    plain = replace(model, shared=(), entering_bytes=alike, received_bytes=received)
     search = alone(plain, cluster)[0]
     last = plain.blocks.stop
     first = next(at for at in plain.blocks if plain.units[at] is plain.units[last - 1])

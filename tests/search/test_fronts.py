@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import clusters, configurations, models, search_of
 
+from planner.vocabulary import RECOMPUTATIONS
+
 
 @st.composite
 def searches(draw):
@@ -25,6 +27,8 @@ def held(search, first, end, kinds):
     of_block = list(zip(range(first, end), kinds, strict=True))
     seconds = sum(table.recompute_s(index, kind) for index, kind in of_block)
     kept = sum(table.units[index].activation_bytes[kind] for index, kind in of_block)
+    if more := table.memory.buffers.more_bytes(first):
+        kept -= more[RECOMPUTATIONS.index(kinds[0])]
     starting = transients.start_bytes(first, end, kinds)
     return seconds, kept, kept + starting, transients.end_bytes(first, end, kinds)
 

@@ -10,8 +10,9 @@ from hypothesis.extra.numpy import arrays
 from searches import space_for
 
 from planner.hardware.profiles import load_cluster
-from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker
 from planner.search.column_tables import ColumnTable
+from planner.search.columns import KnownMixes
 from planner.search.combination import best_combination
 from planner.search.holdings import _Listing
 from planner.search.rank_totals import adds_up

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from instances import FRAMEWORK, clusters, configurations, enumerated_s, models, search_of
 
 from planner.cost.stage_costs import StageCosts
-from planner.search.column_maker import ColumnMaker, KnownMixes
+from planner.search.column_maker import ColumnMaker
+from planner.search.columns import KnownMixes
 from planner.search.decide import Decision
 from planner.search.relaxation import Relaxation, widest
 from planner.vocabulary import RECOMPUTATIONS
