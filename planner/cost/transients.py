@@ -51,7 +51,9 @@ class Transients:
         return (*form, has_one, times.pipelined, times.are_reduced, *shares)
 
     def of(self, stage: HeldStage) -> int:
-        """That of a stage at its moment."""
+        """That of a stage at its moment, 0 where another one of its rank runs."""
+        if not stage.moment.is_running:
+            return 0
         is_early = stage.moment.is_ending or stage.moment.is_dividing
         key = stage.first, stage.end, stage.kinds, is_early
         if key not in self._of_stages:

@@ -29,6 +29,8 @@ class Mix:
 
     def transient_bytes(self, moment: StageMoment) -> float:
         """Highest transient at a moment of the schedule."""
+        if not moment.is_running:
+            return 0.0
         is_early = moment.is_ending or moment.is_dividing
         return self.early_temporary_bytes if is_early else self.temporary_bytes
 

@@ -34,6 +34,8 @@ class StageMoment:
     has_new_gradients: bool = False
     """Whether gradients of the last weights' part are still in the compute dtype: FSDP adds them
     to those before when the next backward comes."""
+    is_running: bool = True
+    """Whether it runs then: others of its rank have nothing but what they keep."""
 
 
 _SOME = 4
@@ -98,7 +100,8 @@ def fullest_moments(
 ) -> tuple[RankMoment, ...]:
     """Moments at which a rank may hold most: each backward when it starts and when it ends.
 
-    Of a divided one, that is its first part. Its second part frees what it has read bit by bit.
+    Of a divided one, that is its first part. Its second part frees what it has read bit by bit. Of
+    ranks with several stages also the end of each forward: another stage may take more for a while.
 
     Returns:
         No other moment holds as much or more on every stage than one of these.
@@ -207,7 +210,8 @@ def _as_rows(moments: Sequence[StageMoment]) -> Moments:
 
 
 def _moment(numbers: Sequence[int]) -> StageMoment:
-    in_flight, is_ending, follows_backward, has_gradients, waiting, is_dividing, is_new = numbers
+    in_flight, is_ending, follows_backward, has_gradients, *others = numbers
+    waiting, is_dividing, is_new, is_running = others
     return StageMoment(
         in_flight=in_flight,
         is_ending=bool(is_ending),
@@ -216,27 +220,29 @@ def _moment(numbers: Sequence[int]) -> StageMoment:
         waiting=waiting,
         is_dividing=bool(is_dividing),
         has_new_gradients=bool(is_new),
+        is_running=bool(is_running),
     )
 
 
 def _backwards(row: Actions, pp: int, virtual_stages: int, moves: StateMoves) -> Moments:
-    """Every backward of a rank when it starts and when it ends."""
+    """Every backward of a rank when it starts and when it ends, every forward when it ends."""
     local = np.array([stage for stage, _ in row]) // pp
     is_forward = np.array([what == "F" for _, what in row])
     acts = local[:, None] == np.arange(virtual_stages)
     starts_back = acts & ~is_forward[:, None]
     steps = np.where(is_forward, 1, -1)[:, None] * acts
-    mine = local[~is_forward]
-    found = np.zeros((len(mine), 2, virtual_stages, len(fields(StageMoment))), dtype=np.int16)
-    in_flight, is_ending, follows_backward, has_gradients, *_ = np.moveaxis(found, 3, 0)
-    in_flight[:] = (np.cumsum(steps, axis=0) - steps)[~is_forward, None]
+    found = np.zeros((len(row), 2, virtual_stages, len(fields(StageMoment))), dtype=np.int16)
+    in_flight, is_ending, follows_backward, has_gradients, *_, runs = np.moveaxis(found, 3, 0)
+    in_flight[:] = (np.cumsum(steps, axis=0) - np.where(is_forward[:, None], 0, steps))[:, None]
+    runs[:] = acts[:, None]
     if moves.accumulates:
-        has_gradients[:] = (np.cumsum(starts_back, axis=0) > starts_back)[~is_forward, None]
+        has_gradients[:] = (np.cumsum(starts_back, axis=0) > starts_back)[:, None]
     if moves.reshards:
         last = np.maximum.accumulate(np.where(acts, np.arange(len(row))[:, None], -1), axis=0)
         last = np.vstack([np.full((1, virtual_stages), -1), last[:-1]])
-        follows_backward[:] = ((last >= 0) & ~is_forward[last])[~is_forward, None]
-    ends = np.arange(len(mine)), 1, mine
+        follows_backward[:] = ((last >= 0) & ~is_forward[last] & ~acts)[:, None]
+        follows_backward[~is_forward] |= ((last >= 0) & ~is_forward[last])[~is_forward, None]
+    ends = np.flatnonzero(~is_forward), 1, local[~is_forward]
     is_ending[ends] = True
     follows_backward[ends], has_gradients[ends] = moves.reshards, moves.accumulates
     return found.reshape(-1, virtual_stages, found.shape[3])
@@ -251,6 +257,7 @@ def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateM
         held = now[local]
         if what == "F":
             now[local] = replace(held, in_flight=held.in_flight + 1)
+            found.append(_while(now, local))
             continue
         if what == "W":
             now[local] = replace(
@@ -260,7 +267,7 @@ def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateM
                 has_new_gradients=moves.accumulates,
             )
             continue
-        found.append(list(now))
+        found.append(_while(now, local))
         if what == "B":
             ends = replace(
                 held, is_ending=True, has_gradients=moves.accumulates, has_new_gradients=False
@@ -276,9 +283,14 @@ def _divided_backwards(row: Actions, pp: int, virtual_stages: int, moves: StateM
             )
             after = replace(ends, is_dividing=False)
         now[local] = ends
-        found.append(list(now))
+        found.append(_while(now, local))
         now[local] = after
     return np.array([[astuple(each) for each in moment] for moment in found], dtype=np.int16)
+
+
+def _while(now: Sequence[StageMoment], running: int) -> list[StageMoment]:
+    """What the stages of a rank hold while one of them runs."""
+    return [replace(each, is_running=at == running) for at, each in enumerate(now)]
 
 
 def _fullest(moments: Moments) -> Moments:
@@ -289,8 +301,8 @@ def _fullest(moments: Moments) -> Moments:
     distinct = moments[sorted(first.values())]
     in_flight, is_ending, follows_backward, has_gradients, *divided = np.moveaxis(distinct, 2, 0)
     sizes = [in_flight, in_flight - is_ending, -is_ending, follows_backward, has_gradients]
-    waiting, is_dividing, is_new = divided
-    sizes += [waiting, is_dividing, -is_dividing, is_new]
+    waiting, is_dividing, is_new, is_running = divided
+    sizes += [waiting, is_dividing, -is_dividing, is_new, is_running]
     size = np.hstack(sizes)
     size = size[:, size.min(axis=0) < size.max(axis=0)]
     # What holds as much as another on every stage holds more in all: the fullest come first.
