@@ -26,6 +26,10 @@ from planner.vocabulary import SHARED_SCHEDULES, V_SCHEDULES, Axis, Schedule
 MOST_MEMORY_ERROR = 0.05
 """Of a stage's tracked peak, beyond which a plan does not pass."""
 
+LEAST_MEMORY_BYTES = 2 * 2**20
+"""What an allocator of CUDA takes of a device at the least: a plan that is off by less is not off
+to a device, whatever the share."""
+
 _KEEP_FREE = "Keep as much of the device free with --memory-margin, and report it."
 
 _WORKER = "planner.checking.rank_run"
@@ -54,6 +58,11 @@ class StageCheck:
     def error(self) -> float:
         """How far the plan is off, relative to what was tracked."""
         return self.predicted_peak_bytes / self.tracked_peak_bytes - 1.0
+
+    @property
+    def is_off_by_little(self) -> bool:
+        """Whether that is less than LEAST_MEMORY_BYTES."""
+        return abs(self.predicted_peak_bytes - self.tracked_peak_bytes) < LEAST_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,8 @@ class PlanCheck:
         return max(self.stages, key=self._off)
 
     def _off(self, stage: StageCheck) -> float:
+        if stage.is_off_by_little:
+            return min(abs(stage.error), MOST_MEMORY_ERROR)
         return stage.error if self.as_written else abs(stage.error)
 
     @property
@@ -134,8 +145,8 @@ class PlanCheck:
         """Refuse a plan that does not hold.
 
         Raises:
-            CheckError: Memory is off by more than MOST_MEMORY_ERROR; collectives are others; losses
-                differ, or are none.
+            CheckError: Memory is off by more than MOST_MEMORY_ERROR, and LEAST_MEMORY_BYTES;
+                collectives are others; losses differ, or are none.
         """
         self._demand_memory()
         self._demand_traffic()

@@ -49,7 +49,7 @@ def check_command(**options: Unpack[CheckOptions]) -> None:
     DIR is what `plan MODEL` wrote. Its own script runs one step as one rank of each pipeline stage:
     no other rank exists, tensors have no data, and memory is needed for none. Peak memory and
     collectives are shown beside the plan's. Exit code 9 where the script does not run, memory is
-    off by more than 5%, or collectives are others.
+    off by more than 5% (and 2 MiB), or collectives are others.
     """
     import sys
 

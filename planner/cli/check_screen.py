@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from planner.checking.check import COMPONENTS, MOST_MEMORY_ERROR, PlanCheck, TrafficCheck
+from planner.checking.check import (
+    COMPONENTS,
+    LEAST_MEMORY_BYTES,
+    MOST_MEMORY_ERROR,
+    PlanCheck,
+    TrafficCheck,
+)
 from planner.checking.share import ShareCheck
 from planner.cli.pieces import figures, stack
 from planner.cli.terminal import write_answer
@@ -51,9 +57,12 @@ def _fake_lines(check: PlanCheck) -> list[str]:
     if check.as_written and error < -MOST_MEMORY_ERROR:
         lines.append(f"Memory: the plan says {-error:.1%} less, which only --gpu measures.")
     else:
-        is_held = abs(error) <= MOST_MEMORY_ERROR
-        end = "." if is_held else ": OFF."
-        lines.append(f"Memory: within {abs(error):.1%} of the plan{end}")
+        words, end = f"{abs(error):.1%}", "."
+        if abs(error) > MOST_MEMORY_ERROR and check.worst.is_off_by_little:
+            words = f"{LEAST_MEMORY_BYTES // 2**20} MiB"
+        elif abs(error) > MOST_MEMORY_ERROR:
+            end = ": OFF."
+        lines.append(f"Memory: within {words} of the plan{end}")
     differing = sum(not each.is_equal for each in check.collectives)
     lines.append(
         "Collectives: kinds, groups and counts as planned, bytes within 1%."
