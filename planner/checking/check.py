@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -61,8 +62,9 @@ class StageCheck:
 
     @property
     def is_off_by_little(self) -> bool:
-        """Whether that is less than LEAST_MEMORY_BYTES."""
-        return abs(self.predicted_peak_bytes - self.tracked_peak_bytes) < LEAST_MEMORY_BYTES
+        """Whether that is a large share, and less than LEAST_MEMORY_BYTES."""
+        off_bytes = abs(self.predicted_peak_bytes - self.tracked_peak_bytes)
+        return abs(self.error) > MOST_MEMORY_ERROR and off_bytes < LEAST_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +113,15 @@ class PlanCheck:
 
     @property
     def worst(self) -> StageCheck:
-        """The stage whose memory is off most; of blocks as written, where the plan says most."""
+        """The stage whose memory is off most; of blocks as written, where the plan says most.
+
+        One that is off by little only where all are.
+        """
         return max(self.stages, key=self._off)
 
     def _off(self, stage: StageCheck) -> float:
         if stage.is_off_by_little:
-            return min(abs(stage.error), MOST_MEMORY_ERROR)
+            return -inf
         return stage.error if self.as_written else abs(stage.error)
 
     @property
