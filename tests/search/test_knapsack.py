@@ -13,7 +13,9 @@ from planner.cost.sections import Sections
 from planner.search import knapsack
 from planner.search.knapsack import fastest
 
-NUMBERS = st.integers(0, 20).map(float) | st.floats(0, 20)
+SECONDS = st.integers(0, 20).map(float) | st.floats(0, 20)
+KEPT = st.integers(0, 20).map(float) | st.integers(0, 20 << 20).map(lambda parts: parts / 2**20)
+"""Of a byte there are no smaller parts, and its worth in seconds is a number."""
 
 
 @st.composite
@@ -25,7 +27,7 @@ def problems(draw):
         each = draw(st.lists(values, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
         return np.array(each).reshape(shape)
 
-    return numbers(NUMBERS), numbers(NUMBERS), numbers(st.floats(-5, 60))
+    return numbers(SECONDS), numbers(KEPT), numbers(st.floats(-5, 60))
 
 
 def all_s(seconds, kept, most):
