@@ -87,6 +87,7 @@ class _Replay:
         # A weight that units share: the other's gradient, and their sum, are there on some stages.
         joined = _joined_gradients(graph, backward_ops)
         elsewhere = {each for each in pieces.entered if each[0] in beside.kept_elsewhere}
+        elsewhere |= {piece for piece in pieces.sizes if beside.is_kept_behind(piece)}
         own = {piece: size for piece, size in pieces.sizes.items() if piece not in elsewhere}
         self._sizes = {
             piece: size for piece, size in own.items() if piece[0] not in graph.parameter_gradients

@@ -29,12 +29,19 @@ class KernelMemory:
     """Beside the collective of a change of layout there is a copy of the larger side."""
     kept_elsewhere: Set[int] = frozenset()
     """Storages that enter and stay, counted with who keeps them."""
+    kept_behind: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by storage of what the unit behind counts, which reads and keeps it too."""
     enters_whole: bool = False
     """Ranks hold all of what other units made; else parts of what flows between units."""
     names_hold: bool = True
     """What the model's code names is there until it does no more; not where it is compiled."""
     stops_before: int | None = None
     """Forward op at which a recomputation stops, as all that was saved is back; None for none."""
+
+    def is_kept_behind(self, piece: "Piece") -> bool:
+        """Whether the unit behind counts a piece."""
+        storage, num_bytes, reader = piece
+        return not reader and self.kept_behind.get(storage) == num_bytes
 
 
 AS_SHOWN = KernelMemory()

@@ -222,6 +222,7 @@ class ModelUnits:
                     units=frozenset(_moved(each.units, number)),
                     owners=frozenset(_moved(each.owners, number)),
                     received=frozenset(_moved(each.received, number)),
+                    handed=frozenset(_moved(each.handed, number)),
                 )
                 for each in self.shared
             ),

@@ -5,7 +5,8 @@ dtype beside those of the optimiser's that they are added to, or that they are r
 """
 
 import sys
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -94,32 +95,58 @@ class Transients:
             highest -= max(0, sizes - self.left_of(section)) - self.come_of(section)
             highest = max(highest, own + self.reduced_behind(section, end))
             kept += sizes
-        for index in range(first, min(end, self._blocks.start)):
-            own = self.unit_bytes(index, kinds[index - first])
-            highest = max(highest, own + self.joined_at_start(index, first, end) - kept)
+        if first < min(end, self._blocks.start):
+            highest = max(highest, self.prologue_bytes(end) - kept)
         return highest
 
     def left_of(self, section: range) -> int:
         """What of a section's activations is not gone when the one before it runs its backward.
 
-        In their place gradients of what it read from further back; under a pipeline its own, where
-        the first backward may be the fullest, and what it keeps that may have been sent on. What
-        ``reduced_bytes`` of the block before takes for gone is no more.
+        That keeps what it handed on, as this does no more. In place of others there are gradients
+        of what was read from further back; under a pipeline its own, where the first backward may
+        be the fullest, and what it keeps that may have been sent on. What ``reduced_bytes`` of the
+        block before takes for gone is no more.
         """
         if section not in self._left:
             units = [self._units[index] for index in section]
-            read = (each for each in self._shared if not each.units.isdisjoint(section))
+            read = (e for e in self._shared if not (e.units - e.handed).isdisjoint(section))
             left = sum(each.size_bytes for each in read)
+            left += self.handed_bytes(section.start - 1) - self.handed_bytes(section.stop - 1)
             times = self.gradients
             if times.is_script and times.pipelined:
                 kept = (each for each in self._shared if not each.owners.isdisjoint(section))
-                left += sum(each.size_bytes for each in kept if each.received)
+                left += sum(each.size_bytes for each in kept if each.is_sent_far)
             if times.is_script and times.pipelined and times.may_be_missing:
                 left += sum(unit.trained_bytes for unit in units)
             if times.free_each_time and self._configuration.degrees.shards > 1:
                 left += min(units[0].activation_bytes.values())
             self._left[section] = left
         return self._left[section]
+
+    def handed_bytes(self, index: int) -> int:
+        """What a unit keeps to its backward that is counted with the unit behind.
+
+        Nothing where that may copy it to host memory, while this unit still has it.
+        """
+        return 0 if self._configuration.activation_offload else self._handed.get(index, 0)
+
+    @cached_property
+    def _handed(self) -> Mapping[int, int]:
+        found: dict[int, int] = defaultdict(int)
+        for each in self._shared:
+            for index in each.handed:
+                found[index] += each.size_bytes
+        return found
+
+    def prologue_bytes(self, end: int) -> int:
+        """Highest transient of the prologue of a stage, with gradients that wait.
+
+        Less what is not gone of activations behind it, as it hands that on.
+        """
+        joined = self.joined_at_start(0, 0, end)
+        blocks, has_rest = self._blocks, end > self._blocks.stop
+        handed = self.handed_bytes(0) - self.handed_bytes(blocks.stop - 1) * has_rest
+        return self.unit_bytes(0, Recomputation.NONE) + joined + handed
 
     def come_of(self, section: range) -> int:
         """What has come of its gradients by then, less what is no longer gathered of it.
@@ -302,8 +329,8 @@ class Transients:
             return 0
         unit, behind = self._units[index], self._units[index + 1]
         if unit.structure == behind.structure:
-            return behind.activation_bytes[kind]
-        return min(behind.activation_bytes.values())
+            return behind.activation_bytes[kind] - self.handed_bytes(index)
+        return min(behind.activation_bytes.values()) - self.handed_bytes(index)
 
     def _reduction_bytes(self, index: int) -> tuple[int, int]:
         """New gradients of a block, and the input of their reduction; none of other units."""
@@ -325,6 +352,7 @@ class Transients:
         """
         unit = self._units[index]
         released = unit.activation_bytes[Recomputation.NONE] - unit.lasting_bytes
+        released -= self.handed_bytes(index - 1)
         if self.gradients.keep_root_to_end and not unit.lasting_bytes:
             released -= unit.gathered_bytes - unit.frozen_bytes
         return released

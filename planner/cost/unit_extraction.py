@@ -52,7 +52,7 @@ def unit_work(
     chosen: tuple[NodeStrategy, ...],
     conversions: Conversions,
     *,
-    saved_before: Set[int] = frozenset(),
+    kept_behind: Set[int] = frozenset(),
     kernels: KernelForms = TORCH_KERNELS,
     part: Part | None = None,
 ) -> UnitWork:
@@ -62,13 +62,13 @@ def unit_work(
         problem: The unit.
         chosen: The strategy of each node.
         conversions: Changes of layout in front of modules.
-        saved_before: Storages that the unit before keeps already.
+        kept_behind: Storages that the unit behind keeps and counts.
         kernels: How attention is computed and what recomputation runs again.
         part: Ops to count the work of; None for all of the unit's. Parameters are all of its.
     """
     parameters = UnitParameters(problem, chosen)
     problem = problem if part is None else _only(problem, part)
-    view = _UnitView(problem, chosen, saved_before, kernels, gathered_values(chosen, conversions))
+    view = _UnitView(problem, chosen, kept_behind, kernels, gathered_values(chosen, conversions))
     ops = problem.unit.forward_ops, problem.unit.backward_ops
     peaks = unit_peaks(view.graph, *ops, view.shares, view.kernel_memory(), view.own_inputs())
     kept = {kind: view.activation_bytes(kind) for kind in RECOMPUTATIONS}
@@ -156,22 +156,18 @@ class _UnitView:
         self,
         problem: ShardingProblem,
         chosen: tuple[NodeStrategy, ...],
-        saved_before: Set[int],
+        kept_behind: Set[int],
         kernels: KernelForms,
         gathered: frozenset[int],
     ) -> None:
         self.problem = problem
         self.kernels = kernels
-        values = problem.context.graph.values
-        self._gathered_again = (
-            frozenset()
-            if kernels.keeps_gathered_inputs
-            else frozenset(values[value].storage for value in gathered)
-        )
-        self.chosen = chosen
         self.graph: OperatorGraph = problem.context.graph
+        again = frozenset() if kernels.keeps_gathered_inputs else gathered
+        self._gathered_again = {self.graph.values[value].storage for value in again}
+        self.chosen = chosen
         self._tp = problem.context.ranks
-        self._saved_before = saved_before
+        self._kept_behind = kept_behind
         self.own_ops = frozenset(problem.unit.forward_ops)
         self.kept_ops = kept_ops(kernels, self.graph, problem.unit)
         self._passing = passing_storages(self.graph, problem.unit)
@@ -212,6 +208,10 @@ class _UnitView:
             gathered_again=self._gathered_again,
             copies_operands=self.kernels.copies_operands,
             kept_elsewhere=self._passing,
+            kept_behind={
+                each: int(self.graph.storages[each].size_bytes * self._boundary_share())
+                for each in self._kept_behind
+            },
             enters_whole=not self.problem.boundary.is_shard,
             names_hold=self._fusion is None,
             stops_before=end if self.kernels.recompute_stops_early else None,
@@ -234,7 +234,7 @@ class _UnitView:
                 if storage is None:
                     continue
                 part = 1 / self._tp if storage in self._gathered_again else share(value)
-                if storage in self._saved_before and part == self._boundary_share():
+                if storage in self._kept_behind and part == self._boundary_share():
                     continue
                 inside = op.name in ATTENTIONS and share.is_copied(value)
                 for kept in self._kept(storage):
@@ -307,7 +307,8 @@ class _UnitView:
         for op_id in sorted(self.kept_ops):
             for value in self.graph.nodes[op_id].outputs:
                 share = self.shares[op_id](value)
-                found[value] = int(self.graph.values[value].size_bytes * share)
+                if self.graph.values[value].storage not in self._kept_behind:
+                    found[value] = int(self.graph.values[value].size_bytes * share)
         return found
 
     def unread_cache_bytes(self) -> int:
@@ -320,8 +321,6 @@ class _UnitView:
         """Bytes on a rank of values at the unit's boundary."""
         share = self._boundary_share()
         return sum(int(self.graph.values[value].size_bytes * share) for value in values)
-
-    # -- kernels ----------------------------------------------------------------------------------
 
     def forward_works(self, op_ids: Sequence[int], run: Set[int] | None = None) -> list[OpWork]:
         """Kernels of some forward ops, and what brings their rows to experts and back.

@@ -13,7 +13,7 @@ from planner.framework.profiles import load_framework
 from planner.framework.script import SCRIPT
 from planner.framework.spec import KernelForms
 from planner.graph.analysis.loss_rows import LossRows
-from planner.graph.analysis.shared import saved_before
+from planner.graph.analysis.shared import kept_behind
 from planner.graph.operator_graph import OperatorGraph, UnitKind
 from planner.graph.sizes.family import GraphFamily
 from planner.hardware.profiles import load_cluster
@@ -282,12 +282,12 @@ def _solution_work(
     part: Part | None,
 ) -> UnitWork:
     """A unit's work; the stream's crossings at its boundary are paid with it."""
-    problem = solution.problem
+    problem, on_host = solution.problem, choice.activation_offload
     return unit_work(
         problem,
         solution.chosen,
         (*solution.conversions, *stream_crossings(solution, choice)),
-        saved_before=saved_before(sizes.graph, problem.unit),
+        kept_behind=frozenset() if on_host else kept_behind(sizes.graph, problem.unit),
         kernels=_forms(kernels, choice, problem.unit.kind),
         part=part,
     )
@@ -295,13 +295,13 @@ def _solution_work(
 
 def _forms(kernels: KernelForms, choice: ShardingChoice, kind: UnitKind) -> KernelForms:
     """How a unit of some kind computes under a choice."""
-    if kind is UnitKind.BLOCK and choice.compile:
+    if kind is not UnitKind.BLOCK:
+        return kernels
+    if choice.compile:
         kernels = replace(kernels, pointwise="compiled")
-    if kind is UnitKind.BLOCK and choice.float8:
-        kernels = replace(kernels, float8=True)
-    if kind is UnitKind.BLOCK and choice.activation_offload:
-        kernels = replace(kernels, keeps_inputs_on_host=True)
-    return kernels
+    on_host = choice.activation_offload or kernels.keeps_inputs_on_host
+    float8 = choice.float8 or kernels.float8
+    return replace(kernels, float8=float8, keeps_inputs_on_host=on_host)
 
 
 def _chunked_work(

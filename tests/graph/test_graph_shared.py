@@ -3,6 +3,7 @@
 from real_runs import load
 
 from planner.graph.analysis.shared import passing_storages, shared_activations
+from planner.graph.operator_graph import UnitKind
 from planner.graph.trace import trace_model
 
 
@@ -29,8 +30,21 @@ def test_inputs_are_kept_by_who_saves_them():
 
 
 def test_blocks_of_a_plain_stack_share_nothing():
-    for name in ("gpt", "llama", "resnet"):
+    for name in ("gpt", "llama"):
         assert shared_of(name)[1] == ()
+
+
+def test_what_two_neighbours_keep_counts_with_the_one_behind():
+    graph, shared = shared_of("resnet")  # whose blocks end in a function that keeps its output
+    blocks = [unit.index for unit in graph.units if unit.kind is UnitKind.BLOCK]
+    assert [each.handed for each in shared] == [{block} for block in blocks[:-1]]
+    for each in shared:
+        (block,) = each.units
+        assert each.owners == {block + 1}
+        assert each.counts(0, block + 1)  # without the unit behind, the stage has it by itself
+        assert not each.counts(0, block + 2)
+        assert not each.counts(block + 1, len(graph.units))
+        assert not each.is_sent_far
 
 
 def test_a_condition_is_shared_by_all_blocks_and_the_head():

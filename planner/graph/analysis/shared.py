@@ -37,6 +37,8 @@ class SharedActivation:
     count."""
     received: frozenset[int] = frozenset()
     """Units at whose front a stage receives it: there it lies in the stage's receive buffers."""
+    handed: frozenset[int] = frozenset()
+    """Those of ``units`` that hand it to the unit behind, which keeps and counts it as well."""
 
     def counts(self, first: int, end: int) -> bool:
         """Tell whether it adds to what the units from ``first`` to ``end`` count themselves."""
@@ -44,6 +46,11 @@ class SharedActivation:
         return not any(unit in held for unit in self.owners) and any(
             unit in held for unit in self.units
         )
+
+    @property
+    def is_sent_far(self) -> bool:
+        """Whether a stage may receive it that does not begin behind a unit that hands it on."""
+        return not self.received <= {unit + 1 for unit in self.handed}
 
     def is_sent_and_held(self, first: int, end: int) -> bool:
         """Tell whether a stage sends it on that has it anyway: received, or kept by its units."""
@@ -53,15 +60,27 @@ class SharedActivation:
         )
 
 
-def saved_before(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
-    """Storages that the unit before one keeps for its own backward."""
-    key = "saved before", unit.index
+def kept_behind(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
+    """Storages that a unit keeps and hands to the unit behind, which keeps them in any case.
+
+    A checkpoint keeps what a unit reads of the one before as well as its backward does.
+    """
+    key = "kept behind", unit.index
     if key not in graph.wiring:
-        ops = graph.units[unit.index - 1].forward_ops if unit.index else ()
-        values = saved_values(graph, ops)
-        graph.wiring[key] = frozenset(graph.values[value].storage for value in values)
-    found: frozenset[int] = graph.wiring[key]
-    return found
+        found: frozenset[int] = frozenset()
+        for behind in graph.units[unit.index + 1 : unit.index + 2]:
+            entering = (graph.values[value].storage for value in _entering(graph, behind))
+            handed = frozenset(entering) - passing_storages(graph, behind)
+            found = handed & _saved_storages(graph, behind) & _saved_storages(graph, unit)
+        graph.wiring[key] = found
+    kept: frozenset[int] = graph.wiring[key]
+    return kept
+
+
+def _saved_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
+    """Storages that a unit keeps for its own backward."""
+    values = saved_values(graph, unit.forward_ops)
+    return frozenset(graph.values[value].storage for value in values)
 
 
 def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
@@ -72,10 +91,9 @@ def passing_storages(graph: OperatorGraph, unit: Unit) -> frozenset[int]:
     """
     found = set()
     for value in _entering(graph, unit):
-        storage = graph.values[value].storage
         is_constant = value not in graph.parametric_values
-        if is_constant or _unit_of_storage(graph)[storage] < unit.index - 1:
-            found.add(storage)
+        if is_constant or _unit_of_value(graph)[value] < unit.index - 1:
+            found.add(graph.values[value].storage)
     return frozenset(found)
 
 
@@ -95,29 +113,25 @@ def shared_activations(
 ) -> tuple[SharedActivation, ...]:
     """Find the activations that units share, and those that stages only pass on.
 
-    Units of one structure are sized by one of them, so that each counts for itself what that
-    one has from the unit before, and leaves out what that one has from further back.
+    Units of one structure are sized by one of them, so that each leaves out what that one has from
+    further back, and what that one and the unit behind it keep.
 
     Args:
         graph: The model.
         representatives: The unit of each structure that is sized.
     """
-    passing = {unit.structure: passing_storages(graph, unit) for unit in representatives.values()}
     units: dict[int, set[int]] = defaultdict(set)
     owners: dict[int, set[int]] = defaultdict(set)
+    handed: dict[int, set[int]] = defaultdict(set)
     for unit in graph.units:
         sized = representatives[unit.structure]
-        saved = saved_values(graph, sized.forward_ops)
-        pairs = zip(_entering(graph, unit), _entering(graph, sized), strict=True)
-        for value, alike in pairs:
-            storage = graph.values[value].storage
-            known, like = graph.values[alike].storage, saved_before(graph, sized)
-            # Its like leaves out what the unit before that keeps; the one before this may not.
-            is_left_out = known in like and storage not in saved_before(graph, unit)
-            if known in passing[unit.structure] or (alike in saved and is_left_out):
-                units[storage].add(unit.index)
-            elif alike in saved:
-                owners[storage].add(unit.index)
+        entered, own = _read(graph, unit, sized)
+        left = _left_out(graph, unit, sized)
+        for found, storages in ((units, entered | left), (owners, own - left)):
+            for storage in storages:
+                found[storage].add(unit.index)
+        for storage in left & kept_behind(graph, unit):
+            handed[storage].add(unit.index)
     for unit in graph.units:
         for storage in _kept_inputs(graph, unit):
             units[storage].add(unit.index)
@@ -133,8 +147,38 @@ def shared_activations(
             units=frozenset(units[storage]),
             owners=frozenset(owners[storage]),
             received=frozenset(received[storage]),
+            handed=frozenset(handed[storage]),
         )
         for storage in sorted(passed_on | units.keys())
+    )
+
+
+def _read(graph: OperatorGraph, unit: Unit, sized: Unit) -> tuple[set[int], set[int]]:
+    """Storages that a unit reads of others: from further back, and others that it keeps.
+
+    As its like does; it keeps them as they were read, or as it has written them.
+    """
+    passing, saved = passing_storages(graph, sized), _saved_storages(graph, sized)
+    further, own = set(), set()
+    pairs = zip(_entering(graph, unit), _entering(graph, sized), strict=True)
+    for value, like in pairs:
+        storage, known = (graph.values[each].storage for each in (value, like))
+        if known in passing:
+            further.add(storage)
+        elif known in saved:
+            own.add(storage)
+    return further, own
+
+
+def _left_out(graph: OperatorGraph, unit: Unit, sized: Unit) -> frozenset[int]:
+    """Storages of a unit that its like leaves out, as the unit behind that keeps them."""
+    left = kept_behind(graph, sized)
+    pairs = zip(unit.forward_ops, sized.forward_ops, strict=True) if left else ()
+    return frozenset(
+        graph.values[value].storage
+        for op, like in pairs
+        for value, alike in zip(graph.nodes[op].outputs, graph.nodes[like].outputs, strict=True)
+        if graph.values[alike].storage in left
     )
 
 
@@ -157,21 +201,30 @@ def _entering(graph: OperatorGraph, unit: Unit) -> list[int]:
             value
             for op_id in unit.forward_ops
             for value in graph.nodes[op_id].inputs
-            if _unit_of_storage(graph).get(graph.values[value].storage, unit.index) < unit.index
+            if _unit_of_value(graph).get(value, unit.index) < unit.index
         )
     )
 
 
-def _unit_of_storage(graph: OperatorGraph) -> Mapping[int, int]:
-    """Position of the unit whose forward makes each activation storage."""
-    key = "unit of storage"
+def _unit_of_value(graph: OperatorGraph) -> Mapping[int, int]:
+    """Position of the unit whose forward makes each value of an activation, or has written it.
+
+    A view is of the unit that has made what it is a view of.
+    """
+    key = "unit of value"
     if key not in graph.wiring:
         made_in: dict[int, int] = {}
         for op in (each for each in graph.nodes if each.phase is Phase.FORWARD):
+            of_storage = {
+                graph.values[value].storage: made_in[value]
+                for value in op.inputs
+                if op.is_view and value in made_in
+            }
             for value in op.outputs:
                 storage = graph.storages[graph.values[value].storage]
                 if storage.kind is StorageKind.ACTIVATION:
-                    made_in.setdefault(storage.id, graph.unit_of_op[op.id])
+                    own = graph.unit_of_op[op.id]
+                    made_in.setdefault(value, of_storage.get(storage.id, own))
         graph.wiring[key] = made_in
     found: Mapping[int, int] = graph.wiring[key]
     return found
