@@ -209,6 +209,8 @@ class Optimum:
     """What one more of each variable that is 0 costs at the least, all others adapted to it."""
     is_slack: NDArray[np.bool_]
     """For each row: the point is the best one without it, too."""
+    gains: NDArray[np.float64]
+    """What one more of what each row is at most saves."""
 
 
 class LinearProgram:
@@ -304,6 +306,7 @@ class LinearProgram:
             values=np.array(solution.col_value),
             reduced_costs=np.array(solution.col_dual),
             is_slack=np.array([row == basic for row in self._solver.getBasis().row_status], bool),
+            gains=-np.array(solution.row_dual),
         )
 
 

@@ -211,7 +211,9 @@ ORDERS = {
     ),
     "search": (
         ("bounds", "even_cut", "fronts", "knapsack", "orders", "rank_units", "search_request"),
-        ("columns",),
+        ("columns", "knapsack_bounds", "run_ends"),
+        ("knapsack_choices",),
+        ("many_kinds",),
         ("column_maker", "stage_ilp"),
         ("configuration_search",),
         ("column_tables",),

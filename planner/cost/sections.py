@@ -9,9 +9,6 @@ from collections.abc import Sequence
 
 from planner.cost.model_units import ModelUnits
 
-MOST_STRUCTURES = 12
-"""Of blocks of a run, up to which it has several sections."""
-
 
 class Sections:
     """Sections of the runs of a model's units."""
@@ -28,11 +25,6 @@ class Sections:
             self._known[blocks] = self._cut(blocks)
         return self._known[blocks]
 
-    def has_many(self, first: int, end: int) -> bool:
-        """Whether a run has blocks of more than MOST_STRUCTURES structures."""
-        units = self._model.units
-        return len({units[i].structure for i in self._blocks(first, end)}) > MOST_STRUCTURES
-
     def _blocks(self, first: int, end: int) -> range:
         blocks = self._model.blocks
         return range(max(first, blocks.start), min(end, blocks.stop))
@@ -42,9 +34,8 @@ class Sections:
             return []
         last = {self._model.units[index].structure: index for index in blocks}
         starts, reach = [blocks.start], blocks.start
-        is_cut = not self.has_many(blocks.start, blocks.stop)
         for index in blocks:
-            if is_cut and index > reach:
+            if index > reach:
                 starts.append(index)
             reach = max(reach, last[self._model.units[index].structure])
         ends = [*starts[1:], blocks.stop]

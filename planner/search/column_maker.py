@@ -9,11 +9,8 @@ counts per kind matter, and the Pareto sets of the structures are merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.held_stage import left_bytes
 from planner.cost.stage_costs import StageCosts
@@ -31,26 +28,13 @@ from planner.search.fronts import (
     in_order,
     joined,
 )
-from planner.search.knapsack import fastest
+from planner.search.many_kinds import ManyKinds
+from planner.search.run_ends import RunEnds, ends_of
 from planner.strategy.moments import RankMoment
 from planner.vocabulary import RECOMPUTATIONS, Recomputation
 
 _TOLERANCE = 1e-6
 """Share of a run's time by which a recomputation of more kinds may be slower than the fastest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The model's blocks in order, under each recomputation that there is to choose from."""
-
-    seconds: NDArray[np.float64]
-    """``StageCosts.recompute_s``."""
-    kept: NDArray[np.float64]
-    """Activations."""
-    starting: NDArray[np.float64]
-    """Highest transients when a backward starts."""
-    ending: NDArray[np.float64]
-    """The same among the last of a backward."""
 
 
 class ColumnMaker:
@@ -71,6 +55,9 @@ class ColumnMaker:
         self._has_tied = bool(table.model.tied)
         self._by_kind: dict[int, Highest] = {}
         self._alike: dict[tuple[int, int], dict[Kind, list[int]]] = {}
+        self.many = ManyKinds(table, kinds=self.kinds)
+        """Of runs whose choices are not enumerated."""
+        self._ends: dict[tuple[int, int], RunEnds] = {}
         self._divides = table.configuration.divides_backward
         self._fronts = known.fronts
         self._mixes = known.mixes
@@ -79,25 +66,6 @@ class ColumnMaker:
         """Recomputations that were found near enough."""
         self.share_off = 0.0
         """Share of its time by which a run that was made may be slower than with the fastest."""
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """All blocks, each under the recomputations in the order of ``kinds``."""
-        model, units, kinds = self.table.model, self.table.units, self.kinds
-        alike: dict[tuple[int, int], int] = {}
-        keys = zip(model.first_alike, model.first_alike_pair, strict=True)
-        places = [alike.setdefault(key, at) for at, key in enumerate(keys)][1 : self._last]
-        at = [RECOMPUTATIONS.index(kind) for kind in kinds]
-        of_unit = {
-            index: [
-                (self.table.recompute_s(index, kind), units[index].activation_bytes[kind], *highest)
-                for kind, highest in zip(kinds, (self._highest(index)[k] for k in at), strict=True)
-            ]
-            for index in dict.fromkeys(places)
-        }
-        found = np.array([of_unit[index] for index in places]).reshape(-1, len(kinds), 4)
-        seconds, kept, starting, ending = found.transpose(2, 0, 1)
-        return Blocks(seconds=seconds, kept=kept, starting=starting, ending=ending)
 
     def uniform_mixes(self, first: int, end: int) -> list[Mix]:
         """One kind for all blocks of a run: what a stage that shares its rank chooses from."""
@@ -157,16 +125,16 @@ class ColumnMaker:
         """The fastest recomputation that fits, of a run whose fastest does not."""
         if len(self.kinds) == 1:
             return None
-        if self.table.memory.transients.sections.has_many(first, end):
+        if self.many.has(first, end):
             return self._near_fastest(first, end, room)
         beside = room.state.beside_bytes
-        kept, highest, released, prologue = self._ends(first, end)
-        front = self._front(first, end)
+        ends, front = self._ends_of(first, end), self._front(first, end)
         starting, ending = front.highest.T
-        early = np.maximum(self._early_prologue_bytes(first, end), ending)
-        late = np.maximum(highest, np.maximum(starting, prologue - front.kept) - released)
-        all_kept = front.kept + kept
-        left = front.kept // max(1, front.num_blocks) + self._left_outside(first, end)
+        early = np.maximum(ends.early_prologue, ending)
+        late = np.maximum(starting, ends.prologue - front.kept) - ends.released
+        late = np.maximum(ends.highest, late)
+        all_kept = front.kept + ends.kept
+        left = front.kept // max(1, front.num_blocks) + ends.left
         fitting = np.ones(len(front.kept), dtype=bool)
         for moment, room_bytes in room.by_moment:
             held = moment.in_flight * (all_kept + beside) - moment.is_ending * (all_kept - left)
@@ -180,50 +148,17 @@ class ColumnMaker:
 
     def _near_fastest(self, first: int, end: int, room: Room) -> Mix | None:
         """The same of a run of blocks of many kinds, near enough (``share_off``)."""
-        inside = slice(max(first, 1) - 1, min(end, self._last) - 1)
-        seconds, kept = self.blocks.seconds[inside], self.blocks.kept[inside].copy()
-        if received := self._received(first):
-            kept[0] -= [received[RECOMPUTATIONS.index(kind)] for kind in self.kinds]
-        run_s = self.table.total("least", first, end)
-        most = self._most_kept(first, end, room, inside)
-        found = fastest(seconds, kept, most, tolerance_s=_TOLERANCE * run_s)
+        run_s, received = self.table.total("least", first, end), self._received(first)
+        found = self.many.fastest(
+            first, end, room, received=received, tolerance_s=_TOLERANCE * run_s
+        )
         if found is None:
             return None
         self.num_near += 1
         self.share_off = max(self.share_off, (found.seconds - found.least_s) / run_s)
-        blocks = range(inside.start + 1, inside.stop + 1)
+        blocks = (index for index in range(first, end) if index not in (0, self._last))
         kinds = {index: self.kinds[at] for index, at in zip(blocks, found.kinds, strict=True)}
-        kept_bytes = int(np.take_along_axis(kept, found.kinds[:, None], axis=1).sum())
-        return self._finished(first, end, kinds, recompute_s=found.seconds, kept_bytes=kept_bytes)
-
-    def _most_kept(self, first: int, end: int, room: Room, inside: slice) -> NDArray[np.float64]:
-        """What the blocks of a run may keep where one of them has a kind, by block and kind."""
-        starting, ending = self.blocks.starting[inside], self.blocks.ending[inside]
-        transients, run = self.table.memory.transients, (first, end)
-        blocks = range(inside.start + 1, inside.stop + 1)
-        starting = starting + [[transients.joined_at_start(block, *run)] for block in blocks]
-        ending = ending + [[transients.joined_bytes(block, *run)] for block in blocks]
-        kept, highest, released, prologue = self._ends(first, end)
-        late = np.maximum(highest, starting - released)
-        early = np.maximum(self._early_prologue_bytes(first, end), ending)
-        most = np.full(starting.shape, np.inf)
-        for moment, room_bytes in room.by_moment:
-            fixed = moment.in_flight * (kept + room.state.beside_bytes)
-            each, highest_at = float(moment.in_flight), late
-            if moment.is_ending:
-                fixed -= kept - self._left_outside(first, end)
-                each, highest_at = each - 1 + 1 / len(starting), early
-            left = room_bytes - fixed - highest_at
-            most = np.minimum(most, left / each if each else np.where(left < 0, -1.0, np.inf))
-            if not moment.is_ending and each > 1:
-                most = np.minimum(most, (room_bytes - fixed - prologue + released) / (each - 1))
-        return most
-
-    def _early_prologue_bytes(self, first: int, end: int) -> int:
-        """Highest transient of the prologue among the last of a backward, of a run that has it."""
-        transients = self.table.memory.transients
-        own = transients.end_bytes(0, 1, (Recomputation.NONE,))
-        return 0 if first else own + transients.joined_bytes(0, 0, end)
+        return self._mix(first, end, kinds)
 
     def _state(self, first: int, end: int) -> RunState:
         """What a run holds whatever it recomputes."""
@@ -240,29 +175,11 @@ class ColumnMaker:
             )
         return self._states[first, end]
 
-    def _ends(self, first: int, end: int) -> tuple[int, int, int, int]:
-        """What prologue and epilogue add to a run of blocks, if it has them.
-
-        Returns:
-            Activations kept, highest transient of the epilogue, what it has released when the
-            blocks run their backward, and the highest transient of the prologue.
-        """
-        held = [self.table.units[i] for i in (0, self._last) if first <= i < end]
-        kept = sum(unit.activation_bytes[Recomputation.NONE] for unit in held)
-        transients = self.table.memory.transients
-        highest, released, prologue = transients.before_bytes(first), 0, 0
-        if end == self._last + 1:
-            highest = max(highest, transients.unit_bytes(self._last, Recomputation.NONE))
-            released = transients.released_bytes(self._last)
-        if first == 0 < self._last:
-            prologue = transients.unit_bytes(0, Recomputation.NONE)
-            prologue += transients.joined_bytes(0, 0, end)
-        return kept, highest, released, prologue
-
-    def _left_outside(self, first: int, end: int) -> int:
-        """What is left outside a run's blocks when they end their backward (``left_bytes``)."""
-        prologue = 0 if first else self.table.units[0].activation_bytes[Recomputation.NONE]
-        return prologue + self.table.memory.transients.left_gradient_bytes(first, end)
+    def _ends_of(self, first: int, end: int) -> RunEnds:
+        """What prologue and epilogue add to a run."""
+        if (first, end) not in self._ends:
+            self._ends[first, end] = ends_of(self.table, first, end)
+        return self._ends[first, end]
 
     def column(self, stage: int, first: int, end: int, mix: Mix) -> Column:
         """Price a run with its recomputation chosen, as some stage."""
@@ -287,11 +204,14 @@ class ColumnMaker:
 
     def _made_mix(self, first: int, end: int, kind: str) -> Mix:
         blocks = [i for i in range(first, end) if i not in (0, self._last)]
-        recompute_s = sum(self.table.recompute_s(i, kind) for i in blocks)
-        kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i in blocks)
-        if blocks and (received := self._received(first)):
-            kept_bytes -= received[RECOMPUTATIONS.index(kind)]
-        kinds = dict.fromkeys(blocks, kind)
+        return self._mix(first, end, dict.fromkeys(blocks, kind))
+
+    def _mix(self, first: int, end: int, kinds: dict[int, str]) -> Mix:
+        """The mix with a kind for each block."""
+        recompute_s = sum(self.table.recompute_s(i, kind) for i, kind in kinds.items())
+        kept_bytes = sum(self.table.units[i].activation_bytes[kind] for i, kind in kinds.items())
+        if kinds and (received := self._received(first)):
+            kept_bytes -= received[RECOMPUTATIONS.index(next(iter(kinds.values())))]
         return self._finished(first, end, kinds, recompute_s=recompute_s, kept_bytes=kept_bytes)
 
     def _alike_blocks(self, first: int, end: int) -> dict[Kind, list[int]]:
@@ -385,14 +305,13 @@ class ColumnMaker:
         self, first: int, end: int, kinds: dict[int, str], *, recompute_s: float, kept_bytes: int
     ) -> Mix:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
-        ends = {0, self._last} & set(range(first, end))
+        ends = self._ends_of(first, end)
         listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
-        kept = sum(self.table.units[index].activation_bytes[Recomputation.NONE] for index in ends)
         return Mix(
             kinds=listed,
             recompute_s=recompute_s,
-            kept_bytes=kept_bytes + kept,
-            left_bytes=left_bytes(self._left_outside(first, end), kept_bytes, len(kinds)),
+            kept_bytes=kept_bytes + ends.kept,
+            left_bytes=left_bytes(ends.left, kept_bytes, len(kinds)),
             temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
             early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )

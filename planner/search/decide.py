@@ -48,6 +48,8 @@ _MOST_OPEN = 8
 already."""
 _NEWS = 0.005
 """Share by which the best step must fall for a configuration to be relaxed again."""
+_NEAR = 1e-5
+"""Share by which recomputations that are near enough may be off for a plan to be optimal."""
 _MOST_MOVES = 40
 """Moves of single units that may help one configuration."""
 
@@ -119,12 +121,13 @@ class Decision:
         best_s = self.incumbents.nth_s(1)
         bound_s = min([best_s, *(each.bound_s for each in self.visits.bounded)])
         ended = "time limit" if self._time_limit_s is not None else "work limit"
-        proven = best_s <= bound_s * (1 + TOLERANCE)
         near_s = (each.bound_s * (1 - each.share_off) for each in self.visits.searches)
+        least_s = min([bound_s, *near_s])
+        proven = best_s <= bound_s * (1 + TOLERANCE) and best_s <= least_s * (1 + _NEAR)
         return SolverReport(
             status="optimal" if proven else ended,
             objective_s=best_s,
-            bound_s=min([bound_s, *near_s]),
+            bound_s=least_s,
             limits=left_out(self.visits.searches, best_s),
         )
 

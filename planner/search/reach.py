@@ -241,7 +241,7 @@ class RunRecomputation:
         self._search = search
         self._always, self._gradients, self._received = _held(search, ends.shape)
         ends = np.minimum(ends, len(search.positions) - 1)
-        blocks = search.maker.blocks
+        blocks = search.maker.many.blocks
         kept = _before(search, blocks.kept[:, 0])
         self._kept = kept[ends] - kept[starts]
         seconds, freed = blocks.seconds - blocks.seconds[:, :1], blocks.kept[:, :1] - blocks.kept

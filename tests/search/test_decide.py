@@ -19,9 +19,8 @@ from instances import (
     search_of,
 )
 
-from planner.cost import sections
 from planner.cost.held_stage import HeldStage
-from planner.search import column_maker, stage_problem
+from planner.search import column_maker, many_kinds, stage_problem
 from planner.search.column_maker import ColumnMaker
 from planner.search.columns import KnownMixes
 from planner.search.decide import Decision
@@ -49,7 +48,7 @@ def test_so_it_does_where_choices_are_not_listed(model, cluster, ranks_per_core,
     known = [c for c in configurations(model, ranks_per_core) if c.virtual_stages == 1]
     configuration = data.draw(st.sampled_from(known))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sections, "MOST_STRUCTURES", 0)
+        patched.setattr(many_kinds, "_MOST_STRUCTURES", 0)
         patched.setattr(column_maker, "_TOLERANCE", 0.0)
         check([search_of(model, configuration, cluster)])
 
