@@ -36,12 +36,12 @@ class Halving(nn.Module):
 class Residual(nn.Module):
     """Two convolutions, whose output is kept by the block that makes it too."""
 
-    def __init__(self, width: int, out: int) -> None:
+    def __init__(self, width: int, out: int, more: int = 0) -> None:
         super().__init__()
-        stride = 1 if width == out else 2
-        self.first = nn.Conv2d(width, out, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _ in range(2))
+        stride, inner = 1 if width == out else 2, out + more
+        self.first = nn.Conv2d(width, inner, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(inner, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(each) for each in (inner, out))
         self.beside = nn.Conv2d(width, out, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,12 +85,32 @@ def mixing() -> Pyramid:
     return Pyramid(blocks)
 
 
+def rectified() -> Pyramid:
+    """Functions that write to what the block before has made are blocks of their own."""
+    blocks: list[nn.Module] = []
+    for stage in range(4):
+        width = WIDTH << stage
+        blocks += [nn.Conv2d(width // 2 if stage else width, width, 3, padding=1)]
+        blocks += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return Pyramid(blocks)
+
+
 def residual() -> Pyramid:
     return Pyramid(residuals())
 
 
 def drawn() -> Pyramid:
     return Drawn(residuals())
+
+
+def uneven() -> Pyramid:
+    """No two blocks are alike, and each keeps what the one behind it reads."""
+    blocks: list[nn.Module] = []
+    for stage in range(4):
+        width = WIDTH << stage
+        widths = [width // 2 if stage else width, *[width] * 3]
+        blocks += [Residual(each, width, 8 * at) for at, each in enumerate(widths, len(blocks))]
+    return Pyramid(blocks)
 
 
 def residuals() -> list[nn.Module]:
