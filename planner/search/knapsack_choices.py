@@ -51,8 +51,8 @@ def fastest(problem: Knapsack, *, tolerance_s: float) -> Choice | None:
     bound, near = bound_of(problem)
     if bound is None:
         return None
-    known = near if problem.excess(near).max() <= 0 else None
-    return _searched(problem, bound, known, tolerance_s)
+    met = (each for each in (near, problem.kept.argmin(axis=1)) if problem.excess(each).max() <= 0)
+    return _searched(problem, bound, min(met, key=problem.seconds_of, default=None), tolerance_s)
 
 
 def _searched(
