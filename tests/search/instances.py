@@ -112,6 +112,18 @@ def models(draw, *, always_alike=False):
                 owners=frozenset({1}),
             ),
         )
+    handing = draw(st.sets(st.integers(0, count - 2)))
+    shared += tuple(
+        SharedActivation(
+            storage=1 + index,
+            size_bytes=min(every[index + 1].activation_bytes.values()),
+            units=frozenset({index}),
+            owners=frozenset({index + 1}),
+            received=frozenset({index + 1}),
+            handed=frozenset({index}),
+        )
+        for index in sorted(handing)
+    )
     buffer_bytes = draw(st.sampled_from([0, 300])) * MIB
     input_bytes = draw(st.sampled_from([0, 0, 50, 400])) * MIB
     model = model_units(tuple(every), tuple(entering), tied, shared, buffer_bytes)

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import (
     RANKS_PER_CORE,
@@ -51,6 +51,19 @@ def test_so_it_does_where_choices_are_not_listed(model, cluster, ranks_per_core,
         patched.setattr(many_kinds, "_MOST_STRUCTURES", 0)
         patched.setattr(column_maker, "_TOLERANCE", 0.0)
         check([search_of(model, configuration, cluster)])
+
+
+@settings(max_examples=20)
+@given(models(), clusters(), st.data())
+def test_recomputations_that_may_be_slower_are_not_called_optimal(model, cluster, data):
+    configuration = data.draw(st.sampled_from(list(configurations(model))))
+    search = search_of(model, configuration, cluster)
+    search.maker.share_off = 0.01
+    decision = Decision([search], top=1, time_limit_s=None)
+    report = decision.decide()
+    assume(decision.incumbents.solved)
+    assert report.status == "work limit"
+    assert report.bound_s <= 0.99 * report.objective_s * (1 + 1e-9)
 
 
 def peak_of_some_rank(configuration, model, cluster, choose):
