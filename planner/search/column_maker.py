@@ -5,7 +5,8 @@ cheapest recomputation that fits. Where a rank holds several stages they compete
 each run keeps several columns there, one for each kind of recomputation of all its blocks.
 
 Finding the mix is a multiple-choice knapsack: blocks of one structure are alike, so that only
-counts per kind matter, and the Pareto sets of the structures are merged.
+counts per kind matter, and the Pareto sets of the structures are merged. Of too many structures it
+is left to ``many_kinds``.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ class Blocks:
 
 
 class ManyKinds:
-    """Recomputations of such runs of one configuration."""
+    """The runs of one configuration whose choices are not enumerated."""
 
     def __init__(self, table: StageCosts, *, kinds: Sequence[str]) -> None:
         """Keep the table.

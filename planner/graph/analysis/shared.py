@@ -1,10 +1,10 @@
 """Activations that units keep which do not follow each other: skip connections, masks, memories.
 
-A unit keeps what the unit before hands it. What comes from further back (a skip connection, an
-encoder's output, a conditioning), and constants that are computed once for all units (masks,
-rotary tables), several units keep together: they count once for each stage. So do inputs and
-targets of the model, of which each stage has those of the microbatches that it holds, and what a
-stage receives and sends on.
+A unit keeps what the unit before hands it, and counts it where both keep it. What comes from
+further back (a skip connection, an encoder's output, a conditioning), and constants that are
+computed once for all units (masks, rotary tables), several units keep together: they count once for
+each stage. So do inputs and targets of the model, of which each stage has those of the microbatches
+that it holds, and what a stage receives and sends on.
 """
 
 from collections import defaultdict
