@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
@@ -18,6 +19,8 @@ from .known_data import DataRead, KnownData
 from .model import first_names, run_model
 from .streams import first_tensor, stream_of
 from .trees import Args, Function, Kwargs, Tree, cast_floats, tensors_of
+
+_CONTAINERS = (dict, OrderedDict, set)
 
 Output: TypeAlias = tuple[str, int]
 """A tensor that a module returns: the module's path, and the position among the tensors of its
@@ -134,8 +137,9 @@ class _DryRun(TorchFunctionMode):
             enter = functools.partial(self._enter_block, index)
             self._hook(block, enter, functools.partial(self._leave_block, index))
         self.runs = {path: set() for path, _ in outer_modules(twin, self.blocks)}
+        blocks = frozenset(self.blocks)
         for path, module in twin.named_modules():
-            if path and not lies_in_any(path, self.blocks):
+            if path and not lies_in_any(path, blocks):
                 enter = functools.partial(self._enter, path)
                 self._hook(module, enter, functools.partial(self._leave, path))
 
@@ -239,15 +243,22 @@ def run_on_meta(
 
 def outer_modules(model: nn.Module, blocks: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of all modules that neither lie in a block nor contain one."""
+    inside = frozenset(blocks)
+    around = {path for block in blocks for path in _paths_around(block)}
     for path, module in model.named_modules():
-        contains = any(block.startswith(f"{path}.") for block in blocks)
-        if path and not contains and not lies_in_any(path, blocks):
+        if path and path not in around and not lies_in_any(path, inside):
             yield path, module
 
 
-def lies_in_any(path: str, blocks: Sequence[str]) -> bool:
+def _paths_around(path: str) -> list[str]:
+    """Paths of the modules that contain a module, but the root's."""
+    names = path.split(".")
+    return [".".join(names[:end]) for end in range(1, len(names))]
+
+
+def lies_in_any(path: str, blocks: Container[str]) -> bool:
     """Say whether a module is one of the blocks or lies in one."""
-    return any(f"{path}.".startswith(f"{block}.") for block in blocks)
+    return path in blocks or any(around in blocks for around in _paths_around(path))
 
 
 def meta_twin(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -278,6 +289,8 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
     stand_ins = [each for each in copies.values() if isinstance(each, nn.Module)]
     for kept in _results(model, copies):
         copies.setdefault(id(kept), kept.detach())
+    for empty in _empty(model):  # most of what modules hold, and slow to copy
+        copies.setdefault(id(empty), type(empty)())
     twin = copy.deepcopy(model, copies)
     for module in (*stand_ins, *modules_outside(twin, {id(each) for each in stand_ins})):
         own = vars(module)
@@ -298,6 +311,13 @@ def modules_outside(root: nn.Module, without: Container[int]) -> Iterator[nn.Mod
             seen.add(id(module))
             yield module
             waiting += (child for child in module._modules.values() if child is not None)
+
+
+def _empty(model: nn.Module) -> Iterator[Any]:
+    """Yield the empty containers that modules hold, which stay so in a copy."""
+    for module in model.modules():
+        held = vars(module).values()
+        yield from (each for each in held if type(each) in _CONTAINERS and not each)
 
 
 def _results(model: nn.Module, without: Container[int] = ()) -> list[Tensor]:

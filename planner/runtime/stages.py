@@ -20,7 +20,7 @@ from .stand_ins import (
     StandIn,
     StoppingBlock,
     StreamEnd,
-    replace_module,
+    replace_modules,
     unbacked_zeros,
 )
 from .streams import first_tensor, with_stream, with_tensors
@@ -145,14 +145,16 @@ class Stage(SplitPart):
 
     def _replace_blocks(self) -> None:
         spec, anatomy = self.spec, self.anatomy
+        stand_ins: dict[str, nn.Module] = {}
         for i, path in enumerate(anatomy.blocks):
             block = self.model.get_submodule(path)
             if i < spec.first_block:
                 twin = anatomy.twin.get_submodule(path)
-                replace_module(self.model, path, EarlierModule(block, anatomy.calls[path], twin))
+                stand_ins[path] = EarlierModule(block, anatomy.calls[path], twin)
             elif i >= spec.end_block and not self.is_last:
-                stand_in = StoppingBlock if i == spec.end_block else AbsentModule
-                replace_module(self.model, path, stand_in(block))
+                stands = StoppingBlock if i == spec.end_block else AbsentModule
+                stand_ins[path] = stands(block)
+        replace_modules(self.model, stand_ins)
 
     def _place_received(self) -> None:
         """Let the first block take the stream, and earlier modules return what is received."""
@@ -274,13 +276,13 @@ class Stage(SplitPart):
             for name, parameter in kept.items():
                 del stand_in._buffers[name]
                 stand_in.register_parameter(name, parameter)
-            replace_module(self.model, path, stand_in)
+            replace_modules(self.model, {path: stand_in})
             replaced.append(path)
         self._drop_single_parameters()
 
     def _drop_single_parameters(self) -> None:
         """Replace single parameters (the root's own, say) that no unit of this stage uses."""
-        blocks = self.anatomy.blocks
+        blocks = frozenset(self.anatomy.blocks)
         for path, module in self.model.named_modules():
             if lies_in_any(path, blocks):
                 continue

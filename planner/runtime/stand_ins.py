@@ -1,6 +1,6 @@
 """What takes the place of modules that other pipeline stages hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -156,10 +156,10 @@ def unbacked_zeros(like: Tensor | Sketch, device: torch.device) -> Tensor:
     return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
 
 
-def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Replace the module of that path under all of its names."""
-    old = root.get_submodule(path)
+def replace_modules(root: nn.Module, by_path: Mapping[str, nn.Module]) -> None:
+    """Replace the modules of some paths under all of their names."""
+    new = {id(root.get_submodule(path)): module for path, module in by_path.items()}
     for parent in list(root.modules()):
         for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = module
+            if id(child) in new:
+                parent._modules[name] = new[id(child)]
