@@ -210,7 +210,10 @@ ORDERS = {
         ("module_rows", "reprice", "traffic_rows"),
     ),
     "search": (
-        ("bounds", "even_cut", "fronts", "knapsack", "orders", "rank_units", "search_request"),
+        (
+            *("bounds", "even_cut", "fronts", "knapsack", "linear_program", "orders", "rank_units"),
+            "search_request",
+        ),
         ("columns", "knapsack_bounds", "run_ends"),
         ("knapsack_choices",),
         ("many_kinds",),

@@ -75,17 +75,13 @@ class ColumnTable:
     def held_bytes(self, moments: Floats) -> Floats:
         """``Column.held_bytes`` at each moment; at the mean of some, no more than its mean."""
         in_flight, is_ending, follows_backward, has_gradients, *divided = moments.T
-        waiting, is_dividing, has_new_gradients, _ = divided
+        waiting, is_dividing, has_new_gradients, runs = divided
         held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
         held += self._waiting[:, :1] * waiting + self._waiting[:, 1:] * is_dividing
         state = self._static + self._state[:, :1] * has_gradients
         state += self._state[:, 2:] * has_new_gradients
         state += self._state[:, 1:2] * follows_backward
+        early = is_ending + is_dividing
         in_all: Floats = state + np.maximum(0.0, held)
+        in_all += self._transients @ np.array([runs - early, early])
         return in_all
-
-    def transient_bytes(self, moments: Floats) -> Floats:
-        """``Mix.transient_bytes`` at each moment; at the mean of some, its mean."""
-        early, runs = moments[:, 1] + moments[:, 5], moments[:, 7]
-        transients: Floats = self._transients @ np.array([runs - early, early])
-        return transients

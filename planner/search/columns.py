@@ -28,7 +28,7 @@ class Mix:
     """That of the units before the epilogue."""
 
     def transient_bytes(self, moment: StageMoment) -> float:
-        """Highest transient at a moment of the schedule."""
+        """Highest transient at a moment of the schedule, where one stage of a rank runs."""
         if not moment.is_running:
             return 0.0
         is_early = moment.is_ending or moment.is_dividing
@@ -130,14 +130,15 @@ class Column:
         return self.forward_s + self.backward_s
 
     def held_bytes(self, moment: StageMoment) -> float:
-        """All that it holds at a moment of the schedule, but for transients."""
-        return self.state.held_bytes(moment) + moment_bytes(
+        """All that it holds at a moment of the schedule, with the highest transient if it runs."""
+        kept_bytes = moment_bytes(
             moment,
             kept=self.mix.kept_bytes,
             left=self.mix.left_bytes,
             beside=self.state.beside_bytes,
             waiting=self.state.waiting,
         )
+        return self.state.held_bytes(moment) + kept_bytes + self.mix.transient_bytes(moment)
 
     def placed(self, first: int) -> "Column":
         """The same column where an alike run starts at another unit."""

@@ -325,9 +325,7 @@ class ConfigurationSearch:
         if sum(column.state.reduction_bytes for column in held) > self.room_bytes:
             return False
         return all(
-            max(c.mix.transient_bytes(at) for c, at in zip(held, moment, strict=True))
-            + sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True))
-            <= self.room_bytes
+            sum(c.held_bytes(at) for c, at in zip(held, moment, strict=True)) <= self.room_bytes
             for moment in self.fullest_moments(rank)
         )
 

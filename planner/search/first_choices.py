@@ -45,7 +45,7 @@ class FirstChoices:
         self._tables: dict[int, ColumnTable] = {}
         self._places: dict[tuple[int, ...], NDArray[np.intp]] = {}
         self._moments: dict[int, Floats] = {}
-        self._sizes: dict[tuple[int, int, int], tuple[Floats, Floats]] = {}
+        self._sizes: dict[tuple[int, int, int], Floats] = {}
 
     def first(self, limit_s: float = float("inf")) -> Partition | None:
         """The best of the even cut and of some windows, None where none fits.
@@ -167,8 +167,8 @@ class FirstChoices:
             self._held[rank, runs] = self._fitting(rank, runs)
         return self._held[rank, runs]
 
-    def _at_moments(self, rank: int, at: int, columns: Sequence[Column]) -> tuple[Floats, Floats]:
-        """What columns of a rank's stage hold at each of its moments, and their transients."""
+    def _at_moments(self, rank: int, at: int, columns: Sequence[Column]) -> Floats:
+        """What columns of a rank's stage hold at each of its moments."""
         key = rank, at, id(columns)
         if key not in self._sizes:
             if rank not in self._moments:
@@ -177,7 +177,7 @@ class FirstChoices:
             if id(columns) not in self._tables:
                 self._tables[id(columns)] = ColumnTable(self._search, columns)
             moments, table = self._moments[rank][:, at], self._tables[id(columns)]
-            self._sizes[key] = table.held_bytes(moments), table.transient_bytes(moments)
+            self._sizes[key] = table.held_bytes(moments)
         return self._sizes[key]
 
     def _fitting(self, rank: int, runs: Sequence[tuple[int, int]]) -> Holding | None:
@@ -192,12 +192,10 @@ class FirstChoices:
         if alike not in self._places:
             self._places[alike] = _places(choices)
         places = self._places[alike]
-        sizes, highest = np.zeros(1), np.zeros(1)
+        sizes = np.zeros(1)
         for at, columns in enumerate(choices):
-            held, transients = self._at_moments(rank, at, columns)
-            sizes = sizes + held[places[:, at]]
-            highest = np.maximum(highest, transients[places[:, at]])
-        fits = (highest + sizes <= search.room_bytes).all(axis=1)
+            sizes = sizes + self._at_moments(rank, at, columns)[places[:, at]]
+        fits = (sizes <= search.room_bytes).all(axis=1)
         if not fits.any():
             return None
         return tuple(each[at] for each, at in zip(choices, places[fits.argmax()], strict=True))

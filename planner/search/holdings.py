@@ -92,9 +92,7 @@ class _Choices:
     own_s: Floats
     """``ConfigurationSearch.least_parts_s`` of its units."""
     sizes: Floats
-    """Bytes held at each moment, but for transients."""
-    transients: Floats
-    """Highest transient at each moment."""
+    """Bytes held at each moment."""
     reductions: Floats
     """Bytes when gradients are reduced after backward."""
 
@@ -126,7 +124,6 @@ class _Listing:
                 seconds=table.path_s(self._counts[:, :, stage]),
                 own_s=table.own_s,
                 sizes=table.held_bytes(moments[:, at]),
-                transients=table.transient_bytes(moments[:, at]),
                 reductions=table.reductions,
             )
             for at, (stage, table) in enumerate(zip(mine, self._tables, strict=True))
@@ -155,12 +152,7 @@ class _Listing:
     def may_fit(self) -> bool:
         """Whether the rank has room for the least of each stage."""
         sizes = np.sum([stage.sizes.min(axis=0) for stage in self._stages], axis=0)
-        return bool((sizes + self._least_transients() <= self._search.room_bytes).all())
-
-    def _least_transients(self) -> Floats:
-        """Highest transient at each moment, at the least."""
-        least: Floats = np.max([stage.transients.min(axis=0) for stage in self._stages], axis=0)
-        return least
+        return bool((sizes <= self._search.room_bytes).all())
 
     def _promising(self, found: _Choices, at: int) -> _Choices:
         """Those within time and memory when the stages from ``at`` on take their least."""
@@ -173,7 +165,7 @@ class _Listing:
     def _fits(self, found: _Choices) -> Flags:
         """``ConfigurationSearch.fits`` for each choice."""
         room_bytes = self._search.room_bytes
-        fits: Flags = np.all(found.sizes + found.transients <= room_bytes, axis=1)
+        fits: Flags = np.all(found.sizes <= room_bytes, axis=1)
         return fits & (found.reductions <= room_bytes)
 
     def _leaves_enough(self, found: _Choices) -> Flags:
@@ -202,7 +194,6 @@ def _extended(found: _Choices, stage: _Choices) -> _Choices:
         seconds=found.seconds[before] + stage.seconds[added],
         own_s=found.own_s[before] + stage.own_s[added],
         sizes=found.sizes[before] + stage.sizes[added],
-        transients=np.maximum(found.transients[before], stage.transients[added]),
         reductions=found.reductions[before] + stage.reductions[added],
     )
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.search.knapsack import Floats, Knapsack, Places
-from planner.solver import LinearProgram, NoSolutionError
+from planner.search.linear_program import LinearProgram
+from planner.solver import NoSolutionError
 
 _MOST_ROUNDS = 20
 """Points that are looked at."""

@@ -91,6 +91,4 @@ class _Fullest:
 
 
 def _held_bytes(columns: Sequence[Column], moment: RankMoment) -> float:
-    pairs = list(zip(columns, moment, strict=True))
-    transient = max(column.mix.transient_bytes(at) for column, at in pairs)
-    return transient + sum(column.held_bytes(at) for column, at in pairs)
+    return sum(column.held_bytes(at) for column, at in zip(columns, moment, strict=True))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.search.bounds import counts_by_rank
-from planner.search.column_tables import ColumnTable, Floats
+from planner.search.column_tables import ColumnTable
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
 from planner.search.rank_units import PossibleUnits, StageChoices, possible_units
@@ -68,24 +68,19 @@ class _RankTotals:
         return map(self._of, alike.values())
 
     def _of(self, ranks: Sequence[int]) -> PossibleUnits:
-        choices = [self._choices(ranks, at) for at in range(self._mine.shape[1])]
-        transients = np.max([transient.min(axis=1) for _, transient in choices], axis=0)
         return possible_units(
-            [choice for choice, _ in choices],
+            [self._choices(ranks, at) for at in range(self._mine.shape[1])],
             most_s=self._most_s[ranks],
-            room_bytes=self._search.room_bytes - transients,
+            room_bytes=self._search.room_bytes,
         )
 
-    def _choices(self, ranks: Sequence[int], at: int) -> tuple[StageChoices, Floats]:
-        """The stages at one place of ranks; and their transients, as sizes are."""
+    def _choices(self, ranks: Sequence[int], at: int) -> StageChoices:
+        """The stages at one place of ranks."""
         stages = self._mine[ranks, at]
         table = self._tables[id(self._stages[stages[0]])]
         seconds = np.einsum("ca,rpa->rcp", table.seconds, self._counts[ranks, :, :, stages])
         seconds -= np.einsum("ca,rpa->rcp", table.own_s, self._fewest[ranks])
         moments = self._moments[ranks, :, at]
-        flat, shape = moments.reshape(-1, moments.shape[-1]), (-1, *moments.shape[:2])
-        sizes, transients = (
-            np.moveaxis(found.reshape(shape), 0, 1)
-            for found in (table.held_bytes(flat), table.transient_bytes(flat))
-        )
-        return StageChoices(lengths=table.lengths, seconds=seconds, sizes=sizes), transients
+        held = table.held_bytes(moments.reshape(-1, moments.shape[-1]))
+        sizes = np.moveaxis(held.reshape(-1, *moments.shape[:2]), 0, 1)
+        return StageChoices(lengths=table.lengths, seconds=seconds, sizes=sizes)

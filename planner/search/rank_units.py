@@ -55,20 +55,20 @@ class PossibleUnits:
 
 
 def possible_units(
-    stages: Sequence[StageChoices], *, most_s: Floats, room_bytes: Floats
+    stages: Sequence[StageChoices], *, most_s: Floats, room_bytes: float
 ) -> PossibleUnits:
     """Numbers of units that ranks may hold; no other number can be held in time and memory.
 
     Args:
         stages: The ranks' stages, in model order.
         most_s: Longest time along each path: (rank, path).
-        room_bytes: Room at each moment: (rank, moment).
+        room_bytes: Room of a rank.
     """
     prices = _prices(stages)
     least = _by_length(stages[0], prices)
     for stage in stages[1:]:
         least = _added(least, _by_length(stage, prices))
-    paid = room_bytes[:, None, :, None] * prices[:, None, None] * (1 + _ROUNDING)
+    paid = room_bytes * prices[:, None, None] * (1 + _ROUNDING)
     more: Flags = np.all(least - paid <= most_s[..., None, None], axis=(2, 3, 4))
     return PossibleUnits(fewest=sum(int(stage.lengths.min()) for stage in stages), more=more)
 

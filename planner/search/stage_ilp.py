@@ -15,7 +15,6 @@ Variables
                      are divided, B is the inputs' part, and the weights' part a variable like it
     W                seconds of all microbatches
     D                seconds once per step: exposed gradient and parameter traffic, optimiser
-    M[c,r,m]         highest transient of rank r at moment m, where it holds several stages
 
 Objective
     W + D
@@ -39,9 +38,9 @@ Constraints
     paths                W >= sum_s n[k,s] F[c,s] + o[k,s] B[c,s], for every c, k  ``add_path``
     once per step        D >= sum_{s on r} sum_j d x, for every c, r               ``_once_rows``
     cutoff               the objective is at most the best step that is known      ``cut_off``
-    memory               sum_{s on r} sum_j held x + M <= capacity, for every
-                         one of the schedule's fullest moments                     ``_memory``
-                         M >= transient of each stage on r then                    ``_memory``
+    memory               sum_{s on r} sum_j held x <= capacity, for every one of
+                         the schedule's fullest moments; held has the highest
+                         transient of the stage that runs then                     ``_memory``
                          sum_{s on r} sum_j reduction x <= capacity                ``_memory``
     no repetition        a choice that the solver's tolerance let exceed the
                          memory is excluded: sum of its x <= stages - 1            ``exclude``
@@ -312,7 +311,7 @@ class _Model:
         self._program.at_most(self._program.costs, constant=self._scale * cutoff_s * (1 + 1e-9))
 
     def _memory(self, index: int, problem: StageProblem, room_bytes: float) -> None:
-        """What the stages of a rank keep, in units of the room, with the highest transient."""
+        """What the stages of a rank hold, in units of the room."""
         configuration = problem.configuration
         for rank in range(configuration.degrees.pp):
             held = self._held(index, problem, rank)
@@ -322,22 +321,11 @@ class _Model:
             )
             pp = configuration.degrees.pp
             for moment in configuration.fullest_moments(rank):
-                transient: Term = (1.0, self._program.non_negative())
-                for stage in {stage for stage, _, _ in held}:
-                    self._program.at_most(
-                        [
-                            (column.mix.transient_bytes(moment[stage // pp]) / room_bytes, x)
-                            for s, column, x in held
-                            if s == stage
-                        ],
-                        [transient],
-                    )
                 self._program.at_most(
                     [
                         (column.held_bytes(moment[stage // pp]) / room_bytes, x)
                         for stage, column, x in held
-                    ]
-                    + [transient],
+                    ],
                     constant=1.0,
                 )
 

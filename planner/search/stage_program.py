@@ -15,8 +15,8 @@ from planner.cost.pipeline import Path
 from planner.cost.shared_cores import path_of
 from planner.search.bounds import bounding_paths
 from planner.search.columns import Column
+from planner.search.linear_program import LinearProgram, Optimum
 from planner.search.stage_ilp import StageProblem
-from planner.solver import LinearProgram, Optimum
 
 _SCALED_LIMIT = 1000.0
 """Seconds are scaled so that the limit is this: tolerances are absolute."""
@@ -68,9 +68,8 @@ class StageProgram:
             self._parts_s[:, stage, at] = np.array([column.parts_s for column in columns]).T
             rank = configuration.rank_of(stage)
             self._step_s[rank, at] += [column.step_s for column in columns]
-        transients = self._transients()
-        most = np.full(self._num + len(transients), np.inf)
-        most[2 : self._num] = 1.0
+        most = np.full(self._num, np.inf)
+        most[2:] = 1.0
         costs = np.zeros(len(most))
         costs[:2] = 1.0
         self._program = LinearProgram(costs, most)
@@ -83,7 +82,7 @@ class StageProgram:
         self.units_of_ranks = self._units_of_ranks()
         """Units of each choice, in the row of its rank."""
         self._first_of_ranks = self._program.num_rows
-        self._add_rest(transients)
+        self._add_rest()
         self._num_rows = self._program.num_rows
         self.paths: list[Path] = []
         """Those that joined."""
@@ -128,9 +127,9 @@ class StageProgram:
         return Fraction(
             bound_s=found.cost / self._scale,
             passing_s=float(found.values[0]) / self._scale,
-            chosen=found.values[2 : self._num],
-            least_more_s=found.reduced_costs[2 : self._num] / self._scale,
-            parts_s=self._parts_s @ found.values[: self._num],
+            chosen=found.values[2:],
+            least_more_s=found.reduced_costs[2:] / self._scale,
+            parts_s=self._parts_s @ found.values,
         )
 
     def tighten(self, found: Fraction, enough: float) -> bool:
@@ -207,16 +206,16 @@ class StageProgram:
         """Which choices a stage is part of: those of its rank, or its own."""
         return self._problem.configuration.rank_of(stage) if self._problem.by_rank else stage
 
-    def _add_rest(self, transients: Sequence[tuple[int, int]]) -> None:
+    def _add_rest(self) -> None:
         """Units of each rank, which may be restricted; the dearest end; what ranks hold."""
         configuration, room_bytes = self._problem.configuration, self._problem.room_bytes
-        units = np.pad(self.units_of_ranks, ((0, 0), (2, len(transients))))
+        units = np.pad(self.units_of_ranks, ((0, 0), (2, 0)))
         self._program.add_rows(units, np.full(configuration.degrees.pp, np.inf))
         once = self._step_s * self._scale
         once[:, 1] = -1.0
         self._program.add_rows(once, np.zeros(len(once)))
         if room_bytes is not None:
-            self._memory(transients, room_bytes)
+            self._memory(room_bytes)
 
     def _units_of_ranks(self) -> Floats:
         configuration = self._problem.configuration
@@ -260,52 +259,22 @@ class StageProgram:
         if rows:
             self._program.add_rows(np.array(rows), np.zeros(len(rows)), np.zeros(len(rows)))
 
-    # -- memory of ranks whose stages are chosen apart -----------------------------------------
-
-    def _transients(self) -> list[tuple[int, int]]:
-        """Rank and moment of each variable for a highest transient."""
-        if self._problem.room_bytes is None:
-            return []
+    def _memory(self, room_bytes: float) -> None:
+        """What the stages of a rank hold, in units of the room, where they are chosen apart."""
         configuration = self._problem.configuration
-        return [
-            (rank, at)
-            for rank in range(configuration.degrees.pp)
-            for at in range(len(configuration.fullest_moments(rank)))
-        ]
-
-    def _memory(self, transients: Sequence[tuple[int, int]], room_bytes: float) -> None:
-        """What the stages of a rank hold, with the highest transient, in units of the room."""
-        configuration = self._problem.configuration
-        pp, width = configuration.degrees.pp, self._num + len(transients)
         rows: list[Floats] = []
-        most: list[float] = []
-        for rank in range(pp):
-            row = np.zeros(width)
-            for stage in configuration.stages_of(rank):
-                row[self._variables(stage)] = [
-                    column.state.reduction_bytes / room_bytes for column in self._columns(stage)
-                ]
+        for rank in range(configuration.degrees.pp):
+            mine = [(self._variables(s), self._columns(s)) for s in configuration.stages_of(rank)]
+            row = np.zeros(self._num)
+            for at, columns in mine:
+                row[at] = [column.state.reduction_bytes for column in columns]
             rows.append(row)
-            most.append(1.0)
-        for number, (rank, at) in enumerate(transients):
-            moment = configuration.fullest_moments(rank)[at]
-            held = np.zeros(width)
-            held[self._num + number] = 1.0
-            for place, stage in enumerate(configuration.stages_of(rank)):
-                columns = self._columns(stage)
-                held[self._variables(stage)] = [
-                    column.held_bytes(moment[place]) / room_bytes for column in columns
-                ]
-                transient = np.zeros(width)
-                transient[self._variables(stage)] = [
-                    column.mix.transient_bytes(moment[place]) / room_bytes for column in columns
-                ]
-                transient[self._num + number] = -1.0
-                rows.append(transient)
-                most.append(0.0)
-            rows.append(held)
-            most.append(1.0)
-        self._program.add_rows(np.array(rows), np.array(most))
+            for moment in configuration.fullest_moments(rank):
+                row = np.zeros(self._num)
+                for (at, columns), then in zip(mine, moment, strict=True):
+                    row[at] = [column.held_bytes(then) for column in columns]
+                rows.append(row)
+        self._program.add_rows(np.array(rows) / room_bytes, np.ones(len(rows)))
 
 
 def _counts(paths: Sequence[Path]) -> Floats:

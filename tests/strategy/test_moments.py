@@ -112,6 +112,8 @@ def test_no_action_holds_more_than_the_fullest_moments(
                 reached.add(while_running(now, local))
             now[local] = after
         assert set(found) <= reached
+        # What a rank's stages hold adds up, the transient of the one that runs among it.
+        assert all(sum(held.is_running for held in moment) == 1 for moment in found)
         for moment in reached:
             assert any(
                 all(a <= b for a, b in zip(held_numbers(moment), held_numbers(m), strict=True))
