@@ -19,27 +19,7 @@ class ColumnTable:
         """Read what they hold."""
         self._search = search
         self.columns = columns
-        numbers = [
-            (
-                c.state.static_bytes,
-                c.mix.kept_bytes + c.state.beside_bytes,
-                c.mix.kept_bytes - c.mix.left_bytes,
-                c.mix.kept_bytes
-                + c.state.beside_bytes
-                + c.state.waiting.gradients
-                - c.state.waiting.released,
-                c.state.waiting.released,
-                c.state.gradient_bytes,
-                c.state.late_gathered_bytes,
-                c.state.new_gradient_bytes,
-                c.mix.temporary_bytes,
-                c.mix.early_temporary_bytes,
-            )
-            for c in columns
-        ]
-        found: Floats = np.array(numbers, dtype=float)
-        self._static, self._activations, self._waiting = found[:, :1], found[:, 1:3], found[:, 3:5]
-        self._state, self._transients = found[:, 5:8], found[:, 8:]
+        self._sizes = sizes_of(columns)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -74,14 +54,48 @@ class ColumnTable:
 
     def held_bytes(self, moments: Floats) -> Floats:
         """``Column.held_bytes`` at each moment; at the mean of some, no more than its mean."""
-        in_flight, is_ending, follows_backward, has_gradients, *divided = moments.T
-        waiting, is_dividing, has_new_gradients, runs = divided
-        held = self._activations[:, :1] * in_flight - self._activations[:, 1:] * is_ending
-        held += self._waiting[:, :1] * waiting + self._waiting[:, 1:] * is_dividing
-        state = self._static + self._state[:, :1] * has_gradients
-        state += self._state[:, 2:] * has_new_gradients
-        state += self._state[:, 1:2] * follows_backward
-        early = is_ending + is_dividing
-        in_all: Floats = state + np.maximum(0.0, held)
-        in_all += self._transients @ np.array([runs - early, early])
-        return in_all
+        return held_at(self._sizes[:, None], moments)
+
+
+def sizes_of(columns: Sequence[Column]) -> Floats:
+    """What ``held_at`` asks of columns, a row each."""
+    numbers = [
+        (
+            c.state.static_bytes,
+            c.mix.kept_bytes + c.state.beside_bytes,
+            c.mix.kept_bytes - c.mix.left_bytes,
+            c.mix.kept_bytes
+            + c.state.beside_bytes
+            + c.state.waiting.gradients
+            - c.state.waiting.released,
+            c.state.waiting.released,
+            c.state.gradient_bytes,
+            c.state.late_gathered_bytes,
+            c.state.new_gradient_bytes,
+            c.mix.temporary_bytes,
+            c.mix.early_temporary_bytes,
+        )
+        for c in columns
+    ]
+    return np.array(numbers, dtype=float)
+
+
+def held_at(sizes: Floats, moments: Floats) -> Floats:
+    """``Column.held_bytes`` of columns at moments, whose last axes are joined.
+
+    Args:
+        sizes: As ``sizes_of`` has them.
+        moments: As ``moment_rows`` has them.
+    """
+    static, kept, gone, waiting, released, gradients, late, new, temporary, early = np.moveaxis(
+        sizes, -1, 0
+    )
+    in_flight, ends, follows, has_gradients, waits, divides, has_new, runs = np.moveaxis(
+        moments, -1, 0
+    )
+    activations = kept * in_flight - gone * ends + waiting * waits + released * divides
+    state = static + gradients * has_gradients + new * has_new + late * follows
+    is_early = ends + divides
+    transients = temporary * (runs - is_early) + early * is_early
+    held: Floats = state + np.maximum(0.0, activations) + transients
+    return held

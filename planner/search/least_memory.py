@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from planner.cost.breakdown import MemoryBreakdown
 from planner.cost.held_stage import HeldStage
+from planner.search.column_tables import held_at, sizes_of
 from planner.search.columns import Column
 from planner.search.configuration_search import ConfigurationSearch
-from planner.strategy.moments import RankMoment
+from planner.strategy.moments import RankMoment, rank_moment
 from planner.vocabulary import Recomputation
 
 
@@ -43,15 +44,11 @@ def least_memory(search: ConfigurationSearch, *, first_short: bool = False) -> L
     def fullest(rank: int) -> _Fullest:
         stages = search.configuration.stages_of(rank)
         columns = [search.leanest(stage, *runs[stage]) for stage in stages]
-        held, moment = max(
-            (
-                (_held_bytes(columns, moment), moment)
-                for moment in search.configuration.fullest_moments(rank)
-            ),
-            key=lambda each: each[0],
-        )
-        held = max(held, sum(column.state.reduction_bytes for column in columns))
-        short_bytes = held - search.at(stages[0]).room_bytes
+        rows = search.configuration.moment_rows(rank)
+        held = held_at(sizes_of(columns), rows.astype(float)).sum(axis=1)
+        moment = rank_moment(rows[held.argmax()])
+        most = max(float(held.max()), sum(column.state.reduction_bytes for column in columns))
+        short_bytes = most - search.at(stages[0]).room_bytes
         return _Fullest(short_bytes=short_bytes, rank=rank, columns=columns, moment=moment)
 
     found: list[_Fullest] = []
@@ -88,7 +85,3 @@ class _Fullest:
     columns: Sequence[Column]
     """The leanest of its stages; they may stand for alike runs elsewhere."""
     moment: RankMoment
-
-
-def _held_bytes(columns: Sequence[Column], moment: RankMoment) -> float:
-    return sum(column.held_bytes(at) for column, at in zip(columns, moment, strict=True))

@@ -165,7 +165,7 @@ def _moments(
 ) -> tuple[RankMoment, ...]:
     """``fullest_moments`` of a list that is as short as may be."""
     rows = _rows(schedule, pp, virtual_stages, num_microbatches, rank, moves)
-    return tuple(tuple(map(_moment, moment)) for moment in rows.tolist())
+    return tuple(map(rank_moment, rows))
 
 
 @cache
@@ -207,6 +207,11 @@ def _rows(
 def _as_rows(moments: Sequence[StageMoment]) -> Moments:
     """Moments of a rank with one stage."""
     return np.array([[astuple(each)] for each in moments], dtype=np.int16)
+
+
+def rank_moment(row: NDArray[np.int16]) -> RankMoment:
+    """One of ``Moments``."""
+    return tuple(map(_moment, row.tolist()))
 
 
 def _moment(numbers: Sequence[int]) -> StageMoment:
