@@ -276,9 +276,19 @@ class Stage(SplitPart):
             for name, parameter in kept.items():
                 del stand_in._buffers[name]
                 stand_in.register_parameter(name, parameter)
+            replace_modules(stand_in, self._run_inside(path, module))
             replace_modules(self.model, {path: stand_in})
             replaced.append(path)
         self._drop_single_parameters()
+
+    def _run_inside(self, path: str, module: nn.Module) -> dict[str, nn.Module]:
+        """Modules in an outer module that does not run here, which do: others call them, too."""
+        found: dict[str, nn.Module] = {}
+        for inner, each in module.named_modules():
+            below = any(inner.startswith(f"{outer}.") for outer in found)
+            if inner and not below and self._calls(f"{path}.{inner}"):
+                found[inner] = each
+        return found
 
     def _drop_single_parameters(self) -> None:
         """Replace single parameters (the root's own, say) that no unit of this stage uses."""

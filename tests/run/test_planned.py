@@ -28,7 +28,7 @@ FILES = {
     name: Path(__file__).with_name(f"{name}.py")
     for name in (
         *("joint_streams", "odd_vocabulary", "own_weights", "packed_attention", "whole_rows"),
-        *("experts_first", "grouped_attention", "lone_layers"),
+        *("called_again", "experts_first", "grouped_attention", "lone_layers"),
         *("complex_positions", "routed_attention", "routed_experts", "scaled_loss"),
         *("shallow_gpt", "shallow_llama", "shared_keys"),
     )
@@ -123,6 +123,8 @@ CASES = {
     ),
     "grouped_attention-cp_2_tp_2": ("grouped_attention", {"cp": 2, "tp": 2}),
     "mlp-pp_4": ("mlp", {"pp": 4}),
+    "called_again-pp_4": ("called_again", {"pp": 4, "schedule": "1F1B"}),
+    "called_again-tp_2_pp_2": ("called_again", {"pp": 2, "tp": 2, "virtual_stages": 2}),
     "shared_keys-zero_bubble": ("shared_keys", {"pp": 2, "schedule": "ZBVZeroBubble"}),
     "shared_keys-zero_bubble_dp": (
         "shared_keys",
