@@ -74,9 +74,9 @@ class ModelUnits:
     """Units of the epilogue: 1, or 2 where a stage may hold the loss alone."""
     buffer_bytes: int = 0
     """The model's own buffers, all of which every rank has."""
-    unkept_input_bytes: int = 0
-    """Inputs of a microbatch that no unit behind the first keeps: every stage runs the model's code
-    on them."""
+    held_by_code: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Bytes of a microbatch that the code around units holds in every stage, and the units that
+    keep and count the same: inputs, and constants that are made of them."""
 
     @cached_property
     def blocks(self) -> range:
@@ -287,7 +287,7 @@ class ModelWork:
     """As in ``ModelUnits``."""
     buffer_bytes: int
     """As in ``ModelUnits``."""
-    unkept_input_bytes: int
+    held_by_code: tuple[tuple[int, frozenset[int]], ...]
     """As in ``ModelUnits``."""
 
     def priced(self, rank: RankSpec) -> ModelUnits:
@@ -311,7 +311,7 @@ class ModelWork:
             sent_parts=self.sent_parts,
             epilogue_units=self.epilogue_units,
             buffer_bytes=self.buffer_bytes,
-            unkept_input_bytes=self.unkept_input_bytes,
+            held_by_code=self.held_by_code,
         )
 
 

@@ -30,7 +30,7 @@ class Transients:
         """Of whose blocks nothing counts as gone before others of theirs."""
         self._units = model.units
         self._blocks = model.blocks
-        self._input_bytes = model.unkept_input_bytes
+        self._held_by_code = model.held_by_code
         self._configuration = configuration
         self.gradients = GradientTimes(model, configuration)
         """When gradients come and are reduced."""
@@ -67,20 +67,24 @@ class Transients:
 
         Or the prologue's when all are gone; or just before, what the forward has held to its end.
         """
-        highest, released = self.before_bytes(first), 0
+        highest, released = self.before_bytes(first, end), 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
             released += self.released_bytes(index)
         return max(highest, self._before_end_bytes(first, end, kinds) - released)
 
-    def before_bytes(self, first: int) -> int:
+    def before_bytes(self, first: int, end: int) -> int:
         """What a forward of a stage has held to its end beside what is kept.
 
-        A stage behind the first runs the model's code, which holds inputs until it returns.
+        A stage behind the first runs the model's code, which holds inputs, and what it has made of
+        them for units, until it returns.
         """
-        has_inputs = first > 0 and self.gradients.is_script
-        return self.last_gather_bytes + self._input_bytes * has_inputs
+        held_bytes = self.last_gather_bytes
+        if first > 0 and self.gradients.is_script:
+            mine = range(first, end)
+            held_bytes += sum(size for size, keep in self._held_by_code if keep.isdisjoint(mine))
+        return held_bytes
 
     def _before_end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient of the units before the epilogue, less what is gone of those behind."""

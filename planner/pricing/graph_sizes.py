@@ -1,6 +1,6 @@
 """What prices take from a graph under any layout: each is read off it once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
@@ -10,6 +10,7 @@ from planner.graph.analysis.retained import kept_storages
 from planner.graph.analysis.shared import (
     SharedActivation,
     cut_storages,
+    held_by_code,
     passing_storages,
     shared_activations,
 )
@@ -132,14 +133,16 @@ class GraphSizes:
         return sum(each.size_bytes for each in own if each.kind is StorageKind.BUFFER)
 
     @cached_property
-    def unkept_input_bytes(self) -> int:
-        """Bytes of the model's inputs, without targets, that no unit behind the first keeps."""
+    def held_by_code(self) -> tuple[tuple[int, frozenset[int]], ...]:
+        """Bytes that every stage's code holds, and the units that keep and count the same."""
         storages, wiring = self.graph.storages, self.graph.wiring
-        if "unkept inputs" not in wiring:
-            kept = {each.storage for each in self.shared if not each.units <= {0}}
-            inputs = {each.id for each in storages if each.kind is StorageKind.INPUT}
-            wiring["unkept inputs"] = sorted(inputs - kept)
-        return sum(storages[each].size_bytes for each in wiring["unkept inputs"])
+        if "held by code" not in wiring:
+            wiring["held by code"] = held_by_code(self.graph, self.shared)
+        found: Mapping[frozenset[int], tuple[int, ...]] = wiring["held by code"]
+        return tuple(
+            (sum(storages[storage].size_bytes for storage in held), keepers)
+            for keepers, held in found.items()
+        )
 
     @cached_property
     def matmul_flop(self) -> tuple[int, ...]:

@@ -269,7 +269,7 @@ def model_work(
         received_bytes=(*_received_bytes(sizes, choice), *[(0, 0, 0)] * loss_apart),
         sent_parts=_sent_parts(choice, kernels),
         buffer_bytes=sizes.buffer_bytes,
-        unkept_input_bytes=sizes.unkept_input_bytes,
+        held_by_code=sizes.held_by_code,
         epilogue_units=1 + loss_apart,
     )
 

@@ -28,7 +28,7 @@ def ends_of(table: StageCosts, first: int, end: int) -> RunEnds:
     """What prologue and epilogue add to a run of a configuration's units."""
     transients, last = table.memory.transients, len(table.units) - 1
     kept = {i: table.units[i].activation_bytes[Recomputation.NONE] for i in (0, last)}
-    highest, released, prologue, early_prologue = transients.before_bytes(first), 0, 0, 0
+    highest, released, prologue, early_prologue = transients.before_bytes(first, end), 0, 0, 0
     if end == last + 1:
         highest = max(highest, transients.unit_bytes(last, Recomputation.NONE))
         released = transients.released_bytes(last)

@@ -45,6 +45,36 @@ class Keeping(nn.Module):
         return x + self.down(y)
 
 
+class Biased(nn.Module):
+    """Adds what it is given to its scores, and does not keep it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ends = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        q, k = self.ends(x).chunk(2, -1)
+        return x + torch.softmax(q @ k.mT - bias, -1) @ x
+
+
+class Distances(nn.Module):
+    """Makes a table of its inputs, which the code holds as long as it runs blocks."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, width)
+        self.blocks = nn.ModuleList([Biased(width) for _ in range(blocks)])
+        self.head = nn.Linear(width, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = tokens[..., None].float()
+        bias = torch.cdist(places, places)
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(x)
+
+
 class Model(nn.Module):
     """Blocks in a row."""
 
@@ -67,6 +97,10 @@ def casting() -> Model:
 
 def keeping_last() -> Model:
     return Model(64, [Brief(64), Brief(64), Brief(64), Keeping(64)])
+
+
+def distances() -> Distances:
+    return Distances(64, 4)
 
 
 def example_batch(batch_size: int) -> tuple[Tensor, Tensor]:

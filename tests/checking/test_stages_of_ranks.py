@@ -6,6 +6,7 @@ import pytest
 
 import planner
 from planner.checking.check import check_plan
+from planner.plan.serialize import load_plan
 
 MODELS = Path(__file__).with_name("staged_models.py")
 INTERLEAVED = {"schedule": "Interleaved1F1B", "virtual_stages": 4}
@@ -13,7 +14,8 @@ INTERLEAVED = {"schedule": "Interleaved1F1B", "virtual_stages": 4}
 
 def errors(folder, model, **request):
     """How far the memory of each stage is off, of a plan whose traffic is that of its script."""
-    result = planner.plan(f"{MODELS}:{model}", gpus=2, cluster="h100-sxm", **request)
+    gpus = request["fix"]["pp"]
+    result = planner.plan(f"{MODELS}:{model}", gpus=gpus, cluster="h100-sxm", **request)
     result.save(folder)
     check = check_plan(folder)
     assert check.traffic_holds
@@ -45,3 +47,15 @@ def test_what_one_stage_takes_is_not_added_to_what_another_keeps(tmp_path):
     fix["virtual_stages"] = 2
     off = errors(tmp_path, "keeping_last", dtype="float32", global_batch_size=64, fix=fix)
     assert max(off) <= 0.02, off
+
+
+def test_what_code_makes_for_blocks_is_held_by_every_stage(tmp_path):
+    """A table that blocks read; the last stage has none of them, and runs what makes it.
+
+    By 50% too little there.
+    """
+    fix = {"pp": 4, "microbatch_size": 4, "activation_checkpointing": "none", "schedule": "1F1B"}
+    off = errors(tmp_path, "distances", dtype="float32", global_batch_size=16, fix=fix)
+    (last,) = load_plan(tmp_path / "plan.json").stages[-1:]
+    assert last.end_unit == last.first_unit + 1
+    assert off[-1] <= 0.08, off

@@ -127,7 +127,8 @@ def models(draw, *, always_alike=False):
     buffer_bytes = draw(st.sampled_from([0, 300])) * MIB
     input_bytes = draw(st.sampled_from([0, 0, 50, 400])) * MIB
     model = model_units(tuple(every), tuple(entering), tied, shared, buffer_bytes)
-    return replace(model, unkept_input_bytes=input_bytes)
+    keepers = draw(st.sampled_from([(), (0,), (count - 1,), range(1, count - 1)]))
+    return replace(model, held_by_code=((input_bytes, frozenset(keepers)),))
 
 
 def model_units(all_units, entering, tied, shared, buffer_bytes=0):

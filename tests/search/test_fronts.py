@@ -39,7 +39,7 @@ def test_choices_hold_what_stages_do_and_none_is_better(search, data):
     maker, blocks = search.maker, search.table.model.blocks
     runs = list(combinations(range(blocks.start, blocks.stop + 1), 2))
     first, end = data.draw(st.sampled_from(runs))
-    front, least = maker._front(first, end), search.table.memory.transients.before_bytes(first)
+    front, least = maker._front(first, end), search.table.memory.transients.before_bytes(first, end)
     listed = []
     for place in range(len(front.kept)):
         kinds = maker._kinds_of(first, end, front.counts_of(place))

@@ -8,7 +8,7 @@ that it holds, and what a stage receives and sends on.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph.analysis.retained import block_ops, saved_values
@@ -151,6 +151,40 @@ def shared_activations(
         )
         for storage in sorted(passed_on | units.keys())
     )
+
+
+def held_by_code(
+    graph: OperatorGraph, shared: Sequence[SharedActivation]
+) -> Mapping[frozenset[int], tuple[int, ...]]:
+    """What every stage's code holds around its units, since it runs the model's.
+
+    That is the model's inputs, and constants of the step that the prologue makes for others.
+
+    Args:
+        graph: The model.
+        shared: Its ``shared_activations``.
+
+    Returns:
+        Storages by the units that keep them, and all that are alike: a stage with one of these
+        counts them already.
+    """
+    known = {each.storage: each for each in shared}
+    held = {each.id for each in graph.storages if each.kind is StorageKind.INPUT}
+    made_in = _unit_of_value(graph)
+    for value in {value for unit in graph.units for value in _entering(graph, unit)}:
+        if made_in[value] == 0 and value not in graph.parametric_values:
+            held.add(graph.values[value].storage)
+    found: dict[frozenset[int], list[int]] = defaultdict(list)
+    for storage in sorted(held):
+        keepers: frozenset[int] = frozenset()
+        if storage in known:
+            if known[storage].received:  # it lies in receive buffers
+                continue
+            keepers = known[storage].units | known[storage].owners
+        structures = {graph.units[index].structure for index in keepers}
+        alike = frozenset(each.index for each in graph.units if each.structure in structures)
+        found[alike].append(storage)
+    return {keepers: tuple(storages) for keepers, storages in found.items()}
 
 
 def _read(graph: OperatorGraph, unit: Unit, sized: Unit) -> tuple[set[int], set[int]]:
