@@ -109,7 +109,8 @@ def models(draw, *, always_alike=False):
                 storage=0,
                 size_bytes=draw(st.integers(1, 100)) * MIB,
                 units=frozenset(range(2, count - 1)),
-                owners=frozenset({1}),
+                owners=frozenset({1}) if draw(st.booleans()) else frozenset(),
+                unneeded=frozenset(range(2, count - 1)) if draw(st.booleans()) else frozenset(),
             ),
         )
     handing = draw(st.sets(st.integers(0, count - 2)))
