@@ -325,9 +325,7 @@ class StageMemory:
             sizes[first] -= more[RECOMPUTATIONS.index(kinds[0])]
         inside = [size for index, size in sizes.items() if index in self._blocks]
         outside = sizes.get(0, 0) + self.transients.left_gradient_bytes(first, end)
-        unneeded = self.transients.unneeded_bytes(first, end, kinds)
-        left = left_bytes(outside, sum(inside), len(inside))
-        return sum(sizes.values()) - unneeded, left - unneeded
+        return sum(sizes.values()), left_bytes(outside, sum(inside), len(inside))
 
     def waiting_bytes(self, first: int, end: int) -> WaitingBytes:
         """What a stage holds otherwise of a microbatch whose backward is divided."""

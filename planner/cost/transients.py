@@ -26,7 +26,6 @@ class Transients:
         """Keep what they depend on."""
         self._tied = model.tied
         self._shared = model.shared
-        self._unneeded = [each for each in model.shared if each.unneeded]
         self.sections = Sections(model)
         """Of whose blocks nothing counts as gone before others of theirs."""
         self._units = model.units
@@ -68,10 +67,7 @@ class Transients:
 
         Or the prologue's when all are gone; or just before, what the forward has held to its end.
         """
-        highest, released = (
-            self.before_bytes(first, end) + self.unneeded_bytes(first, end, kinds),
-            0,
-        )
+        highest, released = self.before_bytes(first, end), 0
         for index in reversed(range(max(first, self._blocks.stop), end)):
             own_bytes = self.unit_bytes(index, Recomputation.NONE)
             highest = max(highest, own_bytes - released)
@@ -89,22 +85,6 @@ class Transients:
             mine = range(first, end)
             held_bytes += sum(size for size, keep in self._held_by_code if keep.isdisjoint(mine))
         return held_bytes
-
-    def unneeded_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
-        """What a stage's blocks would keep of what they read from further back if one ran again.
-
-        No block does that here, and their backward does not need it; 0 where one does.
-        """
-        if any(kind != Recomputation.NONE for kind in kinds):
-            return 0
-        has_buffers = self.gradients.pipelined and self.gradients.is_script
-        return sum(
-            each.size_bytes
-            for each in self._unneeded
-            if each.counts(first, end)
-            and each.is_unneeded(first, end)
-            and not (has_buffers and first in each.received)
-        )
 
     def _before_end_bytes(self, first: int, end: int, kinds: Sequence[str]) -> int:
         """Highest transient of the units before the epilogue, less what is gone of those behind."""

@@ -308,13 +308,11 @@ class ColumnMaker:
         """Add prologue and epilogue, which are not recomputed, and the transients."""
         ends = self._ends_of(first, end)
         listed = tuple(kinds.get(index, Recomputation.NONE) for index in range(first, end))
-        transients = self.table.memory.transients
-        unneeded = transients.unneeded_bytes(first, end, listed)
         return Mix(
             kinds=listed,
             recompute_s=recompute_s,
-            kept_bytes=kept_bytes + ends.kept - unneeded,
-            left_bytes=left_bytes(ends.left, kept_bytes, len(kinds)) - unneeded,
-            temporary_bytes=transients.start_bytes(first, end, listed),
-            early_temporary_bytes=transients.end_bytes(first, end, listed),
+            kept_bytes=kept_bytes + ends.kept,
+            left_bytes=left_bytes(ends.left, kept_bytes, len(kinds)),
+            temporary_bytes=self.table.memory.transients.start_bytes(first, end, listed),
+            early_temporary_bytes=self.table.memory.transients.end_bytes(first, end, listed),
         )

@@ -109,8 +109,7 @@ def models(draw, *, always_alike=False):
                 storage=0,
                 size_bytes=draw(st.integers(1, 100)) * MIB,
                 units=frozenset(range(2, count - 1)),
-                owners=frozenset({1}) if draw(st.booleans()) else frozenset(),
-                unneeded=frozenset(range(2, count - 1)) if draw(st.booleans()) else frozenset(),
+                owners=frozenset({1}),
             ),
         )
     handing = draw(st.sets(st.integers(0, count - 2)))

@@ -39,7 +39,7 @@ def test_choices_hold_what_stages_do_and_none_is_better(search, data):
     maker, blocks = search.maker, search.table.model.blocks
     runs = list(combinations(range(blocks.start, blocks.stop + 1), 2))
     first, end = data.draw(st.sampled_from(runs))
-    front, transients = maker._front(first, end), search.table.memory.transients
+    front, least = maker._front(first, end), search.table.memory.transients.before_bytes(first, end)
     listed = []
     for place in range(len(front.kept)):
         kinds = maker._kinds_of(first, end, front.counts_of(place))
@@ -47,8 +47,6 @@ def test_choices_hold_what_stages_do_and_none_is_better(search, data):
         seconds, kept, fullest, ending = held(search, first, end, in_order)
         assert abs(seconds - front.seconds[place]) < 1e-9
         assert kept == front.kept[place]
-        least = transients.before_bytes(first, end)
-        least += transients.unneeded_bytes(first, end, in_order)
         assert fullest == kept + max(front.highest[place, 0], least)
         assert ending == front.highest[place, 1]
         listed.append((seconds, kept, fullest, ending))

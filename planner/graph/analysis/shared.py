@@ -39,8 +39,6 @@ class SharedActivation:
     """Units at whose front a stage receives it: there it lies in the stage's receive buffers."""
     handed: frozenset[int] = frozenset()
     """Those of ``units`` that hand it to the unit behind, which keeps and counts it as well."""
-    unneeded: frozenset[int] = frozenset()
-    """Those of ``units`` whose backward does not need it: they keep it where they run again."""
 
     def counts(self, first: int, end: int) -> bool:
         """Tell whether it adds to what the units from ``first`` to ``end`` count themselves."""
@@ -48,11 +46,6 @@ class SharedActivation:
         return not any(unit in held for unit in self.owners) and any(
             unit in held for unit in self.units
         )
-
-    def is_unneeded(self, first: int, end: int) -> bool:
-        """Tell whether these units have it only where one of them runs again, and nothing sent."""
-        readers = {unit for unit in self.units if first <= unit < end}
-        return readers <= self.unneeded and not self.is_sent_and_held(first, end)
 
     @property
     def is_sent_far(self) -> bool:
@@ -130,13 +123,11 @@ def shared_activations(
     units: dict[int, set[int]] = defaultdict(set)
     owners: dict[int, set[int]] = defaultdict(set)
     handed: dict[int, set[int]] = defaultdict(set)
-    needed: dict[int, set[int]] = defaultdict(set)
     for unit in graph.units:
         sized = representatives[unit.structure]
-        entered, own, saved = _read(graph, unit, sized)
+        entered, own = _read(graph, unit, sized)
         left = _left_out(graph, unit, sized)
-        kept = ((units, entered | left), (owners, own - left), (needed, saved | left))
-        for found, storages in kept:
+        for found, storages in ((units, entered | left), (owners, own - left)):
             for storage in storages:
                 found[storage].add(unit.index)
         for storage in left & kept_behind(graph, unit):
@@ -144,7 +135,6 @@ def shared_activations(
     for unit in graph.units:
         for storage in _kept_inputs(graph, unit):
             units[storage].add(unit.index)
-            needed[storage].add(unit.index)
     received: dict[int, set[int]] = defaultdict(set)
     for cut in graph.cuts:
         for storage in cut_storages(graph, cut):
@@ -158,7 +148,6 @@ def shared_activations(
             owners=frozenset(owners[storage]),
             received=frozenset(received[storage]),
             handed=frozenset(handed[storage]),
-            unneeded=frozenset(units[storage] - needed[storage]),
         )
         for storage in sorted(passed_on | units.keys())
     )
@@ -198,13 +187,13 @@ def held_by_code(
     return {keepers: tuple(storages) for keepers, storages in found.items()}
 
 
-def _read(graph: OperatorGraph, unit: Unit, sized: Unit) -> tuple[set[int], set[int], set[int]]:
-    """Storages that a unit reads of others: from further back, others that it keeps, and all those.
+def _read(graph: OperatorGraph, unit: Unit, sized: Unit) -> tuple[set[int], set[int]]:
+    """Storages that a unit reads of others: from further back, and others that it keeps.
 
     As its like does; it keeps them as they were read, or as it has written them.
     """
     passing, saved = passing_storages(graph, sized), _saved_storages(graph, sized)
-    further, own, kept = set(), set(), set()
+    further, own = set(), set()
     pairs = zip(_entering(graph, unit), _entering(graph, sized), strict=True)
     for value, like in pairs:
         storage, known = (graph.values[each].storage for each in (value, like))
@@ -212,9 +201,7 @@ def _read(graph: OperatorGraph, unit: Unit, sized: Unit) -> tuple[set[int], set[
             further.add(storage)
         elif known in saved:
             own.add(storage)
-        if known in saved:
-            kept.add(storage)
-    return further, own, kept
+    return further, own
 
 
 def _left_out(graph: OperatorGraph, unit: Unit, sized: Unit) -> frozenset[int]:
